@@ -1,0 +1,29 @@
+"""vitkit: Vision Transformers you can trust, look inside and ship. Names are imported when first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.config import ViTConfig, list_models
+    from vitkit.errors import VitkitError
+    from vitkit.model import VisionTransformer, create_model
+
+__version__ = "0.1.0"
+__all__ = ["ViTConfig", "VisionTransformer", "VitkitError", "create_model", "list_models"]
+
+_HOMES = {
+    "ViTConfig": "config",
+    "list_models": "config",
+    "VitkitError": "errors",
+    "VisionTransformer": "model",
+    "create_model": "model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"vitkit.{_HOMES[name]}"), name)

@@ -1,0 +1,311 @@
+"""The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929), sections 3.1 and 3.2.
+
+    z_0  = [x_class; x_1 E; ...; x_N E] + E_pos          eq. 1   VisionTransformer.embed
+    z'_l = MSA(LN(z_{l-1})) + z_{l-1}                    eq. 2   Block, Attention
+    z_l  = MLP(LN(z'_l)) + z'_l                          eq. 3   Block, MLP
+    y    = LN(z_L^0)                                     eq. 4   VisionTransformer.forward_head
+
+Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H heads, D_h head size, h x w patch grid,
+K classes. The names of parameters are timm's, which DeiT, DINO and MAE share; they are public.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitkit.config import ViTConfig, config_for
+from vitkit.errors import VitkitError
+from vitkit.init import initialise
+from vitkit.layers import DropPath
+from vitkit.position import RelativePosition, sincos_1d, sincos_2d
+
+
+class PatchEmbed(nn.Module):
+    """Splits the image into patches and projects each to D features: E of eq. 1, as a convolution with its stride."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, config.patch_size, stride=config.patch_size)
+        self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps) if config.patch_norm else nn.Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.proj(images)  # (B, D, h, w)
+        x = x.flatten(2).transpose(1, 2)  # (B, h*w, D)
+        return self.norm(x)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (app. A, eqs. 5-8)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
+        self.dropout = config.attention_dropout
+        self.fused = True  # one kernel for eqs. 6-7; False: written out, the same numbers
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.proj_drop = nn.Dropout(config.dropout)
+
+    def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Eq. 5: (B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries` tokens, k and v (B, H, N, D_h)."""
+        B, N, D = x.shape
+        if queries is None:
+            return self.qkv(x).view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
+        q = F.linear(x[:, :queries], self.qkv.weight[:D], bias_q)  # (B, n, D)
+        kv = F.linear(x, self.qkv.weight[D:], bias_kv)  # (B, N, 2D)
+        k, v = kv.view(B, N, 2, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        return q.view(B, queries, self.heads, -1).transpose(1, 2), k, v
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
+        q, k, v = self.project(x, queries)
+        bias = None if relative is None else self.scale * relative(q)  # (B, H, n, N)
+        dropout = self.dropout if self.training else 0.0
+        if self.fused:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        else:
+            logits = (q * self.scale) @ k.transpose(-2, -1)  # (B, H, n, N)
+            attention = (logits if bias is None else logits + bias).softmax(dim=-1)  # eq. 6
+            x = F.dropout(attention, dropout) @ v  # eq. 7: (B, H, n, D_h)
+        x = x.transpose(1, 2).flatten(2)  # eq. 8: (B, n, D)
+        return self.proj_drop(self.proj(x))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them (sec. 3.1)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
+        self.act = nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+        self.drop = nn.Dropout(config.dropout)
+        self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.act(self.fc1(x)))  # (B, n, mlp)
+        return self.drop(self.fc2(x))  # (B, n, D)
+
+
+class Block(nn.Module):
+    """One encoder layer. With `queries` = n it returns the first n tokens alone, having attended to all."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.post_norm = config.norm == "post"
+        self.norm1 = nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.attn = Attention(config)
+        self.norm2 = nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
+        if self.post_norm:  # the original Transformer, arXiv 1706.03762 sec. 3.1
+            x = self.norm1(x[:, :queries] + self.drop_path(self.attn(x, queries, relative)))
+            return self.norm2(x + self.drop_path(self.mlp(x)))
+        x = x[:, :queries] + self.drop_path(self.attn(self.norm1(x), queries, relative))  # eq. 2
+        return x + self.drop_path(self.mlp(self.norm2(x)))  # eq. 3
+
+
+class VisionTransformer(nn.Module):
+    """Images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
+
+    Three attributes change how it is computed, never what: `fused_attention`, `shortcut` (the last block computes only
+    the tokens that the head reads: about 7 % less work at 12 layers) and `checkpointing` (blocks are recomputed in the
+    backward pass to save memory).
+    """
+
+    pos_table: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.shortcut = True
+        self.checkpointing = False
+        self.patch_embed = PatchEmbed(config)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.class_token else None
+        self.dist_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.distill_token else None
+        self._build_positions(config)
+        self.pos_drop = nn.Dropout(config.position_dropout)
+        rates = [config.drop_path * i / max(config.layers - 1, 1) for i in range(config.layers)]  # the linear rule
+        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        # In post-norm order the last block has normalised its output already.
+        self.norm = nn.Identity() if config.norm == "post" else nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.pre_logits, self.head, self.head_dist = _heads(config)
+        initialise(self)
+
+    def _build_positions(self, config: ViTConfig) -> None:
+        tables = config.layers if config.position_at == "every_layer" else 1
+        if config.position == "learned_1d":
+            self.pos_embed = nn.Parameter(torch.zeros(tables, config.tokens, config.hidden_size))
+        elif config.position == "learned_2d":
+            self.pos_embed_y = nn.Parameter(torch.zeros(tables, config.grid[0], config.hidden_size // 2))
+            self.pos_embed_x = nn.Parameter(torch.zeros(tables, config.grid[1], config.hidden_size // 2))
+        elif config.position == "relative":
+            self.rel_pos = nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
+        self.rebuild_tables()
+
+    def rebuild_tables(self) -> None:
+        """Compute the fixed tables anew on the parameters' device, after the model left the meta device."""
+        config, device = self.config, self.patch_embed.proj.weight.device
+        if config.position == "sincos_1d":
+            self.register_buffer("pos_table", sincos_1d(config.tokens, config.hidden_size).to(device), persistent=False)
+        elif config.position == "sincos_2d":
+            table = F.pad(sincos_2d(config.grid, config.hidden_size), (0, 0, config.prefix_tokens, 0))  # prefix: 0
+            self.register_buffer("pos_table", table.to(device), persistent=False)
+        elif config.position == "relative":
+            for module in self.modules():
+                if isinstance(module, RelativePosition):
+                    module.rebuild_tables()
+
+    def positions(self, layer: int = 0) -> Tensor | None:
+        """E_pos, added to the tokens ahead of a layer: (N, D), or None where the model has no such table."""
+        config = self.config
+        table = layer if config.position_at == "every_layer" else 0
+        if config.position == "learned_1d":
+            return self.pos_embed[table]
+        if config.position == "learned_2d":
+            h, w = config.grid
+            y = self.pos_embed_y[table][:, None].expand(h, w, -1)
+            x = self.pos_embed_x[table][None, :].expand(h, w, -1)
+            return F.pad(torch.cat([y, x], dim=-1).flatten(0, 1), (0, 0, config.prefix_tokens, 0))  # prefix: 0
+        return self.pos_table if config.position.startswith("sincos") else None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Eq. 1: (B, C, height, width) images -> (B, N, D) tokens.
+
+        Raises:
+            VitkitError: the images are not of the model's channels and size.
+        """
+        expected = (self.config.in_channels, *self.config.image_size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+            raise VitkitError(
+                f"the model expects images of shape (batch, {', '.join(map(str, expected))}), but received "
+                f"{tuple(images.shape)}; resize them, or create the model with another image_size"
+            )
+        x = self.patch_embed(images)  # (B, h*w, D)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        x = torch.cat([*prefix, x], dim=1)  # (B, N, D)
+        if self.config.position_at == "input":
+            positions = self.positions()
+            x = x if positions is None else x + positions
+        return self.pos_drop(x)
+
+    def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
+        """Eqs. 2-3 through all layers: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
+        last = len(self.blocks) - 1
+        for i in range(len(self.blocks)):
+            tokens = self._layer(i, tokens, queries if i == last else None)
+        return tokens
+
+    def _layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
+        config, relative = self.config, None
+        if config.position == "relative":
+            relative = self.rel_pos[i if config.position_at == "every_layer" else 0]
+        elif config.position_at != "input":
+            positions = self.positions(i)
+            x = x if positions is None else x + positions
+        if self.checkpointing and self.training:
+            return checkpoint(self.blocks[i], x, queries, relative, use_reentrant=False)
+        return self.blocks[i](x, queries, relative)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> logits (B, K), the mean of both heads for DeiT; features (B, D) without a head."""
+        return self.forward_head(self._head_tokens(images))
+
+    def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
+        """(B, C, height, width) -> the logits (B, K) of each head: class head, then DeiT's distillation head."""
+        return self._logits(self._head_tokens(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> all tokens after the last normalisation (B, N, D), prefix tokens first."""
+        return self.norm(self.encode(self.embed(images)))
+
+    def forward_layers(
+        self, images: Tensor, layers: Sequence[int] | None = None, normalise: bool = False
+    ) -> list[Tensor]:
+        """The tokens after each named layer (0 is the first, -1 the last; all by default), (B, N, D) each.
+
+        Raises:
+            VitkitError: there is no such layer.
+        """
+        depth = len(self.blocks)
+        wanted = list(range(depth) if layers is None else layers)
+        for layer in wanted:
+            if not -depth <= layer < depth:
+                raise VitkitError(
+                    f"there is no layer {layer}: the model has layers 0 to {depth - 1}, or -{depth} to -1"
+                )
+        x, outputs = self.embed(images), []
+        for i in range(depth):
+            x = self._layer(i, x)
+            outputs.append(self.norm(x) if normalise else x)
+        return [outputs[layer] for layer in wanted]
+
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        """Eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` what the head reads (B, D)."""
+        outputs = self._features(tokens) if pre_logits else self._logits(tokens)
+        return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
+
+    def _head_tokens(self, images: Tensor) -> Tensor:
+        reads = 1 + self.config.distill_head if self.config.classifier == "token" else None
+        tokens = self.encode(self.embed(images), reads if self.shortcut else None)
+        return self.norm(tokens)  # (B, n, D)
+
+    def _features(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """What each head reads, (B, D) each."""
+        if self.config.distill_head:
+            return tokens[:, 0], tokens[:, 1]
+        if self.config.classifier == "token":
+            return (self.pre_logits(tokens[:, 0]),)
+        pooled = tokens[:, self.config.prefix_tokens :].mean(dim=1)
+        if self.config.classifier == "token+gap":
+            pooled = torch.cat([tokens[:, 0], pooled], dim=-1)  # (B, 2D)
+        return (self.pre_logits(pooled),)
+
+    def _logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        heads = [head for head in (self.head, self.head_dist) if head is not None]
+        features = self._features(tokens)
+        return tuple(head(x) for head, x in zip(heads, features, strict=True)) if heads else features
+
+    @property
+    def fused_attention(self) -> bool:
+        return all(module.fused for module in self.modules() if isinstance(module, Attention))
+
+    @fused_attention.setter
+    def fused_attention(self, fused: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.fused = fused
+
+
+def _heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | None]:
+    pooled = 2 * config.hidden_size if config.classifier == "token+gap" else config.hidden_size
+    pre_logits: nn.Module = nn.Identity()
+    if config.representation_size is not None:
+        pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))
+    if config.num_classes == 0:
+        return pre_logits, None, None
+    head = nn.Linear(config.feature_size, config.num_classes)
+    return pre_logits, head, nn.Linear(config.hidden_size, config.num_classes) if config.distill_head else None
+
+
+def create_model(name: str, num_classes: int | None = None, **overrides: Any) -> VisionTransformer:
+    """A freshly initialised model of a known name, e.g. `create_model("vit_base_patch16_224", num_classes=5)`.
+
+    Args:
+        name: one of `list_models()`, or any other size, patch and resolution in the same grammar.
+        num_classes: length of the logits; None keeps the name's own (1000; 21,843 for `_in21k`), 0 is no head.
+        overrides: fields of `ViTConfig`, and the aliases of `config.override`.
+
+    Raises:
+        VitkitError: the name or an option is unknown (close ones are suggested), or a value cannot be built.
+    """
+    return VisionTransformer(config_for(name, num_classes, **overrides))
