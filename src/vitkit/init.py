@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def initialise(model: VisionTransformer) -> None:
-    """Fill every parameter as `model.config.init` says; the random generator is torch's global one."""
+    """Fill every parameter as `model.config.init` says, from torch's global generator; on the meta device, nothing."""
+    if model.patch_embed.proj.weight.is_meta:
+        return
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
