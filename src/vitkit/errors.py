@@ -1,4 +1,4 @@
-"""The one exception that is addressed to the person at the keyboard."""
+"""The exceptions that are addressed to the person at the keyboard."""
 
 from __future__ import annotations
 
@@ -8,3 +8,14 @@ class VitkitError(ValueError):
 
     The command line prints the message alone and exits with code 2; `--debug` shows the traceback.
     """
+
+
+class Interrupted(Exception):  # noqa: N818  # not an error: somebody asked for it
+    """The user or the machine asked the work to stop, and it stopped in good order.
+
+    The command line exits with 128 + `signal_number`: 130 after Ctrl-C.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by signal {signal_number}")
+        self.signal_number = signal_number

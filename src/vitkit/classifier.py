@@ -1,0 +1,224 @@
+"""A model, its class names and its preprocessing: what every command after `train` takes, and all that is saved.
+
+A model folder holds `model.safetensors` and `model.json`. The JSON names the hash of the weights, so that damage and
+mismatched files are noticed; it is journalled, so that a crash while saving leaves the old model or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import vitkit
+from vitkit.config import ViTConfig
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.files import replacing, write_json
+from vitkit.model import VisionTransformer
+
+FORMAT_VERSION = 1
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+_NEXT = "model.json.next"  # the description of weights that are about to take their place
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one image.
+
+    Attributes:
+        path: as it was given.
+        label: the most probable class; None when the image could not be read.
+        confidence: its probability.
+        ranking: every class with its probability, the most probable first.
+        error: why the image could not be read.
+    """
+
+    path: str
+    label: str | None = None
+    confidence: float | None = None
+    ranking: tuple[tuple[str, float], ...] = ()
+    error: str | None = None
+
+
+@dataclass
+class Classifier:
+    """A trained model that can be asked about images.
+
+    Attributes:
+        model: the plain float32 model, in eval mode.
+        classes: names, in the order of the logits.
+        preprocess: from a picture to the model's input.
+        temperature: logits are divided by it before the softmax.
+        provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
+    """
+
+    model: VisionTransformer
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    temperature: float = 1.0
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.classes) != self.model.config.num_classes:
+            raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
+        if len(set(self.classes)) != len(self.classes):
+            raise VitkitError("class names must differ from one another")
+        self.model.eval()
+
+    @torch.inference_mode()
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, C, height, width), preprocessed -> (B, K) logits, in float32."""
+        return self.model(images)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities, each row summing to 1."""
+        return (self.logits(images) / self.temperature).softmax(dim=-1)
+
+    def read(self, path: str | Path) -> Tensor:
+        """An image file -> (C, height, width) float32, as the model reads it.
+
+        Raises:
+            UnreadableImageError: the file does not hold a picture.
+        """
+        return torch.from_numpy(self.preprocess(decode(path, self.preprocess.short_side)))
+
+    def stream(
+        self, paths: Iterable[str | Path], batch_size: int = 32
+    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
+        """Each path with its (K,) probabilities, or with the reason why it is unreadable; in order, as they come.
+
+        Memory does not grow with the number of paths.
+        """
+        names = map(str, paths)
+        with ThreadPoolExecutor() as pool:  # decoding happens outside the interpreter's lock
+            while batch := list(islice(names, batch_size)):
+                images = list(pool.map(self._try_read, batch))
+                readable = [image for image in images if isinstance(image, Tensor)]
+                rows = iter(self.probabilities(torch.stack(readable)).numpy() if readable else ())
+                for path, image in zip(batch, images, strict=True):
+                    yield path, image if isinstance(image, str) else next(rows)
+
+    def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int = 32) -> Iterator[Prediction]:
+        """A prediction for each image file, in the order of the paths, as they come.
+
+        An image that cannot be read gives a `Prediction` with its `error`.
+        """
+        paths = [paths] if isinstance(paths, (str, Path)) else paths
+        for path, outcome in self.stream(paths, batch_size):
+            yield Prediction(path, error=outcome) if isinstance(outcome, str) else self._rank(path, outcome)
+
+    def _try_read(self, path: str) -> Tensor | str:
+        try:
+            return self.read(path)
+        except UnreadableImageError as error:
+            return str(error)
+
+    def _rank(self, path: str, probabilities: npt.NDArray[np.float32]) -> Prediction:
+        order = np.argsort(-probabilities, kind="stable")
+        ranking = tuple((self.classes[i], float(probabilities[i])) for i in order)
+        return Prediction(path, *ranking[0], ranking)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model folder. What was there stays whole until the new files are.
+
+        Raises:
+            OSError: the disk is full or not writable; the folder then holds what it held before.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / WEIGHTS) as temporary:
+            try:
+                save_file({name: t.contiguous() for name, t in self.model.state_dict().items()}, temporary)
+            except SafetensorError as error:  # how safetensors reports a full disk
+                raise OSError(f"cannot write {folder / WEIGHTS}: {error}") from error
+            write_json(folder / _NEXT, self._description(_sha256(temporary)))
+        (folder / _NEXT).replace(folder / DESCRIPTION)  # the weights are in place; `load` would finish this too
+
+    def _description(self, weights_hash: str) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "vitkit_version": vitkit.__version__,
+            "task": "single",
+            "classes": list(self.classes),
+            "config": self.model.config.to_dict(),
+            "preprocess": self.preprocess.to_dict(),
+            "temperature": self.temperature,
+            "weights_sha256": weights_hash,
+            "provenance": self.provenance,
+        }
+
+
+def load(path: str | Path) -> Classifier:
+    """The classifier in a model folder or run folder.
+
+    Raises:
+        VitkitError: there is none, it is damaged, or it was written by a newer vitkit.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise VitkitError(f"no such model folder: {path}")
+    description = read_description(folder)
+    try:
+        config = ViTConfig.from_dict(description["config"])
+        with torch.device("meta"):
+            model = VisionTransformer(config)
+        model.load_state_dict(load_file(folder / WEIGHTS), assign=True)
+        model.rebuild_tables()
+        return Classifier(
+            model=model,
+            classes=tuple(description["classes"]),
+            preprocess=Preprocess.from_dict(description["preprocess"]),
+            temperature=description["temperature"],
+            provenance=description["provenance"],
+        )
+    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise VitkitError(f"{folder} is damaged: {error}") from error
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description that belongs to the weights; a save cut short after its first step is completed here."""
+    weights = folder / WEIGHTS
+    found = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
+    if not found or not weights.is_file():
+        missing = DESCRIPTION if not found else WEIGHTS
+        raise VitkitError(f"{folder} is not a model folder: it has no {missing}")
+    weights_hash = _sha256(weights)
+    for name in found:
+        description = _parse(folder / name)
+        if description.get("weights_sha256") == weights_hash:
+            return description
+    raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    version = description.get("format_version") if isinstance(description, dict) else None
+    if not isinstance(version, int):
+        raise VitkitError(f"{path} is not a vitkit model description: it has no format_version")
+    if version > FORMAT_VERSION:
+        raise VitkitError(
+            f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
+        )
+    return description
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""The command line: one small module per verb. Heavy imports happen inside the verbs."""

@@ -1,0 +1,71 @@
+"""One function turns the fields of a dataclass into flags, so that flags, recipes and their help cannot disagree."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+PANELS = {  # the first flag of each panel of the help
+    "model": "What to train",
+    "epochs": "Schedule and optimiser",
+    "dropout": "Regularisation",
+    "fit": "Pixels and augmentation",
+    "split": "Data, choice of the best, machine",
+}
+
+
+def with_flags_of(
+    dataclass: type[Any], *, but: tuple[str, ...]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag a field; those that are given arrive in its `flags`, by field name.
+
+    Args:
+        dataclass: its fields are annotated with their help; defaults are shown and left to the dataclass.
+        but: fields that get no flag.
+    """
+    options = [option for name, option in _options(dataclass).items() if name not in but]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_flags(**values: Any) -> None:
+            flags = {option.name: values.pop(option.name) for option in options}
+            command(**values, flags={name: value for name, value in flags.items() if value is not None})
+
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
+        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_flags
+
+    return decorate
+
+
+def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
+    hints = get_type_hints(dataclass, include_extras=True)
+    options, panel = {}, ""
+    for field in dataclasses.fields(dataclass):
+        panel = PANELS.get(field.name, panel)
+        kind, text = get_args(hints[field.name])[:2]
+        options[field.name] = _option(field, kind, text, panel)
+    return options
+
+
+def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str) -> inspect.Parameter:
+    flag = "--" + field.name.replace("_", "-")
+    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    option = typer.Option(declaration, help=text, show_default=_show(field.default), rich_help_panel=panel)
+    optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[optional, option]
+    )
+
+
+def _show(default: Any) -> str | bool:
+    if default is None:
+        return False
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default).lower()

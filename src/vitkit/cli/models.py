@@ -1,0 +1,36 @@
+"""`vitkit models`: the names that can be built."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from vitkit.config import config_for, list_models
+from vitkit.errors import VitkitError
+
+
+def models(
+    pattern: Annotated[str, typer.Argument(help="Part of the name, or a pattern such as '*base*'.")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of names.")] = False,
+) -> None:
+    """List the models that can be built by name.
+
+    Example: vitkit models base
+    """
+    names = list_models(pattern)
+    if not names:
+        raise VitkitError(f"no model's name matches {pattern!r}; `vitkit models` lists all {len(list_models())}")
+    if as_json:
+        print(json.dumps(names))
+        return
+    width = max(map(len, names))
+    print(f"{'name':{width}}  layers  hidden  heads  patches  classes")
+    for name in names:
+        config = config_for(name)
+        h, w = config.grid
+        grid = f"{h}x{w}"
+        print(
+            f"{name:{width}}  {config.layers:6}  {config.hidden_size:6}  {config.heads:5}  {grid:>7}  {config.num_classes:7}"
+        )

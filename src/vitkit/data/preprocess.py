@@ -1,0 +1,105 @@
+"""From a picture to the numbers a model reads. A `Preprocess` belongs to the weights and travels with them.
+
+Pillow and numpy only: prediction need not import torchvision. Sizes follow torchvision's rounding to the pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vitkit.errors import VitkitError
+
+Fit = Literal["crop", "pad", "squash"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+HALF = (0.5, 0.5, 0.5)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """Resize, crop and normalise, the same in training's evaluation, eval, predict and export.
+
+    Attributes:
+        size: (height, width) of the result, in pixels.
+        fit: `crop` resizes the short side to size / crop_pct and crops the centre; `pad` fits the whole picture and
+            pads with the mean colour; `squash` stretches it to the size.
+        crop_pct: the part of the resized short side that the crop keeps, for `crop`.
+        interpolation: the resampling filter, antialiased.
+        mean, std: per channel, of pixels scaled to [0, 1].
+    """
+
+    size: tuple[int, int]
+    fit: Fit = "crop"
+    crop_pct: float = 0.875
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+
+    def __post_init__(self) -> None:
+        if not 0 < self.crop_pct <= 1:
+            raise VitkitError(f"crop_pct must be in (0, 1], not {self.crop_pct}")
+        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise VitkitError(f"mean {self.mean} and std {self.std} must have a value per channel, std above 0")
+
+    def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        """An RGB picture of any size -> (C, height, width) float32."""
+        return self.normalise(self.resize(image))
+
+    def resize(self, image: Image.Image) -> Image.Image:
+        """The part of the picture that the model sees, at the model's size."""
+        if self.fit == "crop":
+            return self._crop(image)
+        return self._pad(image) if self.fit == "pad" else self._resample(image, self.size)
+
+    def normalise(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        """An RGB picture of the model's size -> (C, height, width) float32, (pixel / 255 - mean) / std."""
+        if len(self.mean) == 1:
+            image = image.convert("L")
+        pixels = np.asarray(image, dtype=np.float32).reshape(*self.size, len(self.mean)) / np.float32(255)
+        normalised = (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        return np.ascontiguousarray(normalised.transpose(2, 0, 1))
+
+    @property
+    def short_side(self) -> int:
+        """What the short side of a picture is resized to, at least: the hint that `decode` takes."""
+        return max(self._before_crop()) if self.fit == "crop" else max(self.size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
+        """What `to_dict` wrote."""
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        return cls(**plain)
+
+    def _before_crop(self) -> tuple[int, int]:
+        return math.floor(self.size[0] / self.crop_pct), math.floor(self.size[1] / self.crop_pct)
+
+    def _crop(self, image: Image.Image) -> Image.Image:
+        (h, w), (least_h, least_w) = self.size, self._before_crop()
+        if least_h * image.width <= least_w * image.height:  # the width decides, as for an upright picture
+            resized = self._resample(image, (int(least_w * image.height / image.width), least_w))
+        else:
+            resized = self._resample(image, (least_h, int(least_h * image.width / image.height)))
+        top, left = round((resized.height - h) / 2), round((resized.width - w) / 2)
+        return resized.crop((left, top, left + w, top + h))
+
+    def _pad(self, image: Image.Image) -> Image.Image:
+        h, w = self.size
+        scale = min(h / image.height, w / image.width)
+        resized = self._resample(image, (max(1, round(image.height * scale)), max(1, round(image.width * scale))))
+        colour = tuple(round(255 * value) for value in (self.mean * 3)[:3])
+        canvas = Image.new("RGB", (w, h), colour)
+        canvas.paste(resized, ((w - resized.width) // 2, (h - resized.height) // 2))
+        return canvas
+
+    def _resample(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        return image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()])

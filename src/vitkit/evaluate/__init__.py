@@ -1,0 +1,1 @@
+"""How good a classifier is, in numbers, pictures and one page."""

@@ -1,0 +1,135 @@
+"""Numbers that say how good a classifier is on labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from vitkit.classifier import Classifier
+from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of a classifier on labelled images.
+
+    Attributes:
+        split: which images: train, val, test.
+        classes: names, in the order of the columns.
+        paths: of the images, (n,).
+        labels: true class of each image, (n,).
+        probabilities: (n, K), rows sum to 1.
+        unreadable: reason of each image that was left out.
+    """
+
+    split: str
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[np.float32]
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def predicted(self) -> npt.NDArray[np.int64]:
+        """The most probable class of each image, (n,)."""
+        return self.probabilities.argmax(axis=1)
+
+    @property
+    def accuracy(self) -> float:
+        """Part of the images whose most probable class is the true one."""
+        return float((self.predicted == self.labels).mean())
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall over the classes that occur: every class counts alike."""
+        rows = self.per_class()
+        return float(np.mean([row["recall"] for row in rows.values() if row["support"]]))
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood of the true class, in nats."""
+        true = self.probabilities[np.arange(len(self.labels)), self.labels]
+        return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
+
+    def top(self, k: int) -> float:
+        """Part of the images whose true class is among the k most probable."""
+        true = self.probabilities[np.arange(len(self.labels)), self.labels]
+        return float(((self.probabilities > true[:, None]).sum(axis=1) < k).mean())
+
+    def confusion(self) -> npt.NDArray[np.int64]:
+        """(K, K) counts: row the true class, column the predicted one."""
+        matrix: npt.NDArray[np.int64] = confusion_matrix(
+            self.labels, self.predicted, labels=np.arange(len(self.classes))
+        )
+        return matrix
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and support (images) of each class; 0 where one is undefined."""
+        columns = precision_recall_fscore_support(
+            self.labels, self.predicted, labels=np.arange(len(self.classes)), zero_division=0.0
+        )
+        keys = ("precision", "recall", "f1")
+        return {
+            name: {key: float(column[i]) for key, column in zip(keys, columns, strict=False)}
+            | {"support": int(columns[3][i])}
+            for i, name in enumerate(self.classes)
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The headline numbers, `accuracy` first."""
+        numbers: dict[str, Any] = {
+            "accuracy": self.accuracy,
+            "balanced_accuracy": self.balanced_accuracy,
+            "loss": self.loss,
+        }
+        if len(self.classes) > 5:
+            numbers["top5_accuracy"] = self.top(5)
+        return numbers | {"images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
+
+
+def held_out_split(table: ImageTable) -> str:
+    """The split that results are reported on: test, else val, else all there is."""
+    return next((name for name in ("test", "val") if name in table.splits), "all")
+
+
+def evaluate(
+    classifier: Classifier, table: ImageTable, split: str, progress: Callable[[int, int], None] | None = None
+) -> Evaluation:
+    """Ask the classifier about every image of a split, or of `all`. Classes are matched by name.
+
+    Raises:
+        VitkitError: the split has no readable image, or images of a class that the classifier does not know.
+    """
+    rows = table if split == "all" else table.of_split(split)
+    label_of = _align(rows, classifier)
+    paths, labels, outcomes, unreadable = [], [], [], {}
+    stream = classifier.stream(rows.file(i) for i in range(len(rows)))
+    for done, (path, label, (_, outcome)) in enumerate(zip(rows.paths, rows.labels, stream, strict=True), start=1):
+        if isinstance(outcome, str):
+            unreadable[path] = outcome
+        else:
+            paths.append(path)
+            labels.append(label_of[label])
+            outcomes.append(outcome)
+        if progress is not None:
+            progress(done, len(rows))
+    if not paths:
+        first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
+        raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
+    return Evaluation(split, classifier.classes, tuple(paths), np.array(labels), np.stack(outcomes), unreadable)
+
+
+def _align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
+    """The classifier's number of each of the table's labels."""
+    names = [rows.classes[label] for label in sorted(set(rows.labels))]
+    unknown = [name for name in names if name not in classifier.classes]
+    if unknown:
+        known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
+        raise VitkitError(f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})")
+    return {rows.classes.index(name): classifier.classes.index(name) for name in names}

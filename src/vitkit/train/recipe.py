@@ -1,0 +1,241 @@
+"""Every choice of a training run in one dataclass. TOML files hold recipes; the flags of `vitkit train` are its fields.
+
+Precedence: the defaults here, what is chosen from the data, the recipe file, the flags given. The resolved recipe is
+written into the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from vitkit.errors import VitkitError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to train on, which model, and how. A field that is None is left to the data or to the model's name."""
+
+    data: Annotated[str | None, "Folder of class folders, folder with train/ and val/, or a name such as digits."] = (
+        None
+    )
+    model: Annotated[str, "Model name; `vitkit models` lists them."] = "vit_tiny_patch16_224"
+    image_size: Annotated[int | None, "Side of the input in pixels, instead of the one in the model's name."] = None
+    weights: Annotated[str, "Where the weights come from: auto, none (from scratch), or a model folder."] = "auto"
+    method: Annotated[Literal["auto", "full", "scratch"], "What is trained; scratch is full with --weights none."] = (
+        "auto"
+    )
+    init: Annotated[Literal["trunc_normal", "reference"], "How weights begin when there are none."] = "trunc_normal"
+
+    epochs: Annotated[int, "Passes over the training images."] = 50
+    time: Annotated[str | None, "Wall-clock budget such as 90s, 10m or 2h; the schedule is fitted to it."] = None
+    batch_size: Annotated[int, "Images per step."] = 64
+    optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
+    lr: Annotated[float, "Peak learning rate."] = 1e-3
+    weight_decay: Annotated[float, "Decay of weight matrices; biases, norms, tokens and positions have none."] = 0.05
+    momentum: Annotated[float, "Of sgd; the first beta of adam and adamw."] = 0.9
+    beta2: Annotated[float, "Second beta of adam and adamw."] = 0.999
+    schedule: Annotated[Literal["cosine", "linear", "constant"], "How the learning rate falls after warm-up."] = (
+        "cosine"
+    )
+    warmup: Annotated[float, "Part of the training in which the learning rate rises from 0."] = 0.1
+    min_lr: Annotated[float, "Learning rate at the end, as a part of lr."] = 0.0
+    clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit."] = 1.0
+    label_smoothing: Annotated[float, "Probability spread over the other classes."] = 0.1
+
+    dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
+    attention_dropout: Annotated[float, "On the attention weights."] = 0.0
+    drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0."] = 0.1
+
+    fit: Annotated[Literal["crop", "pad", "squash"], "How a picture is fitted to the model's input."] = "crop"
+    crop_pct: Annotated[float, "Part of the short side that evaluation's centre crop keeps."] = 0.875
+    interpolation: Annotated[Literal["bicubic", "bilinear", "lanczos", "nearest"], "Resampling filter."] = "bicubic"
+    crop_scale: Annotated[tuple[float, float], "Part of the area a random crop keeps, from to; 0 0 is no crop."] = (
+        0.3,
+        1.0,
+    )
+    hflip: Annotated[bool, "Mirror half of the pictures; --no-hflip where left and right differ."] = True
+    rotate: Annotated[float, "Random rotation, degrees to either side."] = 0.0
+    translate: Annotated[float, "Random shift, as a part of the side."] = 0.0
+    zoom: Annotated[float, "Random change of size, as a part."] = 0.0
+    shear: Annotated[float, "Random shear, degrees to either side."] = 0.0
+    color_jitter: Annotated[float, "Random change of brightness, contrast and saturation, as a part."] = 0.2
+
+    split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
+        0.7,
+        0.1,
+        0.2,
+    )
+    limit: Annotated[int | None, "Use at most this many images, stratified, before splitting."] = None
+    monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best."] = "val_acc"
+    keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
+    patience: Annotated[int | None, "Stop after this many epochs without a better one."] = None
+    precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
+    seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result."] = 0
+    workers: Annotated[int | None, "Processes that prepare images; 0 is the main one. The result is the same."] = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def replace(self, **changes: Any) -> Recipe:
+        """A copy with fields changed.
+
+        Raises:
+            VitkitError: a field is unknown, of the wrong type, or out of range; the message names it.
+        """
+        return build({**dataclasses.asdict(self), **changes})
+
+    def to_toml(self) -> str:
+        """The recipe as TOML; fields that are None have no key."""
+        import tomli_w
+
+        fields = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
+        return tomli_w.dumps({name: value for name, value in fields.items() if value is not None})
+
+    @property
+    def budget(self) -> float | None:
+        """`time` in seconds."""
+        return None if self.time is None else parse_duration(self.time)
+
+
+def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
+    """A recipe from plain values, as TOML and flags have them.
+
+    Raises:
+        VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
+    """
+    hints = get_type_hints(Recipe)
+    for name in fields:
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
+    typed = {name: _coerce(name, hints[name], value, source) for name, value in fields.items()}
+    return Recipe(**typed)
+
+
+def load_fields(recipe: str | Path) -> dict[str, Any]:
+    """The fields of a TOML recipe: a file, or the name of one that vitkit brings along (see `bundled`).
+
+    Raises:
+        VitkitError: there is no such file or name, or it is not TOML.
+    """
+    path = Path(recipe)
+    text = bundled().get(str(recipe))
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+    if text is None:
+        raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
+
+
+def bundled() -> dict[str, str]:
+    """The text of each recipe inside the package, by name."""
+    from importlib import resources  # 20 ms that `vitkit --help` need not wait for
+
+    folder = resources.files("vitkit.recipes")
+    return {
+        Path(file.name).stem: file.read_text(encoding="utf-8")
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
+
+
+def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> Recipe:
+    """The recipe of a command: its flags over a recipe file over the defaults.
+
+    Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
+    """
+    fields = {} if recipe is None else load_fields(recipe)
+    data = flags.get("data") or fields.get("data")
+    if data is None:
+        raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
+    if recipe is None and data in bundled() and not Path(data).exists():
+        fields = load_fields(data)
+    return build({**build(fields, str(recipe)).__dict__, **flags, "data": data}, "flags")
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `10m`, `2h` or plain seconds, as seconds.
+
+    Raises:
+        VitkitError: it is none of these, or not above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise VitkitError(f"time must be a duration such as 90s, 10m or 2h, not {text!r}")
+    return seconds
+
+
+def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
+    """A TOML or flag value as the field's type: whole numbers serve as floats, lists as tuples; nothing is guessed."""
+    options = [option for option in get_args(hint) if option is not type(None)] if _is_optional(hint) else [hint]
+    if value is None and _is_optional(hint):
+        return None
+    kind = options[0]
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
+    if get_origin(kind) is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(kind)):
+        return tuple(_coerce(name, item, part, source) for item, part in zip(get_args(kind), value, strict=True))
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind in (int, str, bool) and type(value) is kind:
+        return value
+    raise VitkitError(f"{source}: {name} must be {_expected(kind)}, not {value!r}")
+
+
+def _is_optional(hint: Any) -> bool:
+    return type(None) in get_args(hint)
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        return f"{len(get_args(kind))} numbers"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+def _check(recipe: Recipe) -> None:
+    ranges: dict[str, tuple[float, float]] = {
+        "epochs": (1, 1e9),
+        "batch_size": (1, 1e9),
+        "lr": (1e-12, 1e3),
+        "weight_decay": (0, 1e3),
+        "momentum": (0, 1),
+        "beta2": (0, 1),
+        "warmup": (0, 1),
+        "min_lr": (0, 1),
+        "clip_grad": (0, 1e9),
+        "label_smoothing": (0, 0.999),
+        "crop_pct": (1e-3, 1),
+        "rotate": (0, 180),
+        "translate": (0, 1),
+        "zoom": (0, 0.99),
+        "shear": (0, 89),
+        "color_jitter": (0, 10),
+        "limit": (2, 1e12),
+        "patience": (1, 1e9),
+        "workers": (0, 1e4),
+        "seed": (0, 2**63 - 1),
+        "image_size": (1, 1e5),
+    }
+    for name, (low, high) in ranges.items():
+        value = getattr(recipe, name)
+        if value is not None and not low <= value <= high:
+            raise VitkitError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+    if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
+        raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
+    if recipe.time is not None:
+        parse_duration(recipe.time)
+    if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
+        raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")

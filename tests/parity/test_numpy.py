@@ -1,0 +1,153 @@
+"""The whole model against one written from the paper's equations with numpy, patch by patch and head by head."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.special import erf
+
+from tiny import VARIETY, configs, images, randomise, tiny
+from vitkit.config import ViTConfig
+from vitkit.model import VisionTransformer
+
+Array = NDArray[np.float64]
+Weights = dict[str, Array]
+
+
+def linear(x: Array, w: Weights, name: str) -> Array:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.float64(0))
+
+
+def layer_norm(x: Array, w: Weights, name: str, eps: float) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def gelu(x: Array, kind: str) -> Array:
+    if kind == "tanh":
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+
+def wave(position: int, size: int) -> list[float]:
+    angles = [position / 10000 ** (2 * k / size) for k in range(size // 2)]
+    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+
+
+def table(config: ViTConfig, w: Weights, layer: int) -> Array:
+    """The rows added to the tokens: nothing for the prefix tokens of the 2-D kinds."""
+    D, (h, width) = config.hidden_size, config.grid
+    prefix = [[0.0] * D] * config.prefix_tokens
+    cells = [(row, column) for row in range(h) for column in range(width)]
+    match config.position:
+        case "learned_1d":
+            return w["pos_embed"][layer]
+        case "learned_2d":
+            y, x = w["pos_embed_y"][layer], w["pos_embed_x"][layer]
+            return np.array(prefix + [[*y[row], *x[column]] for row, column in cells])
+        case "sincos_1d":
+            return np.array([wave(position, D) for position in range(config.tokens)])
+        case "sincos_2d":
+            return np.array(prefix + [wave(column, D // 2) + wave(row, D // 2) for row, column in cells])
+    return np.zeros((config.tokens, D))
+
+
+def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array | None) -> Array:
+    B, N, D = x.shape
+    q, k, v = np.split(linear(x, w, f"{name}.qkv"), 3, axis=-1)
+    size = D // config.heads
+    scale = 1 / math.sqrt(size) if config.qk_scale is None else config.qk_scale
+    out = np.empty_like(x)
+    for head in range(config.heads):
+        own = slice(head * size, (head + 1) * size)
+        for b in range(B):
+            for i in range(N):
+                keys = k[b, :, own]
+                if offsets is not None:
+                    keys = keys + np.stack([offsets[i - j + N - 1] for j in range(N)])
+                logits = keys @ q[b, i, own] * scale
+                a = np.exp(logits - logits.max())
+                out[b, i, own] = a / a.sum() @ v[b, :, own]
+    return linear(out, w, f"{name}.proj")
+
+
+def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Normalised tokens, and what each head answers (the features where there is no head)."""
+    (ph, pw), (h, width), eps = config.patch_size, config.grid, config.norm_eps
+    kernel = w["patch_embed.proj.weight"].reshape(config.hidden_size, -1)
+    patches = [
+        pictures[:, :, r * ph : (r + 1) * ph, c * pw : (c + 1) * pw].reshape(len(pictures), -1) @ kernel.T
+        for r in range(h)
+        for c in range(width)
+    ]
+    x = np.stack(patches, axis=1) + w["patch_embed.proj.bias"]
+    if config.patch_norm:
+        x = layer_norm(x, w, "patch_embed.norm", eps)
+    prefix = [np.repeat(w[token], len(x), axis=0) for token in ("cls_token", "dist_token") if token in w]
+    x = np.concatenate([*prefix, x], axis=1)
+    if config.position_at == "input":
+        x = x + table(config, w, 0)
+
+    for i in range(config.layers):
+        own = i if config.position_at == "every_layer" else 0
+        offsets = w[f"rel_pos.{own}.table"] if config.position == "relative" else None
+        if config.position_at != "input" and config.position != "relative":
+            x = x + table(config, w, own)
+        block = f"blocks.{i}"
+
+        def mlp(y: Array, block: str = block) -> Array:
+            return linear(gelu(linear(y, w, f"{block}.mlp.fc1"), config.gelu), w, f"{block}.mlp.fc2")
+
+        if config.norm == "post":
+            x = layer_norm(x + attention(x, w, config, f"{block}.attn", offsets), w, f"{block}.norm1", eps)
+            x = layer_norm(x + mlp(x), w, f"{block}.norm2", eps)
+        else:
+            normed = layer_norm(x, w, f"{block}.norm1", eps)
+            x = x + attention(normed, w, config, f"{block}.attn", offsets)
+            x = x + mlp(layer_norm(x, w, f"{block}.norm2", eps))
+    if config.norm == "pre":
+        x = layer_norm(x, w, "norm", eps)
+
+    ahead = ("cls_token" in w) + ("dist_token" in w)
+    pooled = {"token": x[:, 0], "gap": x[:, ahead:].mean(1)}
+    pooled["token+gap"] = np.concatenate([pooled["token"], pooled["gap"]], axis=-1)
+    feature = pooled[config.classifier]
+    if config.representation_size:
+        feature = np.tanh(linear(feature, w, "pre_logits.fc"))
+    features = [feature, x[:, 1]] if config.distill_head else [feature]
+    if config.num_classes:
+        features = [linear(f, w, head) for f, head in zip(features, ("head", "head_dist"), strict=False)]
+    return x, tuple(features)
+
+
+def check(config: ViTConfig, shortcut: bool, fused: bool) -> None:
+    model = randomise(VisionTransformer(config), std=0.3).double().eval()
+    model.shortcut, model.fused_attention = shortcut, fused
+    pictures = images(config=config).double()
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    tokens, answers = forward(config, weights, pictures.numpy())
+    # The model keeps its sinusoids in float32.
+    tolerance = 1e-5 if config.position.startswith("sincos") else 1e-9
+    with torch.no_grad():
+        np.testing.assert_allclose(model.forward_features(pictures).numpy(), tokens, rtol=0, atol=tolerance)
+        heads = model.forward_heads(pictures)
+        for ours, expected in zip(heads, answers, strict=True):
+            np.testing.assert_allclose(ours.numpy(), expected, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(model(pictures).numpy(), sum(answers) / len(answers), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+def test_every_variety_agrees_with_the_equations(fields: dict[str, object]) -> None:
+    check(tiny(**fields), shortcut=True, fused=True)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(config=configs(), shortcut=st.booleans(), fused=st.booleans())
+def test_any_configuration_agrees_with_the_equations(config: ViTConfig, shortcut: bool, fused: bool) -> None:
+    check(config, shortcut, fused)

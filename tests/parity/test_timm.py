@@ -1,0 +1,196 @@
+"""The same weights in timm's Vision Transformer give the same numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tiny import TINY, build, images, largest_difference, tiny
+from vitkit.config import config_for
+from vitkit.model import VisionTransformer
+
+deit = pytest.importorskip("timm.models.deit")
+timm = pytest.importorskip("timm.models.vision_transformer")
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "param_counts.json"
+
+
+@dataclass
+class Case:
+    """What differs from TINY here, and the arguments that say the same to timm."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    theirs: dict[str, Any] = field(default_factory=dict)
+
+
+GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+CASES = {
+    "token": Case(),
+    "gap": Case({"classifier": "gap"}, GAP),
+    "no qkv bias": Case({"qkv_bias": False}, {"qkv_bias": False}),
+    "patch 8": Case({"image_size": (16, 24), "patch_size": 8}, {"img_size": (16, 24), "patch_size": 8}),
+    "one row of patches": Case({"image_size": (4, 20)}, {"img_size": (4, 20)}),
+    "tall patch": Case({"patch_size": (6, 2)}, {"patch_size": (6, 2)}),
+    "wide patch, tall image": Case(
+        {"image_size": (20, 16), "patch_size": (2, 8)}, {"img_size": (20, 16), "patch_size": (2, 8)}
+    ),
+    "norm_eps": Case({"norm_eps": 0.1}, {"norm_layer": partial(nn.LayerNorm, eps=0.1)}),
+    "tanh GELU": Case({"gelu": "tanh"}, {"act_layer": partial(nn.GELU, approximate="tanh")}),
+    "patch norm": Case({"patch_norm": True}, {"embed_norm_layer": partial(nn.LayerNorm, eps=1e-6)}),
+    "no position": Case({"position": "none"}, {"pos_embed": "none"}),
+    "one head": Case({"heads": 1}, {"num_heads": 1}),
+    "one channel": Case({"in_channels": 1}, {"in_chans": 1}),
+    "no head": Case({"num_classes": 0}, {"num_classes": 0}),
+    "dropout in eval mode": Case({"dropout": 0.5, "attention_dropout": 0.5, "position_dropout": 0.5, "drop_path": 0.5}),
+}
+
+
+def reference(ours: VisionTransformer, cls: Any = timm.VisionTransformer, **kwargs: Any) -> Any:
+    """timm's model holding the same weights; strict loading also shows that the names are timm's."""
+    defaults = {
+        "img_size": TINY["image_size"],
+        "patch_size": TINY["patch_size"],
+        "embed_dim": TINY["hidden_size"],
+        "depth": TINY["layers"],
+        "num_heads": TINY["heads"],
+        "mlp_ratio": TINY["mlp_size"] / TINY["hidden_size"],
+        "num_classes": TINY["num_classes"],
+    }
+    model = cls(**defaults | kwargs).eval()
+    model.load_state_dict(ours.state_dict())
+    return model
+
+
+def assert_equal(ours: Tensor, theirs: Tensor) -> None:
+    assert 0.3 < theirs.std().item() < 10, "the weights should be large enough for a difference to show"
+    assert largest_difference(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "whole"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@torch.no_grad()
+def test_logits_and_features_are_timms(case: Case, shortcut: bool) -> None:
+    ours = build(**case.fields)
+    ours.shortcut = shortcut
+    theirs, batch = reference(ours, **case.theirs), images(3, config=ours.config)
+    assert_equal(ours(batch), theirs(batch))
+    assert_equal(ours.forward_features(batch), theirs.forward_features(batch))
+    head_input = ours.forward_head(ours.forward_features(batch), pre_logits=True)
+    assert_equal(head_input, theirs.forward_head(theirs.forward_features(batch), pre_logits=True))
+
+
+@torch.no_grad()
+def test_every_layers_tokens_are_timms() -> None:
+    ours = build()
+    layers = reference(ours).forward_intermediates(
+        images(), output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True
+    )
+    for mine, (patches, prefix) in zip(ours.forward_layers(images()), layers, strict=True):
+        assert_equal(mine, torch.cat([prefix, patches], dim=1))
+
+
+@torch.no_grad()
+def test_a_distilled_models_logits_are_the_mean_of_timms_heads() -> None:
+    ours = build(distill_token=True, distill_head=True)
+    theirs = reference(ours, deit.VisionTransformerDistilled)
+    assert_equal(ours(images()), theirs(images()))
+    assert_equal(ours.forward_features(images()), theirs.forward_features(images()))
+
+
+@torch.no_grad()
+def test_a_distilled_models_heads_are_timms_in_training() -> None:
+    ours = build(distill_token=True, distill_head=True)
+    theirs = reference(ours, deit.VisionTransformerDistilled)
+    ours.train(), theirs.train().set_distilled_training(True)
+    mine, expected = ours.forward_heads(images()), theirs(images())
+    assert len(mine) == len(expected) == 2
+    assert_equal(mine[0], expected[0])
+    assert_equal(mine[1], expected[1])
+    assert largest_difference(mine[0], mine[1]) > 0.1
+    assert isinstance(ours(images()), Tensor), "one tensor in training too"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@torch.no_grad()
+def test_another_scale_is_timms_explicit_attention_with_that_scale(fused: bool) -> None:
+    ours = build(qk_scale=0.9)
+    ours.fused_attention = fused
+    theirs = reference(ours)
+    unscaled = theirs(images())
+    for block in theirs.blocks:
+        block.attn.fused_attn, block.attn.scale = False, 0.9
+    assert largest_difference(unscaled, theirs(images())) > 0.01
+    assert_equal(ours(images()), theirs(images()))
+
+
+@torch.no_grad()
+def test_the_representation_layer_is_a_linear_and_a_tanh_on_timms_class_token() -> None:
+    ours = build(representation_size=20)
+    weights = ours.state_dict()
+    bare = build(num_classes=0)
+    bare.load_state_dict({name: w for name, w in weights.items() if not name.startswith(("pre_logits", "head"))})
+    token = reference(bare, num_classes=0)(images())
+    representation = torch.tanh(token @ weights["pre_logits.fc.weight"].T + weights["pre_logits.fc.bias"])
+    assert_equal(ours.forward_head(ours.forward_features(images()), pre_logits=True), representation)
+    assert_equal(ours(images()), representation @ weights["head.weight"].T + weights["head.bias"])
+
+
+def test_gradients_are_timms() -> None:
+    ours = build()
+    theirs = reference(ours)
+    for model in (ours, theirs):
+        nn.functional.cross_entropy(model(images(4)), torch.tensor([0, 3, 6, 2])).backward()
+    expected = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 12])
+def test_drop_path_rates_follow_timms_linear_rule(layers: int) -> None:
+    ours = VisionTransformer(tiny(layers=layers, drop_path=0.3))
+    theirs = timm.VisionTransformer(img_size=16, embed_dim=12, num_heads=3, depth=layers, drop_path_rate=0.3)
+    expected = [getattr(block.drop_path1, "drop_prob", 0.0) for block in theirs.blocks]
+    assert [block.drop_path.rate for block in ours.blocks] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_micro_patch4_16",
+        "vit_tiny_patch8_384_gap",
+        "vit_small_patch32_224_in21k",
+        "vit_base_patch16_384",
+        "vit_large_patch32_384_in21k",
+        "vit_huge_patch14_224_gap",
+        "vit_huge_patch14_224_in21k",
+        "deit_tiny_patch16_224",
+        "deit_base_distilled_patch16_384",
+    ],
+)
+def test_the_golden_counts_are_timms(name: str) -> None:
+    assert json.loads(GOLDEN.read_text())[name] == timm_count(name)
+
+
+def timm_count(name: str) -> int:
+    """timm no longer has the representation layer: its Linear(D, D) is added by hand."""
+    config = config_for(name)
+    cls = deit.VisionTransformerDistilled if "distilled" in name else timm.VisionTransformer
+    with torch.device("meta"):
+        model = cls(
+            img_size=config.image_size,
+            patch_size=config.patch_size,
+            embed_dim=config.hidden_size,
+            depth=config.layers,
+            num_heads=config.heads,
+            num_classes=config.num_classes,
+            **(GAP if name.endswith("_gap") else {}),
+        )
+    extra = config.hidden_size * (config.hidden_size + 1) if name.endswith("_in21k") else 0
+    return sum(parameter.numel() for parameter in model.parameters()) + extra

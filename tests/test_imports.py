@@ -1,0 +1,261 @@
+"""Imports between rooms form a DAG, and what must start fast imports nothing heavy.
+
+Only imports that run when a module is imported count: those inside functions are lazy, and those under
+`if TYPE_CHECKING:` never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
+
+# The plan of the house: each room (a top-level module or package of vitkit) and the rooms it may import. Some are not
+# built yet. A new room or a new edge is a decision: write it down here first. The package's own __init__ imports
+# nothing, so every room may read its __version__.
+_USES_MODELS = {"classifier", "config", "data", "errors", "model"}
+PLAN: dict[str, set[str]] = {
+    "__init__": set(),
+    "errors": set(),
+    "recipes": set(),
+    "config": {"errors"},
+    "layers": {"config", "errors"},
+    "position": {"config", "errors", "layers"},
+    "init": {"config", "layers", "position"},
+    "stem": {"config", "errors", "layers"},
+    "model": {"config", "errors", "init", "layers", "position", "stem"},
+    "mixtures": {"config", "errors", "init", "layers", "model", "position", "stem"},
+    "info": {"config", "errors", "model"},
+    "data": {"config", "errors"},
+    "classifier": {"config", "data", "errors", "model"},
+    "weights": {"config", "data", "errors", "model"},
+    "evaluate": _USES_MODELS,
+    "explain": _USES_MODELS,
+    "export": _USES_MODELS,
+    "train": _USES_MODELS | {"evaluate"},
+}
+PLAN["lab"] = set(PLAN) - {"__init__"}
+PLAN["cli"] = set(PLAN) - {"__init__"}
+
+
+def module_imports(root: Path) -> dict[str, set[str]]:
+    """Each module of the package in folder `root`, and the package's modules that it imports while being imported.
+
+    A name that is no module and that only the package's lazy `__getattr__` can answer (`from vitkit import ViTConfig`)
+    is kept as it stands: it hides which room is meant.
+    """
+    files = {_module_name(path, root): path for path in sorted(root.rglob("*.py"))}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        names = {
+            name
+            for node in _run_on_import(ast.parse(path.read_text(encoding="utf-8")))
+            for name in _names(node, package)
+        }
+        graph[module] = {_resolve(name, files, root.name) for name in names if f"{name}.".startswith(f"{root.name}.")}
+    return graph
+
+
+def _module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _run_on_import(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield node
+    elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        children: Iterable[ast.AST] = ast.iter_child_nodes(node)
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            children = node.orelse
+        for child in children:
+            yield from _run_on_import(child)
+
+
+def _names(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
+    """The dotted names that a statement in `package` imports, relative ones made absolute."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    return [f"{base}.{alias.name}" for alias in node.names]
+
+
+def _resolve(name: str, modules: Mapping[str, Path], package: str) -> str:
+    home, _, member = name.rpartition(".")
+    if name in modules or home not in modules:
+        return name
+    return name if home == package and not member.startswith("__") else home
+
+
+def room(module: str) -> str:
+    """`vitkit.data.source` is in room `data`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules of one cycle, the first of them again at the end; empty when there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def forbidden(graph: Mapping[str, set[str]], plan: Mapping[str, set[str]]) -> list[str]:
+    """Edges between rooms that the plan lacks, and rooms that it does not know."""
+    found = [f"room {name} is not in the plan" for name in {room(module) for module in graph} - set(plan)]
+    for module, targets in graph.items():
+        allowed = plan.get(room(module), set()) | {room(module), "__init__"}
+        found += [f"{module} imports {target}" for target in targets if room(target) not in allowed]
+    return sorted(found)
+
+
+def importers(graph: Mapping[str, set[str]], name: str) -> list[str]:
+    """Modules outside room `name` that import something of it."""
+    return sorted(m for m, targets in graph.items() if room(m) != name and name in map(room, targets))
+
+
+def test_modules_have_no_cycle() -> None:
+    assert cycle(module_imports(SOURCE)) == []
+
+
+def test_nothing_imports_the_command_line() -> None:
+    assert importers(module_imports(SOURCE), "cli") == []
+
+
+def test_rooms_import_what_the_plan_allows() -> None:
+    assert forbidden(module_imports(SOURCE), PLAN) == []
+
+
+def test_the_plan_has_no_cycle() -> None:
+    assert cycle(PLAN) == []
+
+
+def test_the_collector_sees_the_house() -> None:
+    graph = module_imports(SOURCE)
+    assert {"vitkit.config", "vitkit.errors", "vitkit.init", "vitkit.layers", "vitkit.position"} <= graph[
+        "vitkit.model"
+    ]
+    assert "vitkit.model" not in graph["vitkit.init"]  # under TYPE_CHECKING
+    assert graph["vitkit"] == set()
+
+
+# --- The checks can fail ----------------------------------------------------------------------------
+
+
+def build(tmp_path: Path, files: dict[str, str]) -> dict[str, set[str]]:
+    """The graph of a package `house` made of these files."""
+    for name, text in ({"__init__.py": "__version__ = '1'\n"} | files).items():
+        path = tmp_path / "house" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return module_imports(tmp_path / "house")
+
+
+def test_a_cycle_is_found(tmp_path: Path) -> None:
+    graph = build(tmp_path, {"a.py": "import house.b\n", "b.py": "from house import c\n", "c.py": "from .a import x\n"})
+    assert set(cycle(graph)) == {"house.a", "house.b", "house.c"}
+
+
+def test_a_forbidden_edge_is_found(tmp_path: Path) -> None:
+    files = {"data/__init__.py": "", "data/source.py": "from house.model import Net\n", "model.py": "class Net: ...\n"}
+    graph = build(tmp_path, files)
+    plan: dict[str, set[str]] = {"__init__": set(), "model": set(), "data": set()}
+    assert forbidden(graph, plan) == ["house.data.source imports house.model"]
+    assert forbidden(graph, plan | {"data": {"model"}}) == []
+    assert forbidden(graph, {"__init__": set(), "data": {"model"}}) == ["room model is not in the plan"]
+
+
+def test_an_importer_of_the_command_line_is_found(tmp_path: Path) -> None:
+    graph = build(
+        tmp_path, {"cli/app.py": "from house.cli import run\n", "cli/run.py": "", "a.py": "import house.cli.app\n"}
+    )
+    assert importers(graph, "cli") == ["house.a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "imported"),
+    [
+        ("import house.b\n", {"house.b"}),
+        ("from house.b import name\n", {"house.b"}),
+        ("from house.b import *\n", {"house.b"}),
+        ("from . import b\n", {"house.b"}),
+        ("from .inner import deep\n", {"house.inner.deep"}),
+        ("from house import __version__\n", {"house"}),
+        ("from house import Lazy\n", {"house.Lazy"}),
+        ("try:\n    import house.b\nexcept ImportError:\n    pass\n", {"house.b"}),
+        ("class A:\n    import house.b\n", {"house.b"}),
+        ("if TYPE_CHECKING:\n    import house.b\nelse:\n    import house.inner\n", {"house.inner"}),
+        ("def f():\n    import house.b\n", set()),
+        ("import household\n", set()),
+    ],
+)
+def test_what_counts_as_an_import(tmp_path: Path, text: str, imported: set[str]) -> None:
+    graph = build(tmp_path, {"a.py": text, "b.py": "", "inner/__init__.py": "", "inner/deep.py": "from ..b import x\n"})
+    assert graph["house.a"] == imported
+    assert graph["house.inner.deep"] == {"house.b"}
+
+
+# --- What must start fast ---------------------------------------------------------------------------
+
+_SLOW = {"lightning", "pytorch_lightning", "torchmetrics", "torchvision"}
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running `code`."""
+    report = "\nimport sys\nsys.stderr.write('\\n' + ' '.join(name for name in list(sys.modules) if '.' not in name))"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code + report], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def command(*arguments: str) -> str:
+    """Code that runs the command line in its process and fails unless it succeeds."""
+    return (
+        f"import sys\nsys.argv = ['vitkit', *{arguments!r}]\n"
+        "from vitkit.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import vitkit, vitkit.config, vitkit.errors", _SLOW | {"torch", "numpy"}),
+        ("import vitkit; vitkit.ViTConfig, vitkit.list_models()", _SLOW | {"torch", "numpy"}),
+        ("import vitkit.model", _SLOW),
+        ("import vitkit.info", _SLOW),
+    ],
+)
+def test_light_modules(code: str, heavy: set[str]) -> None:
+    assert loaded_after(code) & heavy == set()
+
+
+@pytest.mark.skipif(not (SOURCE / "cli" / "app.py").exists(), reason="there is no command line yet")
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (("--help",), _SLOW | {"torch", "numpy"}),
+        (("models",), _SLOW),
+        (("info", "vit_tiny_patch16_224"), _SLOW),
+    ],
+)
+def test_light_commands(arguments: tuple[str, ...], heavy: set[str]) -> None:
+    assert loaded_after(command(*arguments)) & heavy == set()
+
+
+def test_a_loaded_module_is_seen() -> None:
+    assert {"json", "vitkit", "torch"} <= loaded_after("import json, vitkit.model")

@@ -1,0 +1,140 @@
+"""Models small enough to build in a millisecond, with weights that make every term of the sums count."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from vitkit.config import ViTConfig
+from vitkit.model import VisionTransformer
+
+M = TypeVar("M", bound=nn.Module)
+
+# Neither the image nor the grid is square, so that height and width cannot be swapped unnoticed.
+TINY: dict[str, Any] = {
+    "image_size": (12, 16),
+    "patch_size": (4, 4),
+    "hidden_size": 32,
+    "heads": 4,
+    "layers": 3,
+    "mlp_size": 48,
+    "num_classes": 7,
+}
+
+# One of each way a model can differ inside; a name for test ids, and the fields that differ from TINY.
+VARIETY: dict[str, dict[str, Any]] = {
+    "token": {},
+    "gap": {"classifier": "gap"},
+    "token+gap": {"classifier": "token+gap"},
+    "distilled": {"distill_token": True, "distill_head": True},
+    "distil token alone": {"distill_token": True},
+    "representation": {"representation_size": 20},
+    "token+gap representation": {"classifier": "token+gap", "representation_size": 20},
+    "post-norm": {"norm": "post"},
+    "patch norm": {"patch_norm": True},
+    "no qkv bias": {"qkv_bias": False},
+    "qk_scale": {"qk_scale": 0.7},
+    "tanh": {"gelu": "tanh"},
+    "none": {"position": "none"},
+    "learned_1d every_layer": {"position_at": "every_layer"},
+    "learned_1d shared": {"position_at": "shared"},
+    "learned_2d": {"position": "learned_2d"},
+    "learned_2d every_layer": {"position": "learned_2d", "position_at": "every_layer"},
+    "learned_2d shared": {"position": "learned_2d", "position_at": "shared"},
+    "sincos_1d": {"position": "sincos_1d"},
+    "sincos_2d": {"position": "sincos_2d"},
+    "sincos_2d every_layer": {"position": "sincos_2d", "position_at": "every_layer"},
+    "relative every_layer": {"position": "relative", "position_at": "every_layer"},
+    "relative shared": {"position": "relative", "position_at": "shared"},
+    "relative post-norm": {"position": "relative", "position_at": "every_layer", "norm": "post"},
+    "relative gap": {"position": "relative", "position_at": "shared", "classifier": "gap"},
+    "relative distilled": {
+        "position": "relative",
+        "position_at": "every_layer",
+        "distill_token": True,
+        "distill_head": True,
+        "qk_scale": 0.5,
+    },
+}
+
+
+def tiny(**fields: Any) -> ViTConfig:
+    return ViTConfig(**TINY | fields)
+
+
+def build(seed: int = 0, std: float = 0.2, **fields: Any) -> VisionTransformer:
+    """A tiny model in eval mode whose every weight, bias and LayerNorm scale is random."""
+    return randomise(VisionTransformer(tiny(**fields)), seed, std).eval()
+
+
+def randomise(model: M, seed: int = 0, std: float = 0.2) -> M:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * std
+            centre = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a LayerNorm's scale
+            parameter.copy_(centre + noise)
+    return model
+
+
+def images(batch: int = 2, seed: int = 1, config: ViTConfig | None = None) -> Tensor:
+    config = config or tiny()
+    shape = (batch, config.in_channels, *config.image_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model: VisionTransformer, batch: Tensor) -> dict[str, Tensor]:
+    """The gradient of a loss that weighs every logit of every image differently."""
+    model.zero_grad(set_to_none=True)
+    logits = model(batch)
+    weights = torch.linspace(-1.0, 1.5, logits.numel(), dtype=logits.dtype).view_as(logits)
+    (logits * weights).sum().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    return found
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return (a - b).abs().max().item()
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ViTConfig:
+    """Any small configuration that can be built."""
+    heads, head_size = draw(st.integers(1, 3)), draw(st.sampled_from([4, 8]))
+    patch, grid = [draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in range(2)]
+    classifier = draw(st.sampled_from(["token", "gap", "token+gap"]))
+    distill_token = classifier == "token" and draw(st.booleans())
+    position = draw(st.sampled_from(["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]))
+    rate = st.sampled_from([0.0, 0.1, 0.5])
+    return ViTConfig(
+        image_size=(patch[0] * grid[0], patch[1] * grid[1]),
+        patch_size=patch,
+        in_channels=draw(st.integers(1, 4)),
+        num_classes=draw(st.sampled_from([0, 1, 5])),
+        layers=draw(st.integers(1, 3)),
+        hidden_size=heads * head_size,
+        heads=heads,
+        mlp_size=draw(st.integers(1, 20)),
+        classifier=classifier,
+        distill_token=distill_token,
+        distill_head=distill_token and draw(st.booleans()),
+        representation_size=None if distill_token else draw(st.sampled_from([None, 6])),
+        position=position,
+        position_at=draw(st.sampled_from(["every_layer", "shared"] + ["input"] * (position != "relative"))),
+        norm=draw(st.sampled_from(["pre", "post"])),
+        norm_eps=draw(st.sampled_from([1e-6, 1e-2])),
+        patch_norm=draw(st.booleans()),
+        gelu=draw(st.sampled_from(["erf", "tanh"])),
+        qkv_bias=draw(st.booleans()),
+        qk_scale=draw(st.sampled_from([None, 0.3])),
+        dropout=draw(rate),
+        attention_dropout=draw(rate),
+        position_dropout=draw(rate),
+        drop_path=draw(rate),
+        init=draw(st.sampled_from(["trunc_normal", "reference"])),
+    )
