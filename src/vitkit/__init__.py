@@ -5,14 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitkit.classifier import Classifier, Prediction, load
     from vitkit.config import ViTConfig, list_models
+    from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
     from vitkit.model import VisionTransformer, create_model
 
 __version__ = "0.1.0"
-__all__ = ["ViTConfig", "VisionTransformer", "VitkitError", "create_model", "list_models"]
+__all__ = [
+    "Classifier",
+    "Prediction",
+    "Preprocess",
+    "ViTConfig",
+    "VisionTransformer",
+    "VitkitError",
+    "create_model",
+    "list_models",
+    "load",
+]
 
 _HOMES = {
+    "Classifier": "classifier",
+    "Prediction": "classifier",
+    "load": "classifier",
+    "Preprocess": "data.preprocess",
     "ViTConfig": "config",
     "list_models": "config",
     "VitkitError": "errors",

@@ -48,11 +48,12 @@ def _table(model: Path, data: str | None) -> ImageTable:
         from vitkit.data.source import read_source
 
         return read_source(data)
+    from vitkit.data.source import locate
     from vitkit.data.split import split_from_file
 
     if not (model / "split.json").is_file():
         raise VitkitError(f"{model} does not remember its data; name it: vitkit eval {model} DATA")
-    return split_from_file(model / "split.json")
+    return locate(split_from_file(model / "split.json"))
 
 
 def _print(outcome: Evaluation, table: ImageTable) -> None:

@@ -57,9 +57,8 @@ def _print_costs(name: str, measured: ModelInfo) -> None:
     print(f"  GMACs           {measured.gmacs:.3f}   ({2 * measured.gmacs:.3f} GFLOPs, for one image)")
     print(f"  GMACs executed  {measured.gmacs_executed:.3f}   (the last block works for the head alone)")
     print(f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16")
-    print(
-        f"  activations     {measured.activation_bytes / 2**20:.1f} MiB kept for the backward pass, an image in float32"
-    )
+    kept = measured.activation_bytes / 2**20
+    print(f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32")
 
 
 def _print_fields(title: str, fields: dict[str, Any]) -> None:

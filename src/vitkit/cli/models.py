@@ -28,9 +28,6 @@ def models(
     width = max(map(len, names))
     print(f"{'name':{width}}  layers  hidden  heads  patches  classes")
     for name in names:
-        config = config_for(name)
-        h, w = config.grid
-        grid = f"{h}x{w}"
-        print(
-            f"{name:{width}}  {config.layers:6}  {config.hidden_size:6}  {config.heads:5}  {grid:>7}  {config.num_classes:7}"
-        )
+        c = config_for(name)
+        grid = f"{c.grid[0]}x{c.grid[1]}"
+        print(f"{name:{width}}  {c.layers:6}  {c.hidden_size:6}  {c.heads:5}  {grid:>7}  {c.num_classes:7}")

@@ -103,6 +103,19 @@ def read_source(data: str | Path) -> ImageTable:
     return table
 
 
+def locate(table: ImageTable) -> ImageTable:
+    """The table of an earlier run, with its files where they are now; a named data set is made again if need be.
+
+    Raises:
+        VitkitError: the folder is gone.
+    """
+    if table.root.is_dir():
+        return table
+    if table.name in named.DATASETS:
+        return replace(table, root=named.materialise(table.name))
+    raise VitkitError(f"the images of {table.name} are no longer in {table.root}: put them back, or name their folder")
+
+
 def _read_folder(name: str, root: Path) -> ImageTable:
     ignored: Counter[str] = Counter()
     parents: dict[Path, str | None] = {

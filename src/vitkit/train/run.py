@@ -18,7 +18,7 @@ import vitkit
 from vitkit.classifier import DESCRIPTION, WEIGHTS, Classifier
 from vitkit.data.datamodule import ImageData
 from vitkit.data.doctor import drop_unreadable
-from vitkit.data.source import ImageTable, read_source
+from vitkit.data.source import ImageTable, locate, read_source
 from vitkit.data.split import SPLITS, split, split_from_file, split_to_dict, take_stratified
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.files import write_json, write_text
@@ -117,7 +117,7 @@ def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent
 
 def _train(run: Run, recipe: Recipe) -> Path:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
-    table = split_from_file(run.folder / SPLIT)
+    table = locate(split_from_file(run.folder / SPLIT))
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = new_classifier(recipe, table, data_hash)
     draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)

@@ -1,0 +1,43 @@
+# Two commands on a fresh machine with python3 and make:  make demo  ·  make test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: setup demo test check accept bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "vitkit needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (torch is large: this takes some minutes once)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup ## train digits from scratch, evaluate, predict: about three minutes
+	$(BIN)/vitkit train digits --out runs/demo --force
+	$(BIN)/vitkit eval runs/demo
+	$(BIN)/vitkit predict runs/demo $$($(BIN)/python examples/held_out.py runs/demo 5)
+	@echo
+	@echo "The classifier is in runs/demo; open runs/demo/report.html. To ask it about an image of your own:"
+	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
+
+test: setup check ## everything that must hold, in under ten minutes
+	$(BIN)/python -m pytest
+
+check: setup ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+accept: setup ## the figures that the project promises; long
+	$(BIN)/python -m pytest -m accept
+
+bench: setup ## speed on this machine; writes benchmarks/results
+	$(BIN)/python benchmarks/startup.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
