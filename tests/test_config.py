@@ -379,6 +379,7 @@ def test_prefix_tokens_and_feature_size_follow_the_classifier(
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_a_configuration_survives_json(config: ViTConfig) -> None:
     text = json.dumps(config.to_dict())
+    assert json.loads(text) == config.to_dict(), "plain JSON types, so no tuples"
     restored = ViTConfig.from_dict(json.loads(text))
     assert restored == config
     assert hash(restored) == hash(config)

@@ -78,7 +78,7 @@ def test_two_dimensional_tables_leave_the_prefix_tokens_alone(fields: dict[str, 
 
 def test_learned_2d_is_the_row_half_beside_the_column_half() -> None:
     model = build(position="learned_2d")
-    y, x = model.pos_embed_y[0], model.pos_embed_x[0]
+    y, x = model.pos_embed.y[0], model.pos_embed.x[0]
     assert (y.shape, x.shape) == ((3, 16), (4, 16))
     table = model.positions()
     assert table is not None

@@ -77,6 +77,8 @@ class Classifier:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must differ from one another")
+        if not self.temperature > 0:
+            raise VitkitError(f"temperature must be above 0, not {self.temperature}")
         self.model.eval()
 
     @torch.inference_mode()
@@ -102,7 +104,12 @@ class Classifier:
         """Each path with its (K,) probabilities, or with the reason why it is unreadable; in order, as they come.
 
         Memory does not grow with the number of paths.
+
+        Raises:
+            VitkitError: batch_size is not at least 1.
         """
+        if batch_size < 1:
+            raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
         names = map(str, paths)
         with ThreadPoolExecutor() as pool:  # decoding happens outside the interpreter's lock
             while batch := list(islice(names, batch_size)):
@@ -140,13 +147,19 @@ class Classifier:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / WEIGHTS) as temporary:
-            try:
-                save_file({name: t.contiguous() for name, t in self.model.state_dict().items()}, temporary)
-            except SafetensorError as error:  # how safetensors reports a full disk
-                raise OSError(f"cannot write {folder / WEIGHTS}: {error}") from error
-            write_json(folder / _NEXT, self._description(_sha256(temporary)))
-        (folder / _NEXT).replace(folder / DESCRIPTION)  # the weights are in place; `load` would finish this too
+        _settle(folder)
+        try:
+            with replacing(folder / WEIGHTS) as temporary:
+                self._write_weights(temporary)
+                write_json(folder / _NEXT, self._description(_sha256(temporary)))
+        finally:
+            _settle(folder)
+
+    def _write_weights(self, path: Path) -> None:
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, path)
+        except SafetensorError as error:  # how safetensors reports a full disk
+            raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
 
     def _description(self, weights_hash: str) -> dict[str, Any]:
         return {
@@ -185,7 +198,7 @@ def load(path: str | Path) -> Classifier:
             temperature=description["temperature"],
             provenance=description["provenance"],
         )
-    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (AttributeError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise VitkitError(f"{folder} is damaged: {error}") from error
 
 
@@ -217,6 +230,21 @@ def _parse(path: Path) -> dict[str, Any]:
             f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
         )
     return description
+
+
+def _settle(folder: Path) -> None:
+    """Bring a save to its end: the next description takes its name if its weights are in place, else it goes."""
+    pending, weights = folder / _NEXT, folder / WEIGHTS
+    if not pending.is_file():
+        return
+    try:
+        expected = json.loads(pending.read_text(encoding="utf-8"))["weights_sha256"]
+    except (ValueError, KeyError, TypeError):
+        expected = None
+    if weights.is_file() and expected == _sha256(weights):
+        pending.replace(folder / DESCRIPTION)
+    else:
+        pending.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
@@ -84,7 +86,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size"):
             object.__setattr__(self, name, as_pair(getattr(self, name), name))
-        _check_types(self)
+        _check_types(self.__dict__)
         _check_values(self)
 
     @property
@@ -152,19 +154,25 @@ def as_pair(value: Any, name: str) -> Pair:
     return pair[0], pair[1]
 
 
-def _check_types(config: ViTConfig) -> None:
-    for name, hint in get_type_hints(ViTConfig).items():
-        value = getattr(config, name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise VitkitError(f"{name} must be one of {', '.join(get_args(hint))}, not {value!r}")
-        if hint is bool and type(value) is not bool:
+def _check_types(fields: dict[str, Any]) -> None:
+    hints = get_type_hints(ViTConfig)
+    for name, value in fields.items():  # pairs are checked by `as_pair`
+        kinds = get_args(hints[name]) if type(None) in get_args(hints[name]) else (hints[name],)
+        if value is None and type(None) in kinds:
+            continue
+        kind = kinds[0]
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+        if kind is bool and type(value) is not bool:
             raise VitkitError(f"{name} must be True or False, not {value!r}")
-        if hint is int and type(value) is not int:
+        if kind is int and type(value) is not int:
             raise VitkitError(f"{name} must be a whole number, not {value!r}")
-        if hint == int | None and value is not None and type(value) is not int:
-            raise VitkitError(f"{name} must be a whole number or None, not {value!r}")
-        if hint is float and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise VitkitError(f"{name} must be a number, not {value!r}")
+        if kind is float and not _is_number(value):
+            raise VitkitError(f"{name} must be a finite number, not {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _check_values(config: ViTConfig) -> None:
@@ -289,19 +297,27 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
         VitkitError: an override is unknown or cannot be built.
     """
     _refuse_unknown(overrides, _ALIASES)
-    changes = {name: value for name, value in overrides.items() if name not in _ALIASES}
+    aliases = {name: overrides.pop(name) for name in _ALIASES if name in overrides}
+    _check_types(overrides)
+    changes = dict(overrides)
     hidden_size = changes.get("hidden_size", config.hidden_size)
-    mlp_ratio = overrides.get("mlp_ratio", config.mlp_size / config.hidden_size)
-    if "mlp_ratio" in overrides or "hidden_size" in changes:
-        changes.setdefault("mlp_size", int(hidden_size * mlp_ratio))
+    if hidden_size != config.hidden_size:
+        changes.setdefault("mlp_size", round(Fraction(config.mlp_size * hidden_size, config.hidden_size)))
         if config.representation_size == config.hidden_size:
             changes.setdefault("representation_size", hidden_size)
-    if "position" in changes:
+    if changes.get("position", config.position) != config.position:
         changes.setdefault("position_at", "every_layer" if changes["position"] == "relative" else "input")
-    if "distilled" in overrides:
-        changes["distill_token"] = changes["distill_head"] = overrides["distilled"]
-    if "has_logits" in overrides:
-        changes["representation_size"] = hidden_size if overrides["has_logits"] else None
+    if "mlp_ratio" in aliases:
+        if not _is_number(aliases["mlp_ratio"]):
+            raise VitkitError(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
+        changes["mlp_size"] = int(hidden_size * aliases["mlp_ratio"])
+    for name in ("distilled", "has_logits"):
+        if type(aliases.get(name, False)) is not bool:
+            raise VitkitError(f"{name} must be True or False, not {aliases[name]!r}")
+    if "distilled" in aliases:
+        changes["distill_token"] = changes["distill_head"] = aliases["distilled"]
+    if "has_logits" in aliases:
+        changes["representation_size"] = hidden_size if aliases["has_logits"] else None
     return dataclasses.replace(config, **changes)
 
 

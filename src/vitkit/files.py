@@ -31,7 +31,10 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        text = json.dumps(value, indent=2)  # a file name that is not UTF-8 survives as escapes
+    write_text(path, text + "\n")
 
 
 def _flush(path: Path) -> None:

@@ -37,7 +37,7 @@ class ModelInfo:
 
     `gmacs` counts the forward pass as papers do, attention products included (multiply by 2 for FLOPs);
     `gmacs_executed` is what `forward` computes, whose last block works for the head alone.
-    `activation_bytes` is what the backward pass keeps of one float32 image.
+    `activation_bytes` is what the backward pass keeps of one float32 image, at most: the last block keeps less.
     """
 
     config: ViTConfig
@@ -135,7 +135,7 @@ def _stages(model: VisionTransformer, one: VisionTransformer, images: Tensor) ->
     L, H, N, D_h = config.layers, config.heads, config.tokens, config.head_size
     projections = ("blocks.0.attn.qkv", "blocks.0.attn.proj")
     products = (flops["blocks.0.attn"] - sum(flops[name] for name in projections)) // 2
-    own = sum(parameter.numel() for parameter in model.parameters(recurse=False))
+    own = sum(p.numel() for name, p in model.named_parameters() if name.startswith(("cls_", "dist_", "pos_embed")))
     walk = [
         Stage("image", (*config.image_size, config.in_channels)),
         stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitkit.position import RelativePosition
+from vitkit.position import Learned2D, RelativePosition
 
 if TYPE_CHECKING:
     from vitkit.model import VisionTransformer
@@ -23,8 +23,9 @@ def initialise(model: VisionTransformer) -> None:
         if isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, RelativePosition):
-            nn.init.trunc_normal_(module.table, std=0.02)
+        elif isinstance(module, (Learned2D, RelativePosition)):
+            for parameter in module.parameters():
+                nn.init.trunc_normal_(parameter, std=0.02)
     {"trunc_normal": _trunc_normal, "reference": _reference}[model.config.init](model)
 
 

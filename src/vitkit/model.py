@@ -24,7 +24,7 @@ from vitkit.config import ViTConfig, config_for
 from vitkit.errors import VitkitError
 from vitkit.init import initialise
 from vitkit.layers import DropPath
-from vitkit.position import RelativePosition, sincos_1d, sincos_2d
+from vitkit.position import Learned2D, RelativePosition, Sinusoids
 
 
 class PatchEmbed(nn.Module):
@@ -58,12 +58,12 @@ class Attention(nn.Module):
         """Eq. 5: (B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries` tokens, k and v (B, H, N, D_h)."""
         B, N, D = x.shape
         if queries is None:
-            return self.qkv(x).view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            return self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
         q = F.linear(x[:, :queries], self.qkv.weight[:D], bias_q)  # (B, n, D)
         kv = F.linear(x, self.qkv.weight[D:], bias_kv)  # (B, N, 2D)
-        k, v = kv.view(B, N, 2, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        return q.view(B, queries, self.heads, -1).transpose(1, 2), k, v
+        k, v = kv.view(B, N, 2, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return q.view(B, queries, self.heads, D // self.heads).transpose(1, 2), k, v
 
     def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
@@ -122,8 +122,6 @@ class VisionTransformer(nn.Module):
     backward pass to save memory).
     """
 
-    pos_table: Tensor
-
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
@@ -132,7 +130,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.distill_token else None
-        self._build_positions(config)
+        self.pos_embed, self.rel_pos = _positions(config)
         self.pos_drop = nn.Dropout(config.position_dropout)
         rates = [config.drop_path * i / max(config.layers - 1, 1) for i in range(config.layers)]  # the linear rule
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
@@ -141,42 +139,18 @@ class VisionTransformer(nn.Module):
         self.pre_logits, self.head, self.head_dist = _heads(config)
         initialise(self)
 
-    def _build_positions(self, config: ViTConfig) -> None:
-        tables = config.layers if config.position_at == "every_layer" else 1
-        if config.position == "learned_1d":
-            self.pos_embed = nn.Parameter(torch.zeros(tables, config.tokens, config.hidden_size))
-        elif config.position == "learned_2d":
-            self.pos_embed_y = nn.Parameter(torch.zeros(tables, config.grid[0], config.hidden_size // 2))
-            self.pos_embed_x = nn.Parameter(torch.zeros(tables, config.grid[1], config.hidden_size // 2))
-        elif config.position == "relative":
-            self.rel_pos = nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
-        self.rebuild_tables()
+    def positions(self, layer: int = 0) -> Tensor | None:
+        """E_pos, added to the tokens ahead of a layer: (N, D), or None where the model adds nothing."""
+        if self.pos_embed is None:
+            return None
+        table = layer if self.config.position_at == "every_layer" else 0
+        return self.pos_embed[table] if isinstance(self.pos_embed, Tensor) else self.pos_embed(table)
 
     def rebuild_tables(self) -> None:
-        """Compute the fixed tables anew on the parameters' device, after the model left the meta device."""
-        config, device = self.config, self.patch_embed.proj.weight.device
-        if config.position == "sincos_1d":
-            self.register_buffer("pos_table", sincos_1d(config.tokens, config.hidden_size).to(device), persistent=False)
-        elif config.position == "sincos_2d":
-            table = F.pad(sincos_2d(config.grid, config.hidden_size), (0, 0, config.prefix_tokens, 0))  # prefix: 0
-            self.register_buffer("pos_table", table.to(device), persistent=False)
-        elif config.position == "relative":
-            for module in self.modules():
-                if isinstance(module, RelativePosition):
-                    module.rebuild_tables()
-
-    def positions(self, layer: int = 0) -> Tensor | None:
-        """E_pos, added to the tokens ahead of a layer: (N, D), or None where the model has no such table."""
-        config = self.config
-        table = layer if config.position_at == "every_layer" else 0
-        if config.position == "learned_1d":
-            return self.pos_embed[table]
-        if config.position == "learned_2d":
-            h, w = config.grid
-            y = self.pos_embed_y[table][:, None].expand(h, w, -1)
-            x = self.pos_embed_x[table][None, :].expand(h, w, -1)
-            return F.pad(torch.cat([y, x], dim=-1).flatten(0, 1), (0, 0, config.prefix_tokens, 0))  # prefix: 0
-        return self.pos_table if config.position.startswith("sincos") else None
+        """Compute the fixed tables anew, beside the parameters, after the model left the meta device."""
+        for module in self.modules():
+            if isinstance(module, (RelativePosition, Sinusoids)):
+                module.rebuild_tables(self.patch_embed.proj.weight)
 
     def embed(self, images: Tensor) -> Tensor:
         """Eq. 1: (B, C, height, width) images -> (B, N, D) tokens.
@@ -193,10 +167,8 @@ class VisionTransformer(nn.Module):
         x = self.patch_embed(images)  # (B, h*w, D)
         prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*prefix, x], dim=1)  # (B, N, D)
-        if self.config.position_at == "input":
-            positions = self.positions()
-            x = x if positions is None else x + positions
-        return self.pos_drop(x)
+        positions = self.positions() if self.config.position_at == "input" else None
+        return self.pos_drop(x if positions is None else x + positions)
 
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
         """Eqs. 2-3 through all layers: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
@@ -206,12 +178,11 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def _layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
-        config, relative = self.config, None
-        if config.position == "relative":
-            relative = self.rel_pos[i if config.position_at == "every_layer" else 0]
-        elif config.position_at != "input":
-            positions = self.positions(i)
-            x = x if positions is None else x + positions
+        relative = (
+            None if self.rel_pos is None else self.rel_pos[i % len(self.rel_pos)]
+        )  # one for each layer, or for all
+        positions = None if self.config.position_at == "input" else self.positions(i)
+        x = x if positions is None else x + positions
         if self.checkpointing and self.training:
             return checkpoint(self.blocks[i], x, queries, relative, use_reentrant=False)
         return self.blocks[i](x, queries, relative)
@@ -284,6 +255,18 @@ class VisionTransformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Attention):
                 module.fused = fused
+
+
+def _positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
+    """What is added to the tokens, and what is added to the attention logits (app. D.4)."""
+    tables = config.layers if config.position_at == "every_layer" else 1
+    if config.position == "relative":
+        return None, nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
+    if config.position == "learned_1d":
+        return nn.Parameter(torch.zeros(tables, config.tokens, config.hidden_size)), None
+    if config.position == "learned_2d":
+        return Learned2D(config, tables), None
+    return (None if config.position == "none" else Sinusoids(config)), None
 
 
 def _heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | None]:

@@ -1,4 +1,4 @@
-"""Position embeddings beyond the learned table: sinusoids and relative attention (paper, app. D.4).
+"""Position embeddings beyond the learned table: 2-D, sinusoids and relative attention (paper, app. D.4).
 
 Shapes: N tokens, D hidden size, h x w patch grid.
 """
@@ -6,7 +6,10 @@ Shapes: N tokens, D hidden size, h x w patch grid.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vitkit.config import ViTConfig
 
 
 def sincos_1d(positions: int, dim: int) -> Tensor:
@@ -39,6 +42,49 @@ def _sincos(positions: Tensor, dim: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
 
+class Learned2D(nn.Module):
+    """Learned halves for row and column, concatenated (app. D.4). Prefix tokens have no place in the grid: zeros.
+
+    Keys: y (tables, h, D/2), x (tables, w, D/2).
+    """
+
+    def __init__(self, config: ViTConfig, tables: int) -> None:
+        super().__init__()
+        self.prefix_tokens = config.prefix_tokens
+        self.y = nn.Parameter(torch.zeros(tables, config.grid[0], config.hidden_size // 2))
+        self.x = nn.Parameter(torch.zeros(tables, config.grid[1], config.hidden_size // 2))
+
+    def forward(self, table: int) -> Tensor:
+        """The positions of one table, (N, D)."""
+        y, x = self.y[table], self.x[table]  # (h, D/2), (w, D/2)
+        grid = torch.cat([y[:, None].expand(-1, len(x), -1), x[None, :].expand(len(y), -1, -1)], dim=-1)  # (h, w, D)
+        return F.pad(grid.flatten(0, 1), (0, 0, self.prefix_tokens, 0))
+
+
+class Sinusoids(nn.Module):
+    """The fixed table: `sincos_1d` over the sequence, or `sincos_2d` over the grid and zeros for prefix tokens."""
+
+    table: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.rebuild_tables(torch.empty(0))
+
+    def rebuild_tables(self, like: Tensor) -> None:
+        """Compute the fixed table anew, of this tensor's device and dtype, after the model left the meta device."""
+        config = self.config
+        if config.position == "sincos_1d":
+            table = sincos_1d(config.tokens, config.hidden_size)
+        else:
+            table = F.pad(sincos_2d(config.grid, config.hidden_size), (0, 0, config.prefix_tokens, 0))
+        self.register_buffer("table", table.to(like), persistent=False)
+
+    def forward(self, table: int) -> Tensor:  # noqa: ARG002  # every layer has the same
+        """The positions, (N, D)."""
+        return self.table
+
+
 class RelativePosition(nn.Module):
     """Relative attention's extra logits: query times the embedding of the offset between query and key (app. D.4).
 
@@ -51,11 +97,11 @@ class RelativePosition(nn.Module):
         super().__init__()
         self.tokens = tokens
         self.table = nn.Parameter(torch.zeros(2 * tokens - 1, head_size))
-        self.rebuild_tables()
+        self.rebuild_tables(self.table)
 
-    def rebuild_tables(self) -> None:
-        """Compute the fixed index anew on the parameters' device, after the module left the meta device."""
-        sequence = torch.arange(self.tokens, device=self.table.device)
+    def rebuild_tables(self, like: Tensor) -> None:
+        """Compute the fixed index anew, on this tensor's device, after the model left the meta device."""
+        sequence = torch.arange(self.tokens, device=like.device)
         offsets = sequence[:, None] - sequence[None, :] + self.tokens - 1  # p_q - p_k, made a row of the table: (N, N)
         self.register_buffer("index", offsets, persistent=False)
 

@@ -49,7 +49,7 @@ def table(config: ViTConfig, w: Weights, layer: int) -> Array:
         case "learned_1d":
             return w["pos_embed"][layer]
         case "learned_2d":
-            y, x = w["pos_embed_y"][layer], w["pos_embed_x"][layer]
+            y, x = w["pos_embed.y"][layer], w["pos_embed.x"][layer]
             return np.array(prefix + [[*y[row], *x[column]] for row, column in cells])
         case "sincos_1d":
             return np.array([wave(position, D) for position in range(config.tokens)])

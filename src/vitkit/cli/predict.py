@@ -68,12 +68,16 @@ def _writer(out: Path | None, top: int, *, is_single: bool) -> Iterator[Callable
     if out is not None:
         from vitkit.files import replacing
 
-        with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        with replacing(out) as temporary, _open(temporary) as file:
             yield _csv_writer(file, top) if out.suffix.lower() == ".csv" else _jsonl_writer(file, top)
     elif is_single and sys.stdout.isatty():
         yield _print_all
     else:
         yield _csv_writer(sys.stdout, top)
+
+
+def _open(path: Path) -> TextIO:
+    return path.open("w", encoding="utf-8", errors="surrogateescape", newline="")  # file names may not be UTF-8
 
 
 def _csv_writer(file: TextIO, top: int) -> Callable[[Prediction], None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitkit.errors import VitkitError
 
@@ -15,6 +16,41 @@ from vitkit.errors import VitkitError
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
 _WHITE = (255, 255, 255, 255)
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class _Quiet:
+    """No warnings while any thread decodes: what matters is raised. (`catch_warnings` breaks when threads overlap.)"""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._outer = warnings.catch_warnings(action="ignore")
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._outer = warnings.catch_warnings(action="ignore")
+                self._outer.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._outer.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()
 
 
 class UnreadableImageError(VitkitError):
@@ -36,12 +72,12 @@ def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
         UnreadableImageError: the file is missing, is no picture, is damaged, or has more pixels than MAX_PIXELS.
     """
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=_available()) as image:
+        with _QUIET, Image.open(path, formats=_available()) as image:
             _check_pixels(image.size)
             if short_side is not None and image.format in ("JPEG", "MPO"):
                 _draft(image, 2 * short_side)
             image.load()
-            return _to_rgb(ImageOps.exif_transpose(image))
+            return _to_rgb(_upright(image))
     except UnreadableImageError:
         raise
     except Exception as error:  # whatever a format's reader trips over, the file is unreadable
@@ -61,6 +97,15 @@ def _check_pixels(size: tuple[int, int]) -> None:
 def _draft(image: Image.Image, short_side: int) -> None:
     scale = short_side / min(image.size)
     image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as EXIF says. (Pillow's own function also writes EXIF anew, and fails where a camera wrote it oddly.)"""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # an unreadable block of metadata does not spoil the picture
+        return image
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

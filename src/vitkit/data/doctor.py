@@ -35,10 +35,12 @@ def drop_unreadable(
     unreadable = {table.paths[i]: reason for i, reason in enumerate(reasons) if reason is not None}
     readable = table.take([i for i, reason in enumerate(reasons) if reason is None])
     if len(set(readable.labels)) < 2:
-        raise VitkitError(
-            f"{table.name}: {len(unreadable)} of {len(table)} images are unreadable, fewer than two classes are left"
-            f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})"
+        reason = (
+            f": {len(unreadable)} are unreadable (first: {' '.join(next(iter(unreadable.items())))})"
+            if unreadable
+            else ""
         )
+        raise VitkitError(f"{table.name}: fewer than two classes are left of {len(table)} images{reason}")
     return readable.compact(), unreadable
 
 

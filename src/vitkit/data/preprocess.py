@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from vitkit.data.decode import MAX_PIXELS
 from vitkit.errors import VitkitError
 
 Fit = Literal["crop", "pad", "squash"]
@@ -42,10 +43,15 @@ class Preprocess:
     std: tuple[float, ...] = HALF
 
     def __post_init__(self) -> None:
+        if len(self.size) != 2 or not all(type(side) is int and side > 0 for side in self.size):
+            raise VitkitError(f"size must be (height, width) in pixels, not {self.size}")
+        for name, kind in (("fit", Fit), ("interpolation", Interpolation)):
+            if getattr(self, name) not in get_args(kind):
+                raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
         if not 0 < self.crop_pct <= 1:
             raise VitkitError(f"crop_pct must be in (0, 1], not {self.crop_pct}")
-        if len(self.mean) != len(self.std) or min(self.std) <= 0:
-            raise VitkitError(f"mean {self.mean} and std {self.std} must have a value per channel, std above 0")
+        if not len(self.mean) == len(self.std) in (1, 3) or not all(value > 0 for value in self.std):
+            raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """An RGB picture of any size -> (C, height, width) float32."""
@@ -86,11 +92,14 @@ class Preprocess:
     def _crop(self, image: Image.Image) -> Image.Image:
         (h, w), (least_h, least_w) = self.size, self._before_crop()
         if least_h * image.width <= least_w * image.height:  # the width decides, as for an upright picture
-            resized = self._resample(image, (int(least_w * image.height / image.width), least_w))
+            full_h, full_w = int(least_w * image.height / image.width), least_w
         else:
-            resized = self._resample(image, (least_h, int(least_h * image.width / image.height)))
-        top, left = round((resized.height - h) / 2), round((resized.width - w) / 2)
-        return resized.crop((left, top, left + w, top + h))
+            full_h, full_w = least_h, int(least_h * image.width / image.height)
+        top, left = round((full_h - h) / 2), round((full_w - w) / 2)
+        if full_h * full_w > MAX_PIXELS:  # a strip: resample the part that is kept alone
+            y, x = image.height / full_h, image.width / full_w
+            return self._resample(image, (h, w), (left * x, top * y, (left + w) * x, (top + h) * y))
+        return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
 
     def _pad(self, image: Image.Image) -> Image.Image:
         h, w = self.size
@@ -101,5 +110,7 @@ class Preprocess:
         canvas.paste(resized, ((w - resized.width) // 2, (h - resized.height) // 2))
         return canvas
 
-    def _resample(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
-        return image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()])
+    def _resample(
+        self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
+    ) -> Image.Image:
+        return image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()], box)

@@ -128,6 +128,8 @@ def _read_folder(name: str, root: Path) -> ImageTable:
         for folder in _folders(parent):
             files = _images(folder, ignored)
             rows += [(file.relative_to(root).as_posix(), folder.name, split) for file in files]
+    for parent in {root, *parents}:
+        ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
     if not rows:
         raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{_hint(root)}")
     classes = tuple(sorted({row[1] for row in rows}))
@@ -139,7 +141,7 @@ def _read_folder(name: str, root: Path) -> ImageTable:
         paths=tuple(row[0] for row in rows),
         labels=tuple(index[row[1]] for row in rows),
         splits=tuple(row[2] for row in rows),
-        ignored=dict(ignored),
+        ignored={reason: count for reason, count in ignored.items() if count},
     )
 
 
@@ -164,11 +166,14 @@ def _images(folder: Path, ignored: Counter[str]) -> list[Path]:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, sorted, links followed; a folder met twice (a loop of links) is entered once."""
+    """Every file below a folder, sorted, links followed. Hidden folders are passed over; none is entered twice."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
+        if os.path.realpath(parent) in seen:  # links lead here a second time
+            folders.clear()
+            continue
         seen.add(os.path.realpath(parent))
-        folders[:] = sorted(name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen)  # noqa: PTH118
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent, name) for name in sorted(files))
 
 
@@ -187,16 +192,23 @@ def find_images(sources: Iterable[str]) -> list[str]:
 
 
 def _find(source: str) -> list[str]:
-    path = Path(source)
-    if path.is_dir():
-        found = [str(file) for file in walk(path) if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
-    elif path.exists():
+    if Path(source).is_dir():
+        found = _images_below(source)
+    elif Path(source).exists():
         found = [source]
     else:
-        found = [match for match in glob.glob(source, recursive=True) if Path(match).is_file()]  # noqa: PTH207
+        matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as it was given
+        if not matches:
+            raise VitkitError(f"no such file, folder or pattern: {source}")
+        found = [path for match in matches for path in (_images_below(match) if Path(match).is_dir() else [match])]
     if not found:
-        raise VitkitError(f"no images in {source}" if path.is_dir() else f"no such file, folder or pattern: {source}")
-    return sorted(found, key=_natural) if len(found) > 1 else found
+        raise VitkitError(f"no images in {source}")
+    return sorted(found, key=_natural)
+
+
+def _images_below(folder: str) -> list[str]:
+    files = (file for file in walk(Path(folder)) if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
+    return [os.path.join(folder, file.relative_to(folder)) for file in files]  # noqa: PTH118  # as it was given
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -31,7 +31,7 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int) -> ImageTabl
     Raises:
         VitkitError: the fractions are not three parts of 1 with something to train on.
     """
-    if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or abs(sum(fractions) - 1) > 1e-6:
+    if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or not abs(sum(fractions) - 1) <= 1e-6:
         raise VitkitError(f"split must be three fractions that sum to 1, train above 0, not {tuple(fractions)}")
     shares = np.array(fractions[1:], dtype=float)
     splits = list(table.splits)
@@ -68,9 +68,13 @@ def take_stratified(table: ImageTable, limit: int, seed: int) -> ImageTable:
         groups.setdefault((table.labels[i], table.splits[i]), []).append(i)
     # Rank each image by its depth within its own group: cutting the ranking keeps every group in proportion.
     ranked = sorted(((depth + 0.5) / len(own), i) for own in groups.values() for depth, i in enumerate(own))
-    first = {own[0] for own in groups.values()}
-    kept = [i for _, i in ranked if i in first] + [i for _, i in ranked if i not in first]
-    return table.take(sorted(kept[:limit]))
+    first: dict[int, int] = {}
+    for _, i in ranked:
+        first.setdefault(table.labels[i], i)
+    of_each_class = set(first.values())
+    of_each_group = {own[0] for own in groups.values()} - of_each_class
+    kept = sorted(ranked, key=lambda row: (row[1] not in of_each_class, row[1] not in of_each_group, *row))
+    return table.take(sorted(i for _, i in kept[:limit]))
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:
@@ -112,6 +116,6 @@ def split_from_file(path: Path) -> ImageTable:
             raise ValueError("its hash does not match its content")
     except FileNotFoundError as error:
         raise VitkitError(f"no such file: {path}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     return table

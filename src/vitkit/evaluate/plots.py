@@ -78,8 +78,8 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
             if count:
                 colour = "white" if share[row, column] > 0.5 else "black"
                 axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=colour)
-    _label_classes(axis, classes)
-    axis.set_yticks(axis.get_xticks(), [label.get_text() for label in axis.get_xticklabels()], fontsize=8)
+    if _label_classes(axis, classes):
+        axis.set_yticks(axis.get_xticks(), [label.get_text() for label in axis.get_xticklabels()], fontsize=8)
     axis.set(title=title, xlabel="predicted", ylabel="true")
     return figure
 
@@ -98,14 +98,16 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
     return figure
 
 
-def _label_classes(axis: Axes, classes: Sequence[str]) -> None:
-    if len(classes) > 60:  # names would run into one another
+def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
+    """Name the classes along the axis, unless there are so many that the names would run into one another."""
+    if len(classes) > 60:
         axis.set_xlabel("class")
-        return
+        return False
     names = [_shorten(name) for name in classes]
     is_short = max(map(len, names)) * len(names) < 60
     axis.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, ha="center" if is_short else "right")
     axis.tick_params(axis="x", labelsize=8)
+    return True
 
 
 def _shorten(name: str, most: int = 22) -> str:

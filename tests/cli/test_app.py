@@ -1,0 +1,148 @@
+"""What all verbs have in common: help with an example, the version, a quick start, and flags that nobody changes
+unnoticed."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import typer
+
+import runs
+import vitkit as package
+from vitkit.cli.app import app
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
+VERBS: dict[str, Callable[..., Any]] = {
+    command.name or command.callback.__name__: command.callback  # type: ignore[union-attr, misc]
+    for command in app.registered_commands
+}
+SLOW = {"lightning", "pytorch_lightning", "torchvision", "torchmetrics"}
+
+
+def test_the_version_is_the_packages(vitkit: Any) -> None:
+    outcome = vitkit("--version")
+    assert (outcome.code, outcome.out) == (0, f"vitkit {package.__version__}\n")
+
+
+def test_the_verbs() -> None:
+    assert set(VERBS) == {"train", "eval", "predict", "info", "models"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_verb_has_an_example_of_it(vitkit: Any, verb: str) -> None:
+    outcome = vitkit(verb, "--help")
+    assert outcome.code == 0
+    assert f"Example: vitkit {verb}" in outcome.out
+
+
+def test_help_lists_every_verb(vitkit: Any) -> None:
+    for flag in ("--help", "-h"):
+        outcome = vitkit(flag)
+        assert outcome.code == 0
+        assert all(f" {verb} " in outcome.out for verb in VERBS)
+
+
+def test_no_verb_shows_the_help(vitkit: Any) -> None:
+    outcome = vitkit()
+    assert "Usage: vitkit" in outcome.out + outcome.err
+
+
+# --- What starts fast -------------------------------------------------------------------------------
+
+
+def modules_after(*arguments: object) -> set[str]:
+    """The modules that a fresh interpreter has loaded after a command."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['vitkit', *{list(map(str, arguments))!r}]\n"
+        "from vitkit.cli.app import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "sys.stderr.write('\\n' + ' '.join(list(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_help_loads_neither_torch_nor_numpy() -> None:
+    loaded = modules_after("--help")
+    assert "vitkit.cli.train" in loaded
+    assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
+
+
+def test_predict_loads_nothing_that_is_slow_to_import(trained: Path, data: Path) -> None:
+    loaded = modules_after("predict", trained, data / "red" / "img1.png")
+    assert "torch" in loaded
+    assert loaded & (SLOW | {"matplotlib", "sklearn", "scipy"}) == set()
+
+
+# --- Flags ------------------------------------------------------------------------------------------
+
+
+def flags() -> list[str]:
+    """A line for each argument and flag of each verb: how it is written, its type, its default."""
+    return [f"{verb} {line}" for verb, command in VERBS.items() for line in _parameters(command)]
+
+
+def _parameters(command: Callable[..., Any]) -> list[str]:
+    lines = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind, info = get_args(parameter.annotation)
+        if isinstance(info, typer.models.ArgumentInfo):
+            written = parameter.name.upper() + ("" if parameter.default is inspect.Parameter.empty else "?")
+        else:
+            # Inside Annotated, typer keeps the first way of writing a flag as the default.
+            written = " ".join(text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str))
+        shown = info.show_default if isinstance(info.show_default, str) else parameter.default
+        default = "" if shown in (None, inspect.Parameter.empty) else f" = {shown}"
+        lines.append(f"{written}: {_type(kind)}{default}")
+    return lines
+
+
+def _type(kind: Any) -> str:
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if get_origin(kind) is Literal:
+        return "|".join(options)
+    if get_origin(kind) is tuple:
+        return " ".join(map(_type, options))
+    if get_origin(kind) is list:
+        return f"{_type(options[0])}..."
+    return kind.__name__ if isinstance(kind, type) else " ".join(map(_type, options))
+
+
+def test_flags_are_those_of_the_golden_file() -> None:
+    text = "".join(f"{line}\n" for line in flags())
+    if os.environ.get("VITKIT_UPDATE_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    known = GOLDEN.read_text(encoding="utf-8").splitlines()
+    added, gone = (sorted(a - b) for a, b in ((set(flags()), set(known)), (set(known), set(flags()))))
+    assert flags() == known, (
+        f"the command line has changed. New: {added}. Gone: {gone}. If that is meant, update the list with\n"
+        "    VITKIT_UPDATE_GOLDEN=1 python -m pytest tests/cli/test_app.py\n"
+        "and mention the change in CHANGELOG.md"
+    )
+
+
+def test_every_flag_is_written_in_the_one_style() -> None:
+    for line in flags():
+        written = line.partition(" ")[2].partition(":")[0]
+        assert re.fullmatch(r"[A-Z]+\??|--[a-z][a-z0-9-]*(/--no-[a-z-]+| -[a-z])?", written), line
+
+
+def test_every_flag_and_argument_has_a_help_text() -> None:
+    for verb, command in VERBS.items():
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            text = get_args(parameter.annotation)[1].help
+            assert text, f"{verb} {parameter.name}"
+            assert text.endswith("."), f"{verb} {parameter.name}: {text}"

@@ -1,0 +1,266 @@
+"""Whatever the user gets wrong: exit code 2, a line or two that name it, no traceback, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import photos as pictures
+import runs
+from vitkit.errors import VitkitError
+from vitkit.train import run
+
+
+@pytest.fixture
+def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in: `photos`, `model` (a model folder alone) and a few that are wrong."""
+    shutil.copytree(data, tmp_path / "photos")
+    (tmp_path / "model").mkdir()
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(trained / name, tmp_path / "model")
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(data / "red", tmp_path / "single" / "red")
+    for colour in ("red", "pink"):
+        shutil.copytree(data / "red", tmp_path / "strange" / colour)
+    for name in ("a", "b"):
+        (tmp_path / "unreadable" / name).mkdir(parents=True)
+        (tmp_path / "unreadable" / name / "text.jpg").write_text("not a picture")
+    (tmp_path / "photo.toml").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "typo.toml").write_text("epoch = 3\n")
+    (tmp_path / "text.toml").write_text('lr = "1e-3"\n')
+    (tmp_path / "old.csv").write_text("precious")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("precious")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SCRATCH = "--weights none"
+TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "no such folder": (f"train nowhere {SCRATCH}", ("nowhere",)),
+    "no data": (f"train {SCRATCH}", ("no data",)),
+    "a file as data": (f"train old.csv {SCRATCH}", ("old.csv", "folder")),
+    "an empty folder": (f"train empty {SCRATCH}", ("empty", "no images")),
+    "loose images": (f"train photos/red {SCRATCH}", ("photos/red", "12 images lie in the folder itself")),
+    "a single class": (f"train single {SCRATCH}", ("single", "'red'", "at least two")),
+    "no readable image": (f"train unreadable {SCRATCH}", ("unreadable", "2 of 2", "not an image")),
+    "an unknown model": (
+        f"train photos --model vit_tny_patch16_224 {SCRATCH}",
+        ("vit_tny_patch16_224", "did you mean vit_tiny_patch16_224"),
+    ),
+    "a patch that does not fit": (f"train photos --model vit_tiny_patch16_100 {SCRATCH}", ("16", "100")),
+    "no weights": ("train photos", ("--weights none",)),
+    "weights that are not there": ("train photos --weights runs/other", ("runs/other",)),
+    "epochs 0": (f"train photos {SCRATCH} --epochs 0", ("epochs", "0")),
+    "a negative lr": (f"train photos {SCRATCH} --lr -1", ("lr", "-1")),
+    "a split above 1": (f"train photos {SCRATCH} --split 0.5 0.5 0.5", ("split", "0.5")),
+    "a split that is no number": (f"train photos {SCRATCH} --split nan 0.1 0.2", ("split",)),
+    "a strange duration": (f"train photos {SCRATCH} --time soon", ("time", "soon")),
+    "a dropout above 1": (f"train photos {SCRATCH} --dropout 1.5", ("dropout", "1.5")),
+    "no such recipe": ("train photos --recipe nowhere.toml", ("nowhere.toml",)),
+    "a recipe that is a picture": ("train photos --recipe photo.toml", ("photo.toml",)),
+    "an unknown field": ("train photos --recipe typo.toml", ("typo.toml", "'epoch'", "did you mean epochs")),
+    "text for a number": ("train photos --recipe text.toml", ("text.toml", "lr", "'1e-3'")),
+    "an out that exists": (f"train photos {SCRATCH} --out precious", ("precious", "--force")),
+    "force over no run": (f"train photos {SCRATCH} --out precious --force", ("precious", "no run")),
+    "an out that is a file": (f"train photos {SCRATCH} --out old.csv", ("old.csv",)),
+    "an out below a file": (f"train photos {SCRATCH} --out old.csv/run", ("old.csv",)),
+    "a resume of nothing": ("train --resume nowhere", ("nowhere", "not a run folder")),
+    "a resume of a model folder": ("train --resume model", ("model", "not a run folder")),
+}
+REST: dict[str, tuple[str, tuple[str, ...]]] = {
+    "eval without a model": ("eval nowhere", ("nowhere",)),
+    "eval of a folder that is no model": ("eval photos", ("photos", "not a model folder")),
+    "eval of a model that remembers no data": ("eval model", ("model", "vitkit eval model DATA")),
+    "eval on data that are not there": ("eval model nowhere", ("nowhere",)),
+    "eval on unknown classes": ("eval model strange", ("strange", "pink", "blue, green, red")),
+    "eval on a split that is not there": ("eval model photos --split test", ("test",)),
+    "eval on what is no split": ("eval model photos --split tset", ("tset",)),
+    "predict with no model": ("predict nowhere photos", ("nowhere",)),
+    "predict of no file": ("predict model nowhere.jpg", ("nowhere.jpg",)),
+    "predict of a pattern without a match": ("predict model photos/*.gif", ("photos/*.gif",)),
+    "predict of an empty folder": ("predict model empty", ("empty", "no images")),
+    "predict onto a file that exists": ("predict model photos -o old.csv", ("old.csv", "--force")),
+    "predict into another format": ("predict model photos -o out.xlsx", ("out.xlsx", ".csv")),
+    "predict into no folder": ("predict model photos -o nowhere/out.csv", ("nowhere",)),
+    "info of nothing": ("info nowhere", ("nowhere",)),
+    "info of a folder that is no model": ("info photos", ("photos", "not a model folder")),
+    "models without a match": ("models resnet", ("resnet",)),
+}
+USAGE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "an unknown verb": ("trian photos", ("trian",)),
+    "an unknown flag": ("train photos --learning-rate 1", ("--learning-rate",)),
+    "a flag without a value": ("train photos --lr", ("--lr",)),
+    "text for a number on the command line": ("train photos --lr fast", ("--lr", "fast")),
+    "part of a number": ("train photos --epochs 2.5", ("--epochs", "2.5")),
+    "an unknown choice": ("train photos --optimizer lion", ("--optimizer", "lion", "adamw")),
+    "too few numbers": ("train photos --split 0.5 0.5", ("--split",)),
+    "top 0": ("predict model photos --top 0", ("--top", "0")),
+    "no source": ("predict model", ("SRC",)),
+    "no model": ("eval", ("MODEL",)),
+    "one argument too many": ("train photos photos", ("photos",)),
+}
+ALL = {**TRAIN, **REST, **USAGE}
+
+
+@pytest.mark.parametrize(("command", "named"), ALL.values(), ids=ALL)
+def test_a_mistake_is_told_in_a_line_or_two_and_leaves_nothing(
+    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(run, "_fit", lambda *_: pytest.fail("it was taken for right, and trained"))
+    before = pictures.fingerprint(here)
+    outcome = vitkit(*command.split())
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert_told(outcome.err, *named)
+    assert pictures.fingerprint(here) == before
+
+
+def assert_told(err: str, *named: str) -> None:
+    assert err.startswith("error: "), err
+    assert len(err.splitlines()) <= 2, err
+    assert "Traceback" not in err
+    assert [text for text in named if text.lower() not in err.lower()] == [], err
+
+
+def test_a_folder_that_is_not_there_is_named_before_the_weights_that_are_not(vitkit: Any, here: Path) -> None:
+    assert_told(vitkit("train", "nowhere").err, "nowhere")
+
+
+# --- Damage -----------------------------------------------------------------------------------------
+
+USES = ("eval model photos", "predict model photos", "info model")
+
+
+@pytest.mark.parametrize("command", USES)
+def test_weights_cut_short_are_refused(vitkit: Any, here: Path, command: str) -> None:
+    path = here / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    outcome = vitkit(*command.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert_told(outcome.err, "model.safetensors", "damaged")
+
+
+@pytest.mark.parametrize("command", USES)
+def test_a_changed_bit_is_noticed(vitkit: Any, here: Path, command: str) -> None:
+    path = here / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    outcome = vitkit(*command.split())
+    assert outcome.code == 2
+    assert_told(outcome.err, "model.safetensors", "damaged")
+
+
+@pytest.mark.parametrize("command", USES)
+def test_a_model_of_a_newer_format_asks_for_an_upgrade(vitkit: Any, here: Path, command: str) -> None:
+    path = here / "model" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+    outcome = vitkit(*command.split())
+    assert outcome.code == 2
+    assert_told(outcome.err, "model.json", "99", "upgrade")
+
+
+@pytest.mark.parametrize("command", USES)
+def test_a_description_that_is_no_json_is_refused(vitkit: Any, here: Path, command: str) -> None:
+    (here / "model" / "model.json").write_text("{")
+    outcome = vitkit(*command.split())
+    assert outcome.code == 2
+    assert_told(outcome.err, "model.json", "damaged")
+
+
+@pytest.fixture
+def half_done(trained: Path, here: Path) -> Path:
+    """A run that is to be resumed: one epoch is missing."""
+    folder = runs.copy_of(trained, here / "run")
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("epochs = 3", "epochs = 4"))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["split.json", "recipe.toml", "checkpoints/last.ckpt"])
+def test_a_resume_from_a_damaged_file_is_refused_by_its_name(vitkit: Any, half_done: Path, name: str) -> None:
+    path = half_done / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    outcome = vitkit("train", "--resume", half_done)
+    assert outcome.code == 2
+    assert_told(outcome.err, name.rpartition("/")[2])
+    assert runs.weights(half_done)
+
+
+def test_a_resume_whose_photographs_are_gone_says_where_they_were(vitkit: Any, half_done: Path, data: Path) -> None:
+    stored = json.loads((half_done / "split.json").read_text())
+    (half_done / "split.json").write_text(json.dumps(stored | {"root": "/nowhere/photos"}))
+    outcome = vitkit("train", "--resume", half_done)
+    assert outcome.code == 2
+    assert_told(outcome.err, "/nowhere/photos")
+
+
+# --- Out, and folders that cannot be written --------------------------------------------------------
+
+
+def test_an_existing_run_is_not_written_over(vitkit: Any, here: Path, trained: Path) -> None:
+    before = pictures.fingerprint(trained)
+    outcome = vitkit("train", "photos", *runs.FLAGS, "--out", trained)
+    assert outcome.code == 2
+    assert_told(outcome.err, str(trained), "--force")
+    assert pictures.fingerprint(trained) == before
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, method: str, folder: Path) -> None:
+    """As on a read-only disk, which root would not notice."""
+    original = getattr(Path, method)
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        writes = method == "mkdir" or any(mode in str(args[:1] or kwargs.get("mode", "r")) for mode in "wax+")
+        if writes and path.absolute().is_relative_to(folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, method, refuse)
+
+
+@pytest.mark.parametrize("arguments", [("--out", "locked/run"), ()])
+def test_a_place_that_cannot_be_written_is_named(
+    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    before = pictures.fingerprint(here)
+    deny(monkeypatch, "mkdir", here)
+    outcome = vitkit("train", "photos", *runs.FLAGS, *arguments)
+    assert outcome.code == 2
+    assert_told(outcome.err, "Permission denied", "locked" if arguments else "runs")
+    assert pictures.fingerprint(here) == before
+
+
+def test_a_run_folder_whose_files_cannot_be_written_is_named(
+    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deny(monkeypatch, "open", here / "run")
+    outcome = vitkit("train", "photos", *runs.FLAGS, "--out", "run")
+    assert outcome.code == 2
+    assert_told(outcome.err, "Permission denied", "run")
+    assert not (here / "run").exists()
+
+
+def test_predictions_that_cannot_be_written_are_named(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny(monkeypatch, "open", here / "empty")
+    outcome = vitkit("predict", "model", "photos", "-o", "empty/out.csv")
+    assert outcome.code == 2
+    assert_told(outcome.err, "Permission denied", "out.csv")
+    assert list((here / "empty").iterdir()) == []
+
+
+# --- --debug ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "info", "nowhere"), ("info", "nowhere", "--debug")])
+def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    from vitkit.cli.app import main
+
+    monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
+    with pytest.raises(VitkitError, match="nowhere"):
+        main()

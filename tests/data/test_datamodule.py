@@ -1,0 +1,144 @@
+"""Batches do not depend on who makes them, when, or how many there are of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from photos import folder, save, smooth
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.augment import Augment
+from vitkit.data.datamodule import EpochSampler, EvaluationImages, ImageData, TrainingImages
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data.source import ImageTable, read_source
+from vitkit.data.split import split
+
+PREPROCESS = Preprocess(size=(12, 16), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+AUGMENT = Augment(crop_scale=(0.5, 1.0), hflip=True, rotate=5, color_jitter=0.2)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
+    root = folder(tmp_path_factory.mktemp("photos"), {"a": 8, "b": 7})
+    save(smooth(300, 200), root / "a" / "large.jpg")
+    return split(read_source(root), (0.6, 0.2, 0.2), 0)
+
+
+def epoch_of(data: ImageData, epoch: int) -> list[tuple[Tensor, Tensor]]:
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    return [tuple(batch) for batch in loader]
+
+
+def same(one: list[tuple[Tensor, ...]], other: list[tuple[Tensor, ...]]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_a_sample_is_decided_by_seed_epoch_and_index(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENT, 7)
+    first = images[3, 5][0]
+    for key in [(0, 0), (3, 4), (9, 9)]:
+        torch.rand(3)
+        images[key]
+    assert torch.equal(images[3, 5][0], first)
+    assert torch.equal(TrainingImages(table, PREPROCESS, AUGMENT, 7)[3, 5][0], first)
+    assert not torch.equal(images[4, 5][0], first)
+    assert not torch.equal(TrainingImages(table, PREPROCESS, AUGMENT, 8)[3, 5][0], first)
+
+
+def test_a_sample_has_the_models_shape_and_its_own_label(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENT, 0)
+    assert len(images) == len(table)
+    for index in range(len(table)):
+        image, label = images[0, index]
+        assert image.shape == (3, 12, 16)
+        assert image.dtype == torch.float32
+        assert label == table.labels[index]
+
+
+def test_training_without_augmentation_sees_evaluations_pixels(table: ImageTable) -> None:
+    train, evaluation = TrainingImages(table, PREPROCESS, Augment(), 0), EvaluationImages(table, PREPROCESS)
+    for index in range(len(table)):
+        assert torch.equal(train[4, index][0], evaluation[index][0])
+
+
+def test_evaluation_and_prediction_see_the_same_pixels(table: ImageTable) -> None:
+    classifier = Classifier(build(num_classes=2), table.classes, PREPROCESS)
+    images = EvaluationImages(table, PREPROCESS)
+    assert any(path.endswith(".jpg") for path in table.paths), "scaled decoding takes part"
+    for index in range(len(images)):
+        assert torch.equal(images[index][0], classifier.read(table.file(index)))
+        assert images[index][1] == table.labels[index]
+
+
+def test_the_sampler_yields_every_index_once_with_its_epoch() -> None:
+    sampler = EpochSampler(50, seed=1)
+    sampler.set_epoch(4)
+    drawn = list(sampler)
+    assert len(sampler) == 50
+    assert {epoch for epoch, _ in drawn} == {4}
+    assert sorted(index for _, index in drawn) == list(range(50))
+    assert [index for _, index in drawn] != list(range(50))
+    assert list(sampler) == drawn
+
+
+def test_the_sampler_shuffles_anew_by_epoch_and_by_seed() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = EpochSampler(50, seed)
+        sampler.set_epoch(epoch)
+        return [index for _, index in sampler]
+
+    orders = [order(seed, epoch) for seed in range(4) for epoch in range(4)]
+    assert len(set(map(tuple, orders))) == 16
+    state = torch.get_rng_state()
+    assert order(0, 0) == orders[0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTable) -> None:
+    def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
+        data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=workers, seed=5)
+        return epoch_of(data, 2)
+
+    torch.manual_seed(1)
+    alone = batches(0)
+    torch.manual_seed(2)
+    assert same(alone, batches(2))
+    assert same(alone, batches(1))
+
+
+def test_an_epoch_is_the_same_when_it_is_the_first_or_a_later_one(table: ImageTable) -> None:
+    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
+    loader = data.train_dataloader()
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        later = [tuple(batch) for batch in loader]
+    fresh = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
+    assert same(later, epoch_of(fresh, 2))
+    assert not same(later, epoch_of(fresh, 1))
+
+
+def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
+    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=0)
+    assert data.train.table == table.of_split("train")
+    assert data.val.table == table.of_split("val")
+    val = list(data.val_dataloader())
+    assert sum(len(labels) for _, labels in val) == len(table.of_split("val")), "validation drops nothing"
+    np.testing.assert_array_equal(torch.cat([labels for _, labels in val]), table.of_split("val").labels)
+
+
+@pytest.mark.parametrize(("batch_size", "batches"), [(4, "full"), (1000, "one")])
+def test_the_remainder_is_dropped_unless_it_is_all_there_is(table: ImageTable, batch_size: int, batches: str) -> None:
+    n = len(table.of_split("train"))
+    sizes = [
+        len(labels)
+        for _, labels in ImageData(
+            table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0
+        ).train_dataloader()
+    ]
+    assert sizes == ([4] * (n // 4) if batches == "full" else [n])

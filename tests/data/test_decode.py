@@ -1,0 +1,526 @@
+"""Whatever is in the file, it comes out as the upright RGB picture, or as the reason why not."""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile, features
+
+from photos import noise, save, smooth
+from vitkit.data import decode as module
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+
+ORIENTATION = 0x0112
+# EXIF orientation -> how to store an upright picture so that a viewer that obeys the tag shows it upright.
+STORED_BY_ORIENTATION = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def pixels(picture: Image.Image) -> np.ndarray:
+    assert picture.mode == "RGB"
+    return np.asarray(picture)
+
+
+def rotated_exif(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return exif
+
+
+def reason(path: Path) -> str:
+    with pytest.raises(UnreadableImageError) as caught:
+        decode(path)
+    return str(caught.value)
+
+
+# --- Modes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["png", "bmp", "tif", "ppm", "webp"])
+def test_a_lossless_rgb_picture_comes_back_to_the_bit(tmp_path: Path, ending: str) -> None:
+    options = {"lossless": True} if ending == "webp" else {}
+    path = save(noise(), tmp_path / f"a.{ending}", **options)
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(noise()))
+
+
+def test_a_str_path_is_as_good_as_a_path(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(pixels(decode(str(save(noise(), tmp_path / "a.png")))), np.asarray(noise()))
+
+
+def test_mode_1_is_black_and_white(tmp_path: Path) -> None:
+    bits = np.asarray(noise().convert("L")) > 127
+    path = save(Image.fromarray(bits), tmp_path / "a.png")
+    np.testing.assert_array_equal(pixels(decode(path)), np.repeat(bits[..., None], 3, axis=2) * np.uint8(255))
+
+
+def test_mode_l_has_three_equal_channels(tmp_path: Path) -> None:
+    grey = noise().convert("L")
+    out = pixels(decode(save(grey, tmp_path / "a.png")))
+    for channel in range(3):
+        np.testing.assert_array_equal(out[..., channel], np.asarray(grey))
+
+
+def test_mode_p_is_looked_up_in_its_palette(tmp_path: Path) -> None:
+    paletted = noise().quantize(40)
+    path = save(paletted, tmp_path / "a.png")
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(paletted.convert("RGB")))
+
+
+def test_a_palettes_transparent_colour_lands_on_white_and_the_others_stay(tmp_path: Path) -> None:
+    paletted = noise().quantize(40)
+    path = save(paletted, tmp_path / "a.png", transparency=7)
+    expected = np.asarray(paletted.convert("RGB")).copy()
+    transparent = np.asarray(paletted) == 7
+    assert transparent.any()
+    expected[transparent] = 255
+    np.testing.assert_array_equal(pixels(decode(path)), expected)
+
+
+def blend(colour: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    return colour * (alpha / 255) + 255 * (1 - alpha / 255)
+
+
+def alpha_ramp(picture: Image.Image) -> np.ndarray:
+    return np.tile(np.linspace(0, 255, picture.width).astype(np.uint8), (picture.height, 1))
+
+
+def test_rgba_is_laid_on_white(tmp_path: Path) -> None:
+    picture = noise()
+    alpha = alpha_ramp(picture)
+    rgba = picture.copy()
+    rgba.putalpha(Image.fromarray(alpha))
+    out = pixels(decode(save(rgba, tmp_path / "a.png")))
+    colour = np.asarray(picture).astype(float)
+    np.testing.assert_allclose(out, blend(colour, alpha[..., None].astype(float)), atol=1)
+    assert (out[:, 0] == 255).all(), "alpha 0 is exactly white, whatever colour hides below"
+    np.testing.assert_array_equal(out[:, -1], np.asarray(picture)[:, -1], "alpha 255 is exactly the colour")
+
+
+def test_la_is_laid_on_white(tmp_path: Path) -> None:
+    grey = noise().convert("L")
+    alpha = alpha_ramp(grey)
+    out = pixels(decode(save(Image.merge("LA", [grey, Image.fromarray(alpha)]), tmp_path / "a.png")))
+    expected = blend(np.asarray(grey).astype(float), alpha.astype(float))
+    np.testing.assert_allclose(out, np.repeat(expected[..., None], 3, axis=2), atol=1)
+
+
+def test_a_palette_with_an_alpha_channel_is_laid_on_white(tmp_path: Path) -> None:
+    pa = noise().quantize(16).convert("PA")
+    assert pa.mode == "PA"
+    pa.putalpha(Image.fromarray(alpha_ramp(pa)))
+    out = pixels(module._to_rgb(pa))  # no format that Pillow writes keeps this mode
+    colour = np.asarray(noise().quantize(16).convert("RGB")).astype(float)
+    np.testing.assert_allclose(out, blend(colour, alpha_ramp(pa)[..., None].astype(float)), atol=1)
+
+
+def test_the_transparent_colour_of_an_rgb_png_lands_on_white(tmp_path: Path) -> None:
+    picture = noise()
+    colour = picture.getpixel((3, 5))
+    out = pixels(decode(save(picture, tmp_path / "a.png", transparency=colour)))
+    expected = np.asarray(picture).copy()
+    expected[(expected == colour).all(axis=-1)] = 255
+    np.testing.assert_array_equal(out, expected)
+    assert tuple(out[5, 3]) == (255, 255, 255)
+
+
+def test_the_transparent_grey_of_a_grey_png_lands_on_white(tmp_path: Path) -> None:
+    grey = noise().convert("L")
+    level = grey.getpixel((3, 5))
+    out = pixels(decode(save(grey, tmp_path / "a.png", transparency=level)))[..., 0]
+    expected = np.asarray(grey).copy()
+    expected[expected == level] = 255
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_cmyk_jpeg_shows_its_colours(tmp_path: Path) -> None:
+    colours = [(200, 30, 40), (20, 180, 60), (30, 40, 190), (240, 240, 240), (10, 10, 10)]
+    for number, colour in enumerate(colours):
+        flat = Image.new("RGB", (16, 16), colour)
+        path = save(flat.convert("CMYK"), tmp_path / f"{number}.jpg", quality=95)
+        with Image.open(path) as stored:
+            assert stored.mode == "CMYK"
+        np.testing.assert_allclose(pixels(decode(path)), np.asarray(flat), atol=6)
+
+
+def test_a_jpeg_is_close_to_its_original_and_ycbcr_is_converted(tmp_path: Path) -> None:
+    jpeg = save(smooth(), tmp_path / "a.jpg", quality=95)
+    np.testing.assert_allclose(pixels(decode(jpeg)), np.asarray(smooth()).astype(int), atol=8)
+    tiff = save(smooth().convert("YCbCr"), tmp_path / "b.tif")
+    np.testing.assert_allclose(pixels(decode(tiff)), np.asarray(smooth()).astype(int), atol=4)
+
+
+def ramp_16() -> np.ndarray:
+    return np.linspace(0, 65535, 512).round().astype(np.uint16).reshape(16, 32)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_sixteen_bit_greys_are_scaled_not_clipped(tmp_path: Path, ending: str) -> None:
+    path = save(Image.fromarray(ramp_16()), tmp_path / f"a.{ending}")
+    out = pixels(decode(path))
+    np.testing.assert_allclose(out[..., 0], ramp_16() / 257, atol=1)
+    assert (out[..., 0] == out[..., 1]).all()
+    assert (out[..., 0] == out[..., 2]).all()
+    assert out.min() == 0
+    assert out.max() == 255
+
+
+def test_a_dark_sixteen_bit_picture_stays_dark(tmp_path: Path) -> None:
+    out = pixels(decode(save(Image.fromarray(ramp_16() // 4), tmp_path / "a.png")))
+    np.testing.assert_allclose(out[..., 0], ramp_16() / 4 / 257, atol=1)
+
+
+def test_thirty_two_bit_greys_within_sixteen_bits_are_scaled_as_such(tmp_path: Path) -> None:
+    path = save(Image.fromarray(ramp_16().astype(np.int32)), tmp_path / "a.tif")
+    with Image.open(path) as stored:
+        assert stored.mode == "I"
+    np.testing.assert_allclose(pixels(decode(path))[..., 0], ramp_16() / 257, atol=1)
+
+
+def test_thirty_two_bit_greys_beyond_sixteen_bits_go_from_lowest_to_highest(tmp_path: Path) -> None:
+    grey = (ramp_16().astype(np.int32) - 30000) * 1000
+    np.testing.assert_allclose(
+        pixels(decode(save(Image.fromarray(grey), tmp_path / "a.tif")))[..., 0], ramp_16() / 257, atol=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected_low", "expected_high"),
+    [(0.0, 1.0, 0, 255), (0.2, 0.6, 51, 153), (-4.0, 900.0, 0, 255)],
+)
+def test_float_greys_in_zero_to_one_keep_their_level_others_are_stretched(
+    tmp_path: Path, low: float, high: float, expected_low: int, expected_high: int
+) -> None:
+    grey = np.linspace(low, high, 512, dtype=np.float32).reshape(16, 32)
+    out = pixels(decode(save(Image.fromarray(grey), tmp_path / "a.tif")))[..., 0]
+    np.testing.assert_allclose(out.ravel(), np.linspace(expected_low, expected_high, 512), atol=1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_float_greys_with_holes_are_read_without_a_warning(tmp_path: Path, bad: float) -> None:
+    grey = np.linspace(0, 1, 512, dtype=np.float32).reshape(16, 32)
+    grey[3, 4] = bad
+    assert pixels(decode(save(Image.fromarray(grey), tmp_path / "a.tif"))).shape == (16, 32, 3)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "I"])
+def test_flat_greys_divide_nothing_by_zero(tmp_path: Path, mode: str) -> None:
+    dtype = {"I;16": np.uint16, "F": np.float32, "I": np.int32}[mode]
+    out = pixels(decode(save(Image.fromarray(np.zeros((5, 6), dtype)), tmp_path / "a.tif")))
+    assert (out == 0).all()
+
+
+def test_a_grey_picture_and_its_rgb_copy_are_the_same_input(tmp_path: Path) -> None:
+    grey = noise(37, 23).convert("L")
+    one, three = save(grey, tmp_path / "l.png"), save(grey.convert("RGB"), tmp_path / "rgb.png")
+    preprocess = Preprocess(size=(12, 16))
+    np.testing.assert_array_equal(preprocess(decode(one)), preprocess(decode(three)))
+
+
+# --- Orientation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", STORED_BY_ORIENTATION)
+def test_every_exif_orientation_gives_the_same_upright_pixels(tmp_path: Path, orientation: int, ending: str) -> None:
+    upright = noise(20, 14)
+    method = STORED_BY_ORIENTATION[orientation]
+    stored = upright if method is None else upright.transpose(method)
+    options = {"lossless": True} if ending == "webp" else {}
+    path = save(stored, tmp_path / f"a.{ending}", exif=rotated_exif(orientation), **options)
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(upright))
+
+
+@pytest.mark.parametrize("orientation", STORED_BY_ORIENTATION)
+@pytest.mark.parametrize("short_side", [None, 32])
+def test_every_exif_orientation_of_a_jpeg_is_upright(tmp_path: Path, orientation: int, short_side: int | None) -> None:
+    upright = smooth(320, 240)
+    method = STORED_BY_ORIENTATION[orientation]
+    stored = upright if method is None else upright.transpose(method)
+    path = save(stored, tmp_path / "a.jpg", exif=rotated_exif(orientation), quality=95)
+    out = decode(path, short_side)
+    assert out.size == ((320, 240) if short_side is None else (160, 120)), "a turned picture swaps its sides"
+    np.testing.assert_allclose(pixels(out), np.asarray(upright.resize(out.size)).astype(int), atol=10)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 300])
+def test_an_orientation_that_exif_does_not_know_changes_nothing(tmp_path: Path, orientation: int) -> None:
+    path = save(noise(), tmp_path / "a.png", exif=rotated_exif(orientation))
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(noise()))
+
+
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0", b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01", b"Exif\0\0" + bytes(40)]
+)
+def test_a_photo_whose_exif_block_is_broken_is_still_a_photo(tmp_path: Path, exif: bytes) -> None:
+    path = save(smooth(), tmp_path / "a.jpg", exif=exif)
+    plain = save(smooth(), tmp_path / "b.jpg")
+    np.testing.assert_array_equal(pixels(decode(path)), pixels(decode(plain)))
+
+
+def test_a_photo_whose_exif_block_can_be_read_but_not_written_again_is_turned_upright(tmp_path: Path) -> None:
+    exif = rotated_exif(6)
+    exif[0x011A] = (72, 1)  # a resolution, renamed below to a tag of another type
+    block = exif.tobytes().replace(b"\x01\x1a\x00\x05", b"\x01\x19\x00\x05")
+    assert block != exif.tobytes()
+    stored = smooth().transpose(STORED_BY_ORIENTATION[6])
+    out = decode(save(stored, tmp_path / "a.jpg", exif=block, quality=95))
+    np.testing.assert_allclose(pixels(out), np.asarray(smooth()).astype(int), atol=10)
+
+
+# --- Formats ---------------------------------------------------------------------------------------
+
+
+def test_of_a_gif_the_first_frame_is_taken(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 6), colour) for colour in [(255, 0, 0), (0, 255, 0), (0, 0, 255)]]
+    path = save(frames[0], tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(frames[0]))
+
+
+@pytest.mark.parametrize("ending", ["webp", "png", "tif"])
+def test_of_other_files_with_frames_the_first_is_taken_too(tmp_path: Path, ending: str) -> None:
+    frames = [noise(seed=seed) for seed in range(3)]
+    options = {"lossless": True} if ending == "webp" else {}
+    path = save(frames[0], tmp_path / f"a.{ending}", save_all=True, append_images=frames[1:], **options)
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(frames[0]))
+
+
+def test_a_phones_mpo_is_read_and_scaled_as_a_jpeg(tmp_path: Path) -> None:
+    big = smooth(640, 480)
+    path = save(big, tmp_path / "a.jpg", format="MPO", save_all=True, append_images=[noise(640, 480)], quality=95)
+    assert decode(path).size == (640, 480)
+    out = decode(path, 50)
+    assert out.size == (160, 120)
+    np.testing.assert_allclose(pixels(out), np.asarray(big.resize((160, 120))).astype(int), atol=10)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_avif_is_read(tmp_path: Path) -> None:
+    path = save(smooth(), tmp_path / "a.avif", quality=95)
+    np.testing.assert_allclose(pixels(decode(path)), np.asarray(smooth()).astype(int), atol=12)
+
+
+@pytest.mark.parametrize("name", ["png.jpg", "no ending", "text.txt", "Größe 🐈 猫.PNG", "a#b?c%20.png"])
+def test_the_content_decides_not_the_name(tmp_path: Path, name: str) -> None:
+    path = save(noise(), tmp_path / name, format="PNG")
+    np.testing.assert_array_equal(pixels(decode(path)), np.asarray(noise()))
+
+
+# --- Not pictures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"<!doctype html><html>not found</html>", b"plain text", b"\0" * 500, b"\x89PNG"])
+def test_other_content_under_a_pictures_name_is_not_an_image(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert reason(tmp_path / "a.jpg") == "not an image"
+
+
+def test_a_format_outside_the_list_is_not_an_image(tmp_path: Path) -> None:
+    assert reason(save(noise(), tmp_path / "a.jpg", format="PCX")) == "not an image"
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"  # Pillow would start a program for it
+    (tmp_path / "b.jpg").write_bytes(postscript)
+    assert reason(tmp_path / "b.jpg") == "not an image"
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    assert reason(tmp_path / "a.jpg") == "empty file"
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif", "bmp"])
+def test_half_a_file_is_unreadable_rather_than_half_grey(tmp_path: Path, ending: str) -> None:
+    path = save(noise(64, 64), tmp_path / f"a.{ending}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    told = reason(path)
+    assert told == "truncated" or ending == "tif", told
+
+
+@pytest.mark.parametrize("short_side", [None, 8])
+def test_a_jpeg_without_its_end_is_truncated_at_any_scale(tmp_path: Path, short_side: int | None) -> None:
+    path = save(noise(256, 256), tmp_path / "a.jpg")
+    path.write_bytes(path.read_bytes()[:-4000])
+    with pytest.raises(UnreadableImageError, match=r"^truncated$"):
+        decode(path, short_side)
+
+
+def test_a_png_with_a_flipped_bit_is_damaged(tmp_path: Path) -> None:
+    path = save(noise(64, 64), tmp_path / "a.png")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+    assert reason(path).startswith(("damaged", "truncated"))
+
+
+def test_a_missing_file_a_folder_and_a_dangling_link_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "link.png").symlink_to(tmp_path / "nowhere")
+    assert reason(tmp_path / "none.png") == "no such file"
+    assert reason(tmp_path / "link.png") == "no such file"
+    assert reason(tmp_path) == "a folder, not a file"
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(noise(), tmp_path / "a.png")
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)  # not chmod: root reads through it
+    assert reason(path) == "no permission to read it"
+
+
+def test_the_reason_is_addressed_to_the_user_and_does_not_repeat_the_path(tmp_path: Path) -> None:
+    assert issubclass(UnreadableImageError, VitkitError)
+    for name, content in {"a": b"", "b": b"text"}.items():
+        (tmp_path / name).write_bytes(content)
+        assert str(tmp_path) not in reason(tmp_path / name)
+        assert "\n" not in reason(tmp_path / name)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "gif", "webp", "tif", "bmp"])
+def test_the_pixel_limit_is_checked_on_the_header_before_a_pixel_is_decoded(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(noise(20, 14), tmp_path / f"a.{ending}")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MAX_PIXELS", 20 * 14 - 1)
+        patch.setattr(ImageFile.ImageFile, "load", lambda *_: pytest.fail("decoded"))
+        patch.setattr(Image.Image, "load", lambda *_: pytest.fail("decoded"))
+        told = reason(path)
+    assert "20x14" in told
+    assert "279" in told
+    monkeypatch.setattr(module, "MAX_PIXELS", 20 * 14)
+    assert decode(path).size == (20, 14), "the limit itself is allowed"
+
+
+def huge_png() -> bytes:
+    """A header that promises 50000 x 50000 pixels."""
+    buffer = io.BytesIO()
+    Image.new("L", (1, 1)).save(buffer, "PNG")
+    content = bytearray(buffer.getvalue())
+    content[16:24] = (50000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    return bytes(content)
+
+
+def test_a_decompression_bomb_is_refused_with_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(huge_png())
+    assert "limit of 178,956,970" in reason(tmp_path / "bomb.png")
+
+
+# --- Scaled decoding -------------------------------------------------------------------------------
+
+
+def test_a_large_jpeg_is_decoded_smaller_but_at_twice_the_short_side(tmp_path: Path) -> None:
+    path = save(smooth(3000, 2000), tmp_path / "a.jpg")
+    out = decode(path, 256)
+    assert 512 <= min(out.size) < 2000
+    assert out.size == (1500, 1000)
+    assert decode(path).size == (3000, 2000)
+
+
+@given(width=st.integers(1, 700), height=st.integers(1, 700), short_side=st.integers(1, 200))
+@settings(max_examples=25, deadline=None)
+def test_scaled_decoding_never_goes_below_twice_the_short_side(width: int, height: int, short_side: int) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "JPEG")
+    out = decode(buffer, short_side)  # type: ignore[arg-type]
+    assert min(out.size) >= min(2 * short_side, width, height)
+    assert max(out.size) <= max(width, height)
+
+
+def test_only_jpegs_are_scaled(tmp_path: Path) -> None:
+    for ending in ("png", "webp", "tif"):
+        assert decode(save(smooth(400, 300), tmp_path / f"a.{ending}"), 20).size == (400, 300)
+
+
+def test_a_small_jpeg_is_not_touched_by_the_hint(tmp_path: Path) -> None:
+    path = save(smooth(), tmp_path / "a.jpg")
+    np.testing.assert_array_equal(pixels(decode(path, 256)), pixels(decode(path)))
+
+
+# --- Anything at all -------------------------------------------------------------------------------
+
+
+def samples() -> list[bytes]:
+    found = []
+    for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"):
+        buffer = io.BytesIO()
+        noise(12, 9).save(buffer, kind)
+        found.append(buffer.getvalue())
+    return found
+
+
+@st.composite
+def damaged_files(draw: st.DrawFn) -> bytes:
+    content = bytearray(draw(st.sampled_from(samples())))
+    for _ in range(draw(st.integers(1, 6))):
+        content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+    return bytes(content[: draw(st.integers(1, len(content)))])
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("fuzz") / "a.jpg"
+
+
+@given(content=st.one_of(st.binary(max_size=200), damaged_files()), short_side=st.sampled_from([None, 4]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_bytes_are_a_picture_or_unreadable(scratch: Path, content: bytes, short_side: int | None) -> None:
+    scratch.write_bytes(content)
+    with mock.patch.object(module, "MAX_PIXELS", 1_000_000):  # a damaged header must not fill the memory here
+        try:
+            picture = decode(scratch, short_side)
+        except UnreadableImageError as error:
+            assert str(error)
+        else:
+            assert picture.mode == "RGB"
+
+
+def test_decoding_in_threads_leaves_the_warning_filters_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two decodings that overlap, the first to begin being the first to end."""
+    path = save(noise(), tmp_path / "a.png")
+    began, may_end = {"a": threading.Event(), "b": threading.Event()}, threading.Event()
+    check = module._check_pixels
+
+    def wait(size: tuple[int, int]) -> None:
+        own = threading.current_thread().name
+        began[own].set()
+        if own == "a":
+            began["b"].wait(5)
+        else:
+            may_end.wait(5)
+        check(size)
+
+    monkeypatch.setattr(module, "_check_pixels", wait)
+    before = list(warnings.filters)
+    a, b = (threading.Thread(target=decode, args=(path,), name=name) for name in "ab")
+    a.start()
+    began["a"].wait(5)
+    b.start()
+    a.join()
+    may_end.set()
+    b.join()
+    after = list(warnings.filters)
+    warnings.filters[:] = before  # so that one failure does not spoil the tests that follow
+    assert after == before

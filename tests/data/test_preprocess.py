@@ -1,0 +1,288 @@
+"""`Preprocess` against torchvision's transforms, which published accuracies were measured with."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
+
+from photos import noise, smooth
+from vitkit.data.decode import MAX_PIXELS
+from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.errors import VitkitError
+
+INTERPOLATIONS = ["nearest", "bilinear", "bicubic", "lanczos"]
+
+
+def reference(image: Image.Image, preprocess: Preprocess) -> tuple[np.ndarray, np.ndarray]:
+    """torchvision's uint8 crop and its normalised floats."""
+    side = preprocess.size[0]
+    interpolation = InterpolationMode[preprocess.interpolation.upper()]
+    if preprocess.fit == "crop":
+        steps = [v2.Resize(math.floor(side / preprocess.crop_pct), interpolation), v2.CenterCrop(side)]
+    else:
+        steps = [v2.Resize(preprocess.size, interpolation)]
+    crop = v2.Compose(steps)(image)
+    floats = v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(preprocess.mean, preprocess.std)]
+    )(crop)
+    return np.asarray(crop), floats.numpy()
+
+
+def assert_equals_torchvision(image: Image.Image, preprocess: Preprocess) -> None:
+    crop, floats = reference(image, preprocess)
+    np.testing.assert_array_equal(np.asarray(preprocess.resize(image)), crop)
+    out = preprocess(image)
+    assert out.dtype == np.float32
+    assert out.flags["C_CONTIGUOUS"]
+    np.testing.assert_allclose(out, floats, atol=1e-6, rtol=0)
+
+
+@given(
+    width=st.integers(1, 90),
+    height=st.integers(1, 90),
+    side=st.integers(1, 40),
+    crop_pct=st.sampled_from([1.0, 0.95, 0.9, 0.875, 224 / 256, 0.5, 0.333]) | st.floats(0.3, 1.0),
+    interpolation=st.sampled_from(INTERPOLATIONS),
+)
+@settings(max_examples=150, deadline=None)
+def test_crop_equals_torchvision_to_the_pixel(
+    width: int, height: int, side: int, crop_pct: float, interpolation: str
+) -> None:
+    preprocess = Preprocess(
+        size=(side, side), crop_pct=crop_pct, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
+    assert_equals_torchvision(noise(width, height), preprocess)
+
+
+@pytest.mark.parametrize("size", [(640, 480), (481, 640), (1000, 333), (224, 224), (225, 223), (100, 90), (31, 500)])
+@pytest.mark.parametrize(
+    ("side", "crop_pct", "interpolation"),
+    [(224, 0.875, "bicubic"), (224, 0.9, "bicubic"), (384, 1.0, "bicubic"), (224, 0.875, "bilinear")],
+)
+def test_published_settings_equal_torchvision(
+    size: tuple[int, int], side: int, crop_pct: float, interpolation: str
+) -> None:
+    preprocess = Preprocess(size=(side, side), crop_pct=crop_pct, interpolation=interpolation)
+    assert_equals_torchvision(smooth(*size), preprocess)
+
+
+@given(
+    width=st.integers(1, 60),
+    height=st.integers(1, 60),
+    h=st.integers(1, 40),
+    w=st.integers(1, 40),
+    kind=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_squash_equals_torchvisions_resize_to_both_sides(width: int, height: int, h: int, w: int, kind: int) -> None:
+    preprocess = Preprocess(size=(h, w), fit="squash", interpolation=INTERPOLATIONS[kind])
+    assert_equals_torchvision(noise(width, height), preprocess)
+
+
+@given(
+    width=st.integers(1, 80),
+    height=st.integers(1, 80),
+    h=st.integers(1, 40),
+    w=st.integers(1, 40),
+    crop_pct=st.floats(0.3, 1.0),
+    fit=st.sampled_from(["crop", "pad", "squash"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_picture_comes_out_at_the_models_size(
+    width: int, height: int, h: int, w: int, crop_pct: float, fit: str
+) -> None:
+    preprocess = Preprocess(size=(h, w), fit=fit, crop_pct=crop_pct)
+    assert preprocess.resize(noise(width, height)).size == (w, h)
+    out = preprocess(noise(width, height))
+    assert out.shape == (3, h, w)
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("size", [(30, 60), (60, 30), (16, 200)])
+@pytest.mark.parametrize("shape", [(400, 100), (100, 400), (300, 300), (120, 61), (61, 120)])
+@pytest.mark.parametrize("crop_pct", [1.0, 0.8])
+def test_a_non_square_crop_is_filled_with_picture(
+    size: tuple[int, int], shape: tuple[int, int], crop_pct: float
+) -> None:
+    white = Image.new("RGB", shape, (255, 255, 255))  # Pillow fills what lies outside with black
+    assert np.asarray(Preprocess(size=size, crop_pct=crop_pct).resize(white)).min() == 255
+
+
+@pytest.mark.parametrize("size", [(30, 60), (60, 30)])
+@pytest.mark.parametrize("shape", [(400, 100), (100, 400), (120, 60), (60, 120)])
+def test_a_non_square_crop_keeps_the_aspect_ratio_and_the_centre(size: tuple[int, int], shape: tuple[int, int]) -> None:
+    width, height = shape
+    x, y = np.meshgrid(np.linspace(0, 200, width), np.linspace(0, 200, height))
+    picture = Image.fromarray(np.stack([x, y, np.zeros_like(x)], axis=-1).astype(np.uint8))
+    out = np.asarray(Preprocess(size=size, crop_pct=0.9).resize(picture)).astype(float)
+    middle = out[size[0] // 2 - 1 : size[0] // 2 + 1, size[1] // 2 - 1 : size[1] // 2 + 1, :2].mean(axis=(0, 1))
+    np.testing.assert_allclose(middle, 100, atol=6)
+    # Slopes in grey levels per pixel of the result, translated to original pixels, agree in both directions.
+    across = (out[0, -5, 0] - out[0, 4, 0]) / (size[1] - 9) / (200 / width)
+    down = (out[-5, 0, 1] - out[4, 0, 1]) / (size[0] - 9) / (200 / height)
+    assert across == pytest.approx(down, rel=0.12)
+
+
+@pytest.mark.parametrize("shape", [(40, 20), (20, 40), (30, 30), (400, 3), (3, 400), (41, 19), (1, 1)])
+@pytest.mark.parametrize("size", [(24, 24), (24, 32), (33, 17)])
+def test_pad_keeps_the_whole_picture_centred_on_a_border_that_normalises_to_zero(
+    shape: tuple[int, int], size: tuple[int, int]
+) -> None:
+    preprocess = Preprocess(size=size, fit="pad", mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    out = preprocess(Image.new("RGB", shape, (255, 0, 255)))
+    is_border = (np.abs(out) < 0.5 / 255 / min(IMAGENET_STD) + 1e-6).all(axis=0)
+    rows, columns = np.flatnonzero(~is_border.all(axis=1)), np.flatnonzero(~is_border.all(axis=0))
+    height, width = len(rows), len(columns)
+    assert not is_border[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].any()
+    scale = min(size[0] / shape[1], size[1] / shape[0])
+    assert abs(height - shape[1] * scale) <= 1
+    assert abs(width - shape[0] * scale) <= 1
+    assert height == size[0] or width == size[1]
+    assert abs(rows[0] - (size[0] - 1 - rows[-1])) <= 1
+    assert abs(columns[0] - (size[1] - 1 - columns[-1])) <= 1
+
+
+def test_pad_loses_no_corner_of_the_picture() -> None:
+    picture = Image.new("RGB", (60, 20))
+    for corner, colour in {
+        (0, 0): (255, 0, 0),
+        (50, 0): (0, 255, 0),
+        (0, 10): (0, 0, 255),
+        (50, 10): (255, 255, 0),
+    }.items():
+        picture.paste(colour, (*corner, corner[0] + 10, corner[1] + 10))
+    out = np.asarray(Preprocess(size=(30, 30), fit="pad", interpolation="nearest").resize(picture))
+    assert [tuple(out[y, x]) for y, x in ((10, 0), (10, 29), (19, 0), (19, 29))] == [
+        (255, 0, 0),
+        (0, 255, 0),
+        (0, 0, 255),
+        (255, 255, 0),
+    ]
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+def test_a_single_mean_makes_one_grey_channel(fit: str) -> None:
+    grey = noise(30, 20).convert("L")
+    preprocess = Preprocess(size=(10, 12), fit=fit, mean=(0.4,), std=(0.3,))
+    out = preprocess(grey.convert("RGB"))
+    assert out.shape == (1, 10, 12)
+    three = Preprocess(size=(10, 12), fit=fit, mean=(0.4,) * 3, std=(0.3,) * 3)(grey.convert("RGB"))
+    np.testing.assert_array_equal(out[0], three[0])
+
+
+def test_black_and_white_land_where_mean_and_std_say() -> None:
+    preprocess = Preprocess(size=(2, 2), mean=(0.1, 0.2, 0.4), std=(0.5, 0.25, 1.0))
+    for colour, value in (((0, 0, 0), 0.0), ((255, 255, 255), 1.0)):
+        out = preprocess(Image.new("RGB", (9, 9), colour))
+        for channel, (mean, std) in enumerate(zip(preprocess.mean, preprocess.std, strict=True)):
+            np.testing.assert_allclose(out[channel], (value - mean) / std, atol=1e-6)
+
+
+@given(width=st.integers(1, 300), height=st.integers(1, 300), h=st.integers(1, 64), w=st.integers(1, 64))
+@settings(max_examples=60, deadline=None)
+def test_short_side_is_at_least_what_any_picture_is_resized_to(width: int, height: int, h: int, w: int) -> None:
+    seen: list[tuple[int, int]] = []
+    resample = Preprocess._resample
+
+    def watched(self: Preprocess, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        seen.append(size)
+        return resample(self, image, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Preprocess, "_resample", watched)
+        for fit in ("crop", "pad", "squash"):
+            preprocess = Preprocess(size=(h, w), fit=fit, crop_pct=0.9)
+            preprocess.resize(Image.new("RGB", (width, height)))
+            assert min(seen.pop()) <= preprocess.short_side
+
+
+def test_short_side_of_the_usual_setting() -> None:
+    assert Preprocess(size=(224, 224), crop_pct=0.875).short_side == 256
+    assert Preprocess(size=(224, 224), crop_pct=0.9).short_side == 248
+    assert Preprocess(size=(224, 224), fit="squash").short_side == 224
+    assert Preprocess(size=(100, 300), crop_pct=1.0).short_side == 300
+
+
+@given(
+    size=st.tuples(st.integers(1, 999), st.integers(1, 999)),
+    fit=st.sampled_from(["crop", "pad", "squash"]),
+    crop_pct=st.floats(0.01, 1.0),
+    interpolation=st.sampled_from(INTERPOLATIONS),
+    channels=st.sampled_from([1, 3]),
+    value=st.floats(0.01, 2.0),
+)
+def test_to_dict_and_from_dict_round_trip_through_json(
+    size: tuple[int, int], fit: str, crop_pct: float, interpolation: str, channels: int, value: float
+) -> None:
+    preprocess = Preprocess(
+        size=size,
+        fit=fit,
+        crop_pct=crop_pct,
+        interpolation=interpolation,
+        mean=(value,) * channels,
+        std=(value,) * channels,
+    )
+    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
+    assert hash(Preprocess.from_dict(preprocess.to_dict())) == hash(preprocess), "lists became tuples"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"crop_pct": 0.0},
+        {"crop_pct": 1.01},
+        {"crop_pct": -0.5},
+        {"crop_pct": math.nan},
+        {"std": (0.5, 0.0, 0.5)},
+        {"std": (0.5, -1.0, 0.5)},
+        {"std": (0.5, math.nan, 0.5)},
+        {"mean": (0.5,)},
+        {"mean": (0.5,) * 4},
+        {"mean": (), "std": ()},
+        {"mean": (0.5, 0.5), "std": (0.5, 0.5)},
+        {"fit": "stretch"},
+        {"interpolation": "area"},
+        {"size": (0, 8)},
+        {"size": (8, -8)},
+        {"size": (8,)},
+    ],
+    ids=str,
+)
+def test_values_that_cannot_work_are_refused_when_it_is_made(fields: dict[str, object]) -> None:
+    with pytest.raises(VitkitError):
+        Preprocess(**{"size": (8, 8)} | fields)  # type: ignore[arg-type]
+
+
+def test_the_defaults_are_the_papers_range_of_minus_one_to_one() -> None:
+    preprocess = Preprocess(size=(4, 4))
+    assert preprocess.mean == preprocess.std == HALF
+    assert preprocess(Image.new("RGB", (4, 4), (255, 0, 255))).max() == 1.0
+    assert preprocess(Image.new("RGB", (4, 4), (255, 0, 255))).min() == -1.0
+
+
+def test_a_very_long_picture_does_not_ask_for_more_pixels_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    resize = Image.Image.resize
+    asked: list[tuple[int, int]] = []
+
+    def watched(self: Image.Image, size: tuple[int, int], *args: object, **options: object) -> Image.Image:
+        asked.append(size)
+        assert size[0] * size[1] <= MAX_PIXELS, (
+            f"{size[0]}x{size[1]} pixels for a picture of {self.width}x{self.height}"
+        )
+        return resize(self, size, *args, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    line = Image.new("RGB", (65500, 1), (255, 255, 255))
+    try:
+        assert Preprocess(size=(224, 224))(line).shape == (3, 224, 224)
+    except VitkitError:
+        return  # refusing it is an answer too
+    assert asked

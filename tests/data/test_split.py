@@ -1,0 +1,263 @@
+"""Every image gets exactly one split, the classes in proportion, the same for the same seed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitkit.data.source import ImageTable
+from vitkit.data.split import SPLITS, split, split_from_file, split_to_dict, take_stratified
+from vitkit.errors import VitkitError
+from vitkit.files import write_json
+
+USUAL = (0.7, 0.1, 0.2)
+
+
+def table_of(*images: int, splits: tuple[str | None, ...] | None = None) -> ImageTable:
+    """So many images of each class, in class order."""
+    labels = tuple(label for label, count in enumerate(images) for _ in range(count))
+    return ImageTable(
+        name="made up",
+        root=Path("/photos"),
+        classes=tuple(f"class {label}" for label in range(len(images))),
+        paths=tuple(f"{label}/{i}.png" for i, label in enumerate(labels)),
+        labels=labels,
+        splits=splits or (None,) * len(labels),
+    )
+
+
+def counts(table: ImageTable, label: int) -> dict[str | None, int]:
+    return dict(Counter(own for of, own in zip(table.labels, table.splits, strict=True) if of == label))
+
+
+sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
+fractions = st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)).map(
+    lambda parts: tuple(part / sum(parts) for part in parts)
+)
+
+
+@given(images=sizes, parts=fractions, seed=st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_every_image_is_in_one_split_and_every_class_in_proportion(
+    images: list[int], parts: tuple[float, float, float], seed: int
+) -> None:
+    before = table_of(*images)
+    table = split(before, parts, seed)
+    assert (table.paths, table.labels, table.classes) == (before.paths, before.labels, before.classes)
+    assert set(table.splits) <= set(SPLITS)
+    for label, n in enumerate(images):
+        found = counts(table, label)
+        assert found.get("train", 0) >= 1, "a class that is not trained on cannot be learnt"
+        for name, part in zip(SPLITS[1:], parts[1:], strict=True):
+            share = found.get(name, 0)
+            if part == 0:
+                assert share == 0
+            elif n * parts[0] >= 3:  # else the class has too few to give
+                assert share >= 1
+                assert abs(share - n * part) <= 1
+
+
+@pytest.mark.parametrize("parts", [USUAL, (0.8, 0.2, 0.0), (0.8, 0.0, 0.2), (1.0, 0.0, 0.0), (1 / 3, 1 / 3, 1 / 3)])
+def test_large_classes_have_the_fractions_within_an_image(parts: tuple[float, float, float]) -> None:
+    table = split(table_of(1000, 317, 50), parts, 0)
+    for label, n in enumerate((1000, 317, 50)):
+        for name, part in zip(SPLITS, parts, strict=True):
+            assert abs(counts(table, label).get(name, 0) - n * part) <= 1
+
+
+def test_a_split_is_decided_by_its_seed() -> None:
+    table = table_of(40, 40)
+    assert split(table, USUAL, 3) == split(table, USUAL, 3)
+    assert split(table, USUAL, 3) != split(table, USUAL, 4)
+
+
+def test_the_first_images_of_a_class_are_not_all_in_one_split() -> None:
+    assert set(split(table_of(100), USUAL, 0).splits[:30]) == set(SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [(1, {"train": 1}), (2, {"train": 1, "test": 1}), (3, {"train": 1, "test": 1, "val": 1})],
+)
+def test_small_classes_give_to_train_first_then_test_then_val(images: int, expected: dict[str, int]) -> None:
+    table = split(table_of(images, 50), USUAL, 0)
+    assert counts(table, 0) == expected
+
+
+def test_images_that_came_split_stay_where_they_are() -> None:
+    splits = ("train",) * 6 + ("val",) * 3 + ("test",) * 1
+    table = table_of(5, 5, splits=splits)
+    assert split(table, USUAL, 0) == table
+    without_test = table_of(5, 5, splits=("train",) * 6 + ("val",) * 4)
+    assert split(without_test, USUAL, 0) == without_test
+
+
+def test_train_and_test_without_val_takes_val_from_train_alone() -> None:
+    table = table_of(40, 40, splits=(("train",) * 20 + ("test",) * 20) * 2)
+    done = split(table, (0.7, 0.25, 0.05), 0)
+    for label in (0, 1):
+        assert counts(done, label) == {"train": 15, "val": 5, "test": 20}
+    assert all(new == "test" for old, new in zip(table.splits, done.splits, strict=True) if old == "test")
+
+
+def test_train_alone_gives_both_others_their_share() -> None:
+    done = split(table_of(100, splits=("train",) * 100), USUAL, 0)
+    assert counts(done, 0) == {"train": 70, "val": 10, "test": 20}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (0.5, 0.5),
+        (0.7, 0.1, 0.1),
+        (0.0, 0.5, 0.5),
+        (1.2, -0.1, -0.1),
+        (0.25,) * 4,
+        (),
+        (70, 10, 20),
+        (0.5, math.nan, 0.5),
+        (math.inf, 0, 0),
+    ],
+    ids=str,
+)
+def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float, ...]) -> None:
+    with pytest.raises(VitkitError, match="sum to 1"):
+        split(table_of(10, 10), bad, 0)
+
+
+# --- A part of the data ----------------------------------------------------------------------------
+
+
+@given(images=sizes, limit=st.integers(1, 200), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_take_stratified_keeps_the_proportions_and_every_class(images: list[int], limit: int, seed: int) -> None:
+    table = table_of(*images)
+    some = take_stratified(table, limit, seed)
+    assert len(some) == min(limit, len(table))
+    assert set(some.paths) <= set(table.paths)
+    assert len(set(some.paths)) == len(some)
+    assert list(some.paths) == sorted(some.paths, key=table.paths.index), "in the order of the table"
+    if limit >= len(images):
+        assert set(some.labels) == set(table.labels)
+        for label, n in enumerate(images):
+            share = n * len(some) / len(table)
+            assert abs(some.labels.count(label) - share) <= len(images), (label, images, limit)
+
+
+def test_take_stratified_is_decided_by_its_seed_and_takes_all_of_a_small_table() -> None:
+    table = table_of(50, 50)
+    assert take_stratified(table, 20, 1) == take_stratified(table, 20, 1)
+    assert take_stratified(table, 20, 1) != take_stratified(table, 20, 2)
+    assert take_stratified(table, 100, 1) == take_stratified(table, 1000, 1) == table
+
+
+def test_take_stratified_of_90_and_10_per_cent_is_that_to_the_image() -> None:
+    some = take_stratified(table_of(900, 100), 50, 0)
+    assert Counter(some.labels) == {0: 45, 1: 5}
+
+
+def test_take_stratified_keeps_the_splits_in_proportion_too() -> None:
+    table = table_of(200, 200, splits=(("train",) * 140 + ("val",) * 20 + ("test",) * 40) * 2)
+    some = take_stratified(table, 40, 0)
+    for label in (0, 1):
+        assert counts(some, label) == {"train": 14, "val": 2, "test": 4}
+
+
+def test_take_stratified_drops_no_class_for_the_sake_of_anothers_splits() -> None:
+    big, small = ("train",) * 100 + ("val",) * 50 + ("test",) * 50, ("train",) * 5 + ("val",) * 5 + ("test",) * 5
+    some = take_stratified(table_of(200, 15, splits=big + small), 3, 0)
+    assert set(some.labels) == {0, 1}
+
+
+# --- split.json ------------------------------------------------------------------------------------
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def rows(table: ImageTable) -> set[tuple[str, str, str | None]]:
+    return {(p, table.classes[k], s) for p, k, s in zip(table.paths, table.labels, table.splits, strict=True)}
+
+
+@given(images=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), seed=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_a_split_comes_back_from_its_file(
+    tmp_path_factory: pytest.TempPathFactory, images: list[int], seed: int
+) -> None:
+    table = split(table_of(*images), USUAL, seed)
+    path = write(tmp_path_factory.mktemp("s") / "split.json", split_to_dict(table))
+    back = split_from_file(path)
+    assert rows(back) == rows(table)
+    assert len(back) == len(table)
+    assert (back.name, back.root, back.classes) == (table.name, table.root, table.classes)
+    assert split_to_dict(back) == split_to_dict(table)
+
+
+def test_the_hash_is_of_the_rows_not_of_where_they_lie() -> None:
+    table = split(table_of(9, 9), USUAL, 0)
+    moved = replace(table, root=Path("/elsewhere"), name="other")
+    assert split_to_dict(moved)["hash"] == split_to_dict(table)["hash"]
+    assert split_to_dict(split(table, (1, 0, 0), 0))["hash"] == split_to_dict(table)["hash"], "already split"
+    assert split_to_dict(split(table_of(9, 9), USUAL, 1))["hash"] != split_to_dict(table)["hash"]
+
+
+def stored() -> dict[str, Any]:
+    return split_to_dict(split(table_of(9, 9), USUAL, 0))
+
+
+def move_an_image(content: dict[str, Any]) -> None:
+    content["splits"]["train"]["class 0"].append(content["splits"]["test"]["class 0"].pop())
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        move_an_image,
+        lambda content: content["splits"]["train"]["class 0"].pop(),
+        lambda content: content["splits"]["train"]["class 0"].reverse(),
+        lambda content: content["classes"].reverse(),
+        lambda content: content["splits"].pop("val"),
+        lambda content: content["splits"].update(extra={"class 0": ["x.png"], "class 1": []}),
+        lambda content: content.update(hash="0" * 64),
+        lambda content: content.pop("hash"),
+        lambda content: content.pop("splits"),
+        lambda content: content.update(splits=[]),
+        lambda content: content.update(splits={"train": []}),
+        lambda content: content.update(classes=None),
+        lambda content: content.update(root=None),
+    ],
+)
+def test_a_changed_file_is_noticed(tmp_path: Path, tamper: Any) -> None:
+    content = stored()
+    tamper(content)
+    with pytest.raises(VitkitError, match="is damaged"):
+        split_from_file(write(tmp_path / "split.json", content))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe\x00", b'"text"'])
+def test_a_file_of_something_else_is_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "split.json").write_bytes(content)
+    with pytest.raises(VitkitError, match="is damaged"):
+        split_from_file(tmp_path / "split.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match=r"no such file: .*split\.json"):
+        split_from_file(tmp_path / "split.json")
+
+
+@pytest.mark.parametrize("name", ["猫 🐈.png", 'quo"te\\back.png', "latin-1 caf\udce9.png"])
+def test_any_file_name_that_a_disk_can_hold_comes_back(tmp_path: Path, name: str) -> None:
+    table = replace(table_of(1, 1, splits=("train", "train")), paths=(name, "b.png"))
+    write_json(tmp_path / "split.json", split_to_dict(table))
+    assert split_from_file(tmp_path / "split.json").paths == (name, "b.png")

@@ -1,0 +1,185 @@
+"""The commands in README.md and docs/guide exist, and those that are marked run.
+
+A block is fenced with ```console; its commands begin with `$ `. Every `$ vitkit ...` must name a verb and flags that
+there are. A block below the line `<!-- run -->` is run, each page's blocks in order in one folder; each command must
+exit with 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+
+from vitkit.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+_FENCE = re.compile(r"(?P<mark>^<!-- run -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S)
+_OF_EVERY_VERB = {"-h", "--help", "--debug"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """The commands of a fenced block, and whether they are to be run."""
+
+    commands: tuple[str, ...]
+    runs: bool
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(tuple(_commands(match["text"])), match["mark"] is not None) for match in _FENCE.finditer(page)]
+
+
+def _commands(text: str) -> list[str]:
+    """The lines after `$ `, with those that continue them after a backslash."""
+    joined = text.replace("\\\n", " ")
+    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def known_flags() -> dict[str, set[str]]:
+    """The ways to write each flag of each verb."""
+    return {
+        command.name or command.callback.__name__: _flags(command.callback)  # type: ignore[union-attr, misc]
+        for command in app.registered_commands
+    }
+
+
+def _flags(command: object) -> set[str]:
+    found = set(_OF_EVERY_VERB)
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():  # type: ignore[arg-type]
+        info = get_args(parameter.annotation)[1]
+        if isinstance(info, typer.models.OptionInfo):
+            written = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
+            found |= {flag for text in written for flag in text.split("/")}
+    return found
+
+
+def faults(command: str) -> list[str]:
+    """What is wrong with the calls of vitkit in a line for the shell."""
+    words = list(shlex.shlex(command, posix=True, punctuation_chars=True))
+    calls: list[list[str]] = [[]]
+    for word in words:
+        if set(word) <= set("();<>|&"):
+            calls.append([])
+        else:
+            calls[-1].append(word)
+    return [fault for call in calls if call and Path(call[0]).name == "vitkit" for fault in _faults_of(call[1:])]
+
+
+def _faults_of(words: list[str]) -> list[str]:
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("--version", "--help", "-h"):
+        return []
+    verb, known = words[0], known_flags()
+    if verb not in known:
+        return [f"there is no verb {verb}"]
+    given = [word.partition("=")[0] for word in words[1:] if re.match(r"--?[a-zA-Z]", word)]
+    return [f"{verb} has no flag {flag}" for flag in given if flag not in known[verb]]
+
+
+def _named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_named)
+def test_the_commands_of_a_page_exist(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    wrong = [f"{c}: {fault}" for block in blocks(page) for c in block.commands for fault in faults(c)]
+    assert wrong == []
+
+
+def run(page: str, folder: Path) -> None:
+    """Run the marked blocks of a page; a command that fails is an AssertionError with what it printed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for block in blocks(page):
+        for command in block.commands if block.runs else ():
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_named)
+def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path) -> None:
+    run(path.read_text(encoding="utf-8"), tmp_path)
+
+
+# --- The checks can fail ----------------------------------------------------------------------------
+
+PAGE = """# A page
+
+```console
+$ vitkit train photos --epochs 3 \\
+    --out runs/mine
+3 classes
+$ ls runs
+```
+
+<!-- run -->
+```console
+$ echo one > file.txt
+$ cat file.txt
+one
+```
+
+```python
+$ vitkit nothing
+```
+
+<!-- run -->
+
+```console
+$ false
+```
+"""
+
+
+def test_blocks_are_found_with_their_commands() -> None:
+    assert blocks(PAGE) == [
+        Block(("vitkit train photos --epochs 3      --out runs/mine", "ls runs"), runs=False),
+        Block(("echo one > file.txt", "cat file.txt"), runs=True),
+        Block(("false",), runs=False),  # the mark is not right above it
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("vitkit train photos --epochs 3 --no-hflip -o runs/mine --debug", []),
+        ("vitkit train photos --epochs=3 --lr=-1", []),
+        ("vitkit --version", []),
+        ("ls --color | head -3", []),
+        ("vitkit predict runs/mine 'a *.jpg' -o out.csv && vitkit eval runs/mine --json > metrics.json", []),
+        ("vitkit trian photos", ["there is no verb trian"]),
+        ("vitkit train photos --epoch 3", ["train has no flag --epoch"]),
+        (
+            "cat list | .venv/bin/vitkit predict runs/mine --tpo=3 -x",
+            [f"predict has no flag {f}" for f in ("--tpo", "-x")],
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_command(command: str, expected: list[str]) -> None:
+    assert faults(command) == expected
+
+
+def test_marked_blocks_run_in_order_in_one_folder_with_vitkit_at_hand(tmp_path: Path) -> None:
+    page = PAGE.replace("$ cat file.txt", "$ cat file.txt && command -v vitkit > where.txt")
+    run(page, tmp_path)
+    assert (tmp_path / "file.txt").read_text() == "one\n"
+    assert Path((tmp_path / "where.txt").read_text().strip()).parent == Path(sys.executable).parent
+
+
+def test_a_marked_command_that_fails_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"\$ cat nowhere"):
+        run("<!-- run -->\n```console\n$ cat nowhere | sort\n```\n", tmp_path)

@@ -1,0 +1,67 @@
+"""Training runs small enough for a test: 16x16 photographs of one colour a class, a model of a few patches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from vitkit.train.callbacks import read_metrics
+from vitkit.train.recipe import Recipe
+
+COLOURS = {"blue": (40, 60, 200), "green": (40, 190, 60), "red": (200, 50, 40)}
+QUICK: dict[str, Any] = {
+    "model": "vit_micro_patch8_16",
+    "weights": "none",
+    "epochs": 3,
+    "batch_size": 8,
+    "precision": "float32",
+    "workers": 0,
+}
+FLAGS = tuple(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value)))
+
+
+def photos(root: Path, images: int = 12, noise: float = 30.0) -> Path:
+    """`root/red/img1.png` and so on: three classes that a few steps can tell apart."""
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (root / name).mkdir(parents=True)
+        for i in range(images):
+            pixels = np.clip(np.array(colour) + rng.normal(0, noise, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"img{i + 1}.png")
+    return root
+
+
+def quick(data: Path, **fields: Any) -> Recipe:
+    return Recipe(**{"data": str(data), **QUICK, **fields})
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """metrics.csv without the seconds, which no seed decides."""
+    return [{name: v for name, v in row.items() if name != "seconds"} for row in read_metrics(folder / "metrics.csv")]
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def environment() -> dict[str, str]:
+    """For a subprocess whose sums must come out as they do here."""
+    return os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "MPLBACKEND": "Agg", "COLUMNS": "120"}

@@ -1,0 +1,427 @@
+"""A model folder comes back as it was saved, or says what is wrong; predictions stream in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from photos import folder, noise, save, smooth
+from tiny import VARIETY, build, images, tiny
+from vitkit.classifier import DESCRIPTION, FORMAT_VERSION, WEIGHTS, Classifier, Prediction, load
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.errors import VitkitError
+
+CLASSES = ("ant", "bee", "猫", "🐈", 'quo"te', "f", "g")
+NEXT = "model.json.next"
+
+
+def classifier(seed: int = 0, temperature: float = 1.5, **fields: Any) -> Classifier:
+    model = build(seed, **fields)
+    return Classifier(
+        model=model,
+        classes=CLASSES[: model.config.num_classes],
+        preprocess=Preprocess(size=(12, 16), crop_pct=0.9, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        temperature=temperature,
+        provenance={"data": "märchen", "recipe": {"lr": 1e-3, "split": [0.7, 0.1, 0.2]}, "seed": seed, "none": None},
+    )
+
+
+def names(path: Path) -> list[str]:
+    return sorted(child.name for child in path.iterdir())
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(VitkitError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_equal(one: Classifier, other: Classifier) -> None:
+    config = one.model.config
+    assert torch.equal(one.logits(images(config=config)), other.logits(images(config=config)))
+    assert config == other.model.config
+    for field in ("classes", "preprocess", "temperature", "provenance"):
+        assert getattr(one, field) == getattr(other, field), field
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# --- Saving and loading ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variety", VARIETY)
+def test_a_model_folder_comes_back_to_the_bit(tmp_path: Path, variety: str) -> None:
+    one = classifier(**VARIETY[variety])
+    one.save(tmp_path / "deep" / "model")
+    other = load(str(tmp_path / "deep" / "model"))
+    assert_equal(one, other)
+    assert not other.model.training
+    assert {parameter.dtype for parameter in other.model.parameters()} == {torch.float32}
+    assert not any(t.is_meta for t in (*other.model.parameters(), *other.model.buffers()))
+    assert names(tmp_path / "deep" / "model") == [DESCRIPTION, WEIGHTS]
+
+
+def test_a_loaded_model_can_be_trained_and_saved_again(tmp_path: Path) -> None:
+    classifier(position="sincos_2d").save(tmp_path)
+    again = load(tmp_path)
+    again.model(images()).sum().backward()
+    assert all(parameter.grad is not None for parameter in again.model.parameters())
+    again.save(tmp_path)
+    assert_equal(load(tmp_path), again)
+
+
+def test_weights_that_are_not_contiguous_can_be_saved(tmp_path: Path) -> None:
+    one = classifier()
+    weight = one.model.head.weight.detach().clone()
+    one.model.head.weight = torch.nn.Parameter(weight.t().contiguous().t())
+    assert not one.model.head.weight.is_contiguous()
+    one.save(tmp_path)
+    assert torch.equal(load(tmp_path).model.head.weight, weight)
+
+
+def test_the_description_can_be_read_by_people_and_programs(tmp_path: Path) -> None:
+    classifier().save(tmp_path)
+    text = (tmp_path / DESCRIPTION).read_text(encoding="utf-8")
+    description = json.loads(text)
+    assert "猫" in text
+    assert description["format_version"] == FORMAT_VERSION
+    assert description["vitkit_version"] == vitkit.__version__
+    assert description["task"] == "single"
+    assert description["classes"] == list(CLASSES)
+
+
+def test_saving_again_replaces_the_model(tmp_path: Path) -> None:
+    classifier(0).save(tmp_path)
+    classifier(1).save(tmp_path)
+    assert_equal(load(tmp_path), classifier(1))
+    assert names(tmp_path) == [DESCRIPTION, WEIGHTS]
+
+
+def test_the_package_offers_load(tmp_path: Path) -> None:
+    classifier().save(tmp_path)
+    assert_equal(vitkit.load(tmp_path), classifier())
+
+
+@pytest.mark.parametrize("wrong", [CLASSES[:6], (*CLASSES, "h"), (), (*CLASSES[:6], "ant")])
+def test_class_names_must_be_one_each_and_differ(wrong: tuple[str, ...]) -> None:
+    with pytest.raises(VitkitError, match="class names"):
+        Classifier(build(), wrong, Preprocess(size=(12, 16)))
+
+
+def test_a_classifier_is_never_in_training_mode() -> None:
+    model = build(dropout=0.5).train()
+    Classifier(model, CLASSES, Preprocess(size=(12, 16)))
+    assert not model.training
+
+
+# --- Damage ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    classifier().save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def truncate(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def flip_a_bit(content: bytes) -> bytes:
+    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda _: b"", lambda c: c + b"\0", lambda _: b"<html>"])
+def test_damaged_weights_are_noticed_before_they_are_used(saved: Path, damage: Callable[[bytes], bytes]) -> None:
+    (saved / WEIGHTS).write_bytes(damage((saved / WEIGHTS).read_bytes()))
+    told = refusal(saved)
+    assert "is damaged" in told
+    assert WEIGHTS in told
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, DESCRIPTION])
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    assert f"has no {name}" in refusal(saved)
+
+
+def test_a_folder_of_something_else_and_no_folder_are_told_apart(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    assert "is not a model folder" in refusal(tmp_path / "other")
+    assert "no such model folder" in refusal(tmp_path / "none")
+    assert "no such model folder" in refusal(saved / WEIGHTS)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"not JSON", b"\xff\xfe"])
+def test_a_description_that_is_not_json_is_damaged(saved: Path, content: bytes) -> None:
+    (saved / DESCRIPTION).write_bytes(content)
+    assert f"{DESCRIPTION} is damaged" in refusal(saved)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", "{}", '{"format_version": "1"}', '"format_version"'])
+def test_json_of_something_else_is_no_description(saved: Path, content: str) -> None:
+    (saved / DESCRIPTION).write_text(content)
+    assert "no format_version" in refusal(saved)
+
+
+def change(saved: Path, **fields: Any) -> None:
+    description = json.loads((saved / DESCRIPTION).read_text(encoding="utf-8"))
+    (saved / DESCRIPTION).write_text(json.dumps(description | fields), encoding="utf-8")
+
+
+def test_a_newer_format_asks_for_a_newer_vitkit(saved: Path) -> None:
+    change(saved, format_version=FORMAT_VERSION + 1)
+    assert "upgrade vitkit" in refusal(saved)
+
+
+@pytest.mark.parametrize("key", ["config", "classes", "preprocess", "temperature", "provenance", "weights_sha256"])
+def test_a_description_without_a_part_is_damaged(saved: Path, key: str) -> None:
+    description = json.loads((saved / DESCRIPTION).read_text(encoding="utf-8"))
+    del description[key]
+    (saved / DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+    assert "damaged" in refusal(saved)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"config": None},
+        {"config": []},
+        {"config": {"layers": "three"}},
+        {"config": {"unknown": 1}},
+        {"config": tiny(layers=4).to_dict()},
+        {"config": tiny(hidden_size=16).to_dict()},
+        {"classes": None},
+        {"classes": list(CLASSES[:3])},
+        {"preprocess": None},
+        {"preprocess": []},
+        {"preprocess": {"size": [12, 16], "unknown": 1}},
+        {"preprocess": {"size": [12, 16], "crop_pct": "0.9"}},
+    ],
+    ids=str,
+)
+def test_a_description_that_does_not_fit_is_refused_in_a_line(saved: Path, fields: dict[str, Any]) -> None:
+    change(saved, **fields)
+    with pytest.raises(VitkitError):
+        load(saved)
+
+
+# --- A crash or a full disk while saving ------------------------------------------------------------
+
+
+def half_saved(path: Path, old: Classifier, new: Classifier) -> None:
+    """The folder as a crash after the weights' renaming leaves it."""
+    old.save(path)
+    before = (path / DESCRIPTION).read_bytes()
+    new.save(path)
+    (path / DESCRIPTION).rename(path / NEXT)
+    (path / DESCRIPTION).write_bytes(before)
+
+
+def test_a_crash_after_the_weights_were_renamed_leaves_the_new_model(tmp_path: Path) -> None:
+    half_saved(tmp_path, classifier(0), classifier(1, temperature=3.0))
+    assert_equal(load(tmp_path), classifier(1, temperature=3.0))
+
+
+def test_a_crash_before_the_weights_were_renamed_leaves_the_old_model(tmp_path: Path) -> None:
+    classifier(1).save(tmp_path / "new")
+    classifier(0).save(tmp_path / "model")
+    (tmp_path / "new" / DESCRIPTION).rename(tmp_path / "model" / NEXT)
+    assert_equal(load(tmp_path / "model"), classifier(0))
+
+
+def test_a_crash_in_the_first_save_can_be_completed(tmp_path: Path) -> None:
+    classifier(1).save(tmp_path)
+    (tmp_path / DESCRIPTION).rename(tmp_path / NEXT)
+    assert_equal(load(tmp_path), classifier(1))
+
+
+def test_saving_after_a_crash_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    half_saved(tmp_path, classifier(0), classifier(1))
+    classifier(2).save(tmp_path)
+    assert_equal(load(tmp_path), classifier(2))
+    assert names(tmp_path) == [DESCRIPTION, WEIGHTS]
+
+
+def fail_to_take_the_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    replace = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if Path(target).name == name:
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+
+
+def test_a_second_failure_after_a_crash_loses_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pending description belongs to the weights in place; a new save must not overwrite it first."""
+    half_saved(tmp_path, classifier(0), classifier(1))
+    with monkeypatch.context() as patch:
+        fail_to_take_the_name(patch, WEIGHTS)
+        with pytest.raises(OSError):
+            classifier(2).save(tmp_path)
+    assert_equal(load(tmp_path), classifier(1))
+
+
+def test_a_full_disk_keeps_the_old_model_and_leaves_nothing_else(tmp_path: Path) -> None:
+    classifier(0).save(tmp_path)
+    for limit in (0, 1000, (tmp_path / WEIGHTS).stat().st_size - 1):
+        with full_disk(limit), pytest.raises(OSError):
+            classifier(1).save(tmp_path)
+        assert names(tmp_path) == [DESCRIPTION, WEIGHTS]
+        assert_equal(load(tmp_path), classifier(0))
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, NEXT])
+def test_a_failure_to_rename_keeps_the_old_model_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    classifier(0).save(tmp_path)
+    with monkeypatch.context() as patch:
+        fail_to_take_the_name(patch, name)
+        with pytest.raises(OSError):
+            classifier(1).save(tmp_path)
+    assert_equal(load(tmp_path), classifier(0))
+    assert names(tmp_path) == [DESCRIPTION, WEIGHTS]
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_disk_that_fills_while_flushing_keeps_the_old_model_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    classifier(0).save(tmp_path)
+    calls = []
+
+    def fail(_descriptor: int) -> None:
+        calls.append(None)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError):
+            classifier(1).save(tmp_path)
+    assert_equal(load(tmp_path), classifier(0))
+    assert names(tmp_path) == [DESCRIPTION, WEIGHTS]
+
+
+# --- Prediction ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = folder(tmp_path_factory.mktemp("album"), {"a": 5, "b": 5}, 37, 23)
+    save(smooth(400, 300), root / "c" / "large.jpg")
+    (root / "c" / "page.jpg").write_bytes(b"<html>")
+    return [*sorted(root.rglob("*.*")), root / "none.png"]
+
+
+def test_every_path_gets_its_prediction_in_order(album: list[Path]) -> None:
+    mixed = [*album[::-1], album[0]]
+    rows = list(classifier().predict(mixed, batch_size=4))
+    assert [row.path for row in rows] == [str(path) for path in mixed]
+    assert {Path(row.path).name: row.error for row in rows if row.error} == {
+        "page.jpg": "not an image",
+        "none.png": "no such file",
+    }
+    alone = {str(path): next(classifier().predict(path)) for path in album}
+    for row in rows:
+        assert row.label == alone[row.path].label
+        assert row.error == alone[row.path].error
+        if row.error is None:
+            assert row.confidence == pytest.approx(alone[row.path].confidence, abs=1e-5)
+
+
+def test_the_ranking_has_every_class_once_and_sums_to_one(album: list[Path]) -> None:
+    for row in classifier().predict(album[:4]):
+        labels, probabilities = zip(*row.ranking, strict=True)
+        assert sorted(labels) == sorted(CLASSES)
+        assert list(probabilities) == sorted(probabilities, reverse=True)
+        assert sum(probabilities) == pytest.approx(1, abs=1e-5)
+        assert (row.label, row.confidence) == row.ranking[0]
+        assert type(row.confidence) is float, "JSON takes no numpy number"
+
+
+def test_an_unreadable_image_is_a_row_with_an_error_alone(tmp_path: Path) -> None:
+    assert list(classifier().predict(str(tmp_path / "x.png"))) == [
+        Prediction(str(tmp_path / "x.png"), error="no such file")
+    ]
+
+
+def test_probabilities_do_not_depend_on_the_batch(album: list[Path]) -> None:
+    def probabilities(batch_size: int) -> np.ndarray:
+        return np.stack([out for _, out in classifier().stream(album, batch_size) if not isinstance(out, str)])
+
+    for batch_size in (1, 3, 32):
+        np.testing.assert_allclose(probabilities(batch_size), probabilities(5), atol=1e-5)
+
+
+def test_the_probabilities_of_a_file_are_those_of_its_pixels(album: list[Path]) -> None:
+    one = classifier()
+    _, streamed = next(iter(one.stream(album[:1])))
+    with torch.no_grad():
+        logits = one.model(one.read(album[0])[None])
+    np.testing.assert_allclose(streamed, (logits / 1.5).softmax(-1)[0].numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_paths_are_taken_a_batch_at_a_time(album: list[Path], batch_size: int) -> None:
+    taken = []
+
+    def endless() -> Iterator[Path]:
+        while True:
+            taken.append(None)
+            yield album[len(taken) % 5]
+
+    rows = classifier().predict(endless(), batch_size)
+    assert not taken
+    for received in range(1, 8):
+        next(rows)
+        assert len(taken) - received < batch_size
+    rows.close()
+
+
+def test_no_paths_give_no_predictions() -> None:
+    assert list(classifier().predict([])) == []
+
+
+def test_temperature_changes_confidence_but_no_order(album: list[Path]) -> None:
+    by_temperature = {t: next(classifier(temperature=t).predict(album[0])) for t in (0.5, 1.0, 4.0)}
+    assert len({tuple(label for label, _ in row.ranking) for row in by_temperature.values()}) == 1
+    confidence = [row.confidence for row in by_temperature.values()]
+    assert confidence == sorted(confidence, reverse=True)
+    assert confidence[0] > confidence[2] + 0.01
+
+
+def test_prediction_leaves_no_gradient_and_no_random_number_behind(album: list[Path]) -> None:
+    one = classifier(dropout=0.3)
+    state = torch.get_rng_state()
+    assert not one.logits(images()).requires_grad
+    list(one.predict(album[:2]))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_grey_models_read_colour_files(tmp_path: Path) -> None:
+    grey = Classifier(build(in_channels=1), CLASSES, Preprocess(size=(12, 16), mean=(0.5,), std=(0.5,)))
+    assert grey.read(save(noise(), tmp_path / "a.png")).shape == (1, 12, 16)
+    assert next(grey.predict(tmp_path / "a.png")).error is None

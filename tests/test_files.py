@@ -1,0 +1,107 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vitkit.files import replacing, write_json, write_text
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """No file may grow beyond `limit` bytes; Python ignores the signal that comes with it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    with replacing(path) as temporary:
+        assert temporary.parent == tmp_path, "another disk could not be renamed from"
+        temporary.write_bytes(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_an_old_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(error), replacing(path) as temporary:
+        temporary.write_bytes(b"half")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_a_block_that_wrote_nothing_fails_and_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass
+    assert path.read_bytes() == b"old"
+
+
+def test_a_failing_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    (path / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError):
+        write_text(path, "new")
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with full_disk(1000), pytest.raises(OSError):
+        write_text(path, "x" * 100_000)
+    with full_disk(1000), pytest.raises(OSError):
+        write_json(path, ["x"] * 100_000)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_json_keeps_unicode_readable_and_comes_back(tmp_path: Path) -> None:
+    value = {"猫": ["🐈", "Ärger", 'quo"te'], "n": [1, 2.5, None, True]}
+    write_json(tmp_path / "a.json", value)
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text) == value
+    assert "🐈" in text
+    assert text.endswith("}\n")
+
+
+def test_text_is_written_as_it_is(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "Größe\n猫\n")
+    assert (tmp_path / "a.txt").read_bytes() == "Größe\n猫\n".encode()
+
+
+def test_what_cannot_be_json_leaves_the_old_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == 1
+    assert names(tmp_path) == ["a.json"]
