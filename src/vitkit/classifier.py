@@ -156,8 +156,11 @@ class Classifier:
             _settle(folder)
 
     def _write_weights(self, path: Path) -> None:
+        path.touch()
+        mode = path.stat().st_mode  # safetensors makes files that only their owner can read
         try:
             save_file({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, path)
+            path.chmod(mode)
         except SafetensorError as error:  # how safetensors reports a full disk
             raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
 

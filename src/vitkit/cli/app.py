@@ -21,11 +21,11 @@ app = typer.Typer(
     help="Vision Transformers you can trust, look inside and ship: a folder of photographs in, a classifier out.",
     epilog="Begin with: vitkit train digits",
 )
-app.command()(train.train)
+app.command("train")(train.train)
 app.command("eval")(eval_.evaluate)
-app.command()(predict.predict)
-app.command()(info.info)
-app.command()(models.models)
+app.command("predict")(predict.predict)
+app.command("info")(info.info)
+app.command("models")(models.models)
 
 
 def _show_version(wanted: bool) -> None:
@@ -50,19 +50,30 @@ def main() -> None:
     """Exit codes: 0 done; 1 the answer is no; 2 the user must change something; 128 + n stopped by signal n."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments)
-    except (VitkitError, Interrupted, KeyboardInterrupt, OSError) as error:
+        code = app(arguments or ["--help"], standalone_mode=False)
+    except (typer.TyperException, typer.Abort, VitkitError, Interrupted, KeyboardInterrupt, OSError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
-        _end(error)
+        _end(error, arguments)
+    sys.exit(code or 0)
 
 
-def _end(error: BaseException) -> NoReturn:
+def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, Interrupted):
         sys.exit(128 + error.signal_number)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    name = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    print(f"error: {name}{reason}", file=sys.stderr)
+    print(f"error: {_describe(error)}", file=sys.stderr)
+    if isinstance(error, typer.TyperException):
+        verb = next((argument for argument in arguments if not argument.startswith("-")), "")
+        known = {command.name for command in app.registered_commands}
+        print(f"see: vitkit {f'{verb} ' if verb in known else ''}--help", file=sys.stderr)
     sys.exit(2)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, typer.TyperException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)

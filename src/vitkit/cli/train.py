@@ -34,7 +34,7 @@ def train(
 
     flags = dict(flags or {})
     if resume is not None:
-        if data is not None or recipe is not None or out is not None or flags:
+        if data is not None or recipe is not None or out is not None or force or flags:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.train import run
 

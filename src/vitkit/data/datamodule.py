@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from lightning import LightningDataModule
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import Augment, apply_seeded, mix_seeds
-from vitkit.data.decode import decode
+from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
 
 
 class EvaluationImages(Dataset[tuple[Tensor, int]]):
@@ -26,8 +28,7 @@ class EvaluationImages(Dataset[tuple[Tensor, int]]):
         return len(self.table)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = decode(self.table.file(index), self.preprocess.short_side)
-        return torch.from_numpy(self.preprocess(image)), self.table.labels[index]
+        return torch.from_numpy(self.preprocess(_decode(self, index))), self.table.labels[index]
 
 
 class TrainingImages(Dataset[tuple[Tensor, int]]):
@@ -42,9 +43,16 @@ class TrainingImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, index = key
-        image = decode(self.table.file(index), self.preprocess.short_side)
-        image = apply_seeded(self.transform, image, self.seed, epoch, index)
+        image = apply_seeded(self.transform, _decode(self, index), self.seed, epoch, index)
         return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
+
+
+def _decode(images: EvaluationImages | TrainingImages, index: int) -> Image.Image:
+    path = images.table.file(index)
+    try:
+        return decode(path, images.preprocess.short_side)
+    except UnreadableImageError as error:  # it was readable when the run began
+        raise VitkitError(f"{path}: {error}") from error
 
 
 class EpochSampler(Sampler[tuple[int, int]]):

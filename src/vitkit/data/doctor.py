@@ -35,12 +35,9 @@ def drop_unreadable(
     unreadable = {table.paths[i]: reason for i, reason in enumerate(reasons) if reason is not None}
     readable = table.take([i for i, reason in enumerate(reasons) if reason is None])
     if len(set(readable.labels)) < 2:
-        reason = (
-            f": {len(unreadable)} are unreadable (first: {' '.join(next(iter(unreadable.items())))})"
-            if unreadable
-            else ""
-        )
-        raise VitkitError(f"{table.name}: fewer than two classes are left of {len(table)} images{reason}")
+        first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
+        found = f"{len(unreadable)} of {len(table)} images are unreadable"
+        raise VitkitError(f"{table.name}: fewer than two classes are left; {found}{first}")
     return readable.compact(), unreadable
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import signal
 import threading
 from collections.abc import Callable
@@ -61,21 +62,25 @@ class RunWriter(Checkpoint):
     """After each epoch: a row of metrics.csv, the model folder if this epoch's weights are to be kept, last.ckpt.
 
     The order matters: whenever the process dies, `last.ckpt` is the last of the three to know of the epoch, so a
-    resumed run does that epoch again, to the same result.
+    resumed run does that epoch again, to the same result. It also knows whether the run was over early.
     """
+
+    _STATE = ("best", "last_rise", "has_kept", "finished")
 
     def __init__(self, folder: Path, classifier: Classifier, recipe: Recipe, say: Callable[[str], None]) -> None:
         self.folder, self.classifier, self.recipe, self.say = folder, classifier, recipe, say
         self.best: float | None = None
-        self.best_epoch = -1
+        self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here
         self.has_kept = False
+        self.finished = False
         self._board: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_epoch": self.best_epoch, "has_kept": self.has_kept}
+        return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_epoch, self.has_kept = (state_dict[key] for key in ("best", "best_epoch", "has_kept"))
+        for name in self._STATE:
+            setattr(self, name, state_dict[name])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         truncate_metrics(self.folder / "metrics.csv", trainer.current_epoch)
@@ -95,13 +100,13 @@ class RunWriter(Checkpoint):
         row = {"epoch": epoch, "step": trainer.global_step, **metrics, "seconds": round(pl_module.elapsed, 1)}
         append_metrics(self.folder / "metrics.csv", row)
         self._log_scalars(epoch, metrics)
-        is_best = self._is_best(metrics)
-        if is_best:
-            self.best, self.best_epoch = metrics.get(self.recipe.monitor), epoch
+        is_best = self._note_best(epoch, metrics.get(self.recipe.monitor))
         self._keep_model(epoch, metrics, is_best)
+        is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
+        self.finished = is_stale or trainer.should_stop
         save_checkpoint(trainer, self.folder / LAST)
         self.say(_line(epoch, self.recipe.epochs, metrics, pl_module.elapsed, is_best))
-        if self.recipe.patience is not None and epoch - self.best_epoch >= self.recipe.patience:
+        if is_stale:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
             trainer.should_stop = True
 
@@ -109,12 +114,19 @@ class RunWriter(Checkpoint):
         if self._board is not None:
             self._board.close()
 
-    def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Ties go to the later epoch: the model has seen more. Without a val split every epoch counts as better."""
-        value = metrics.get(self.recipe.monitor)
-        if value is None or self.best is None:
+    def _note_best(self, epoch: int, value: float | None) -> bool:
+        """Whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more; NaN is never best.
+
+        Without a val split there is no value, and every epoch is kept.
+        """
+        if value is None:
+            self.last_rise = epoch
             return True
-        return value <= self.best if self.recipe.monitor == "val_loss" else value >= self.best
+        sign = -1.0 if self.recipe.monitor == "val_loss" else 1.0
+        if self.best is None or math.isnan(self.best) or sign * value > sign * self.best:
+            self.best, self.last_rise = value, epoch
+            return True
+        return value == self.best
 
     def _keep_model(self, epoch: int, metrics: dict[str, float], is_best: bool) -> None:
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
@@ -133,8 +145,11 @@ class RunWriter(Checkpoint):
 def save_checkpoint(trainer: Trainer, path: Path) -> None:
     """Lightning's checkpoint of the whole training state, written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        trainer.save_checkpoint(temporary)
+    try:
+        with replacing(path) as temporary:
+            trainer.save_checkpoint(temporary)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:

@@ -116,7 +116,10 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
             meant = f" (did you mean {close[0]}?)" if close else ""
             raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
     typed = {name: _coerce(name, hints[name], value, source) for name, value in fields.items()}
-    return Recipe(**typed)
+    try:
+        return Recipe(**typed)
+    except VitkitError as error:
+        raise VitkitError(f"{source}: {error}") from error
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
@@ -127,13 +130,13 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
     """
     path = Path(recipe)
     text = bundled().get(str(recipe))
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
-    if text is None:
-        raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
     try:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+        if text is None:
+            raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
 
 
@@ -233,6 +236,8 @@ def _check(recipe: Recipe) -> None:
         value = getattr(recipe, name)
         if value is not None and not low <= value <= high:
             raise VitkitError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+    if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
+        raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
         raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
     if recipe.time is not None:

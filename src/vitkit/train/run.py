@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -80,15 +82,15 @@ def train(
     """
     if recipe.data is None:
         raise VitkitError("the recipe names no data")
-    check_weights(recipe)
-    _check_free(out, force=force)
     table = read_source(recipe.data)
+    check_weights(recipe)
+    _check_free(out, table.root, force=force)
     config_of(recipe, len(table.classes))  # what cannot be built should fail before the images are read
     if recipe.limit is not None:
         table = take_stratified(table, recipe.limit, recipe.seed)
     table, unreadable = drop_unreadable(table, lambda done, total: progress("reading images", done, total))
     table = split(table, recipe.split, recipe.seed)
-    run = Run(_claim(out, Path(recipe.data).name), say, progress)
+    run = Run(_claim(out, table.root.name), say, progress)
     try:
         run.say(f"vitkit {vitkit.__version__}: training {recipe.model} on {table.root}")
         told = findings(table, unreadable)
@@ -112,6 +114,7 @@ def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent
     run = Run(Path(folder), say, progress)
     if not (run.folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    _sweep(run.folder)
     return _train(run, build(load_fields(run.folder / RECIPE), str(run.folder / RECIPE)))
 
 
@@ -165,6 +168,9 @@ def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) ->
     )
     task = ClassificationTask(classifier.model, recipe, batches * recipe.epochs)
     last = run.folder / LAST
+    if last.is_file() and _has_finished(last, writer):
+        run.say("the run had finished training")
+        return
     try:
         trainer.fit(task, datamodule=data, ckpt_path=last if last.is_file() else None, weights_only=True)
     except Interrupted:
@@ -173,6 +179,16 @@ def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) ->
         run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
         run.say(f"to go on: vitkit train --resume {run.folder}")
         raise
+    except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
+        raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+
+
+def _has_finished(last: Path, writer: RunWriter) -> bool:
+    try:
+        checkpoint = torch.load(last, map_location="cpu", weights_only=True)
+        return bool(checkpoint["callbacks"][writer.state_key]["finished"])
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
 
 
 @contextmanager
@@ -203,17 +219,22 @@ class _ShowSteps(Callback):
         )
 
 
-def _check_free(out: str | Path | None, *, force: bool) -> None:
-    """Refuse a folder that holds something, unless it is a run and may be written over."""
-    if out is None or not Path(out).exists():
+def _check_free(out: str | Path | None, data: Path, *, force: bool) -> None:
+    """Refuse a run folder among the photographs, or one that holds something, unless it is a run to be written over."""
+    folder = Path("runs" if out is None else out)
+    if folder.resolve().is_relative_to(data):
+        raise VitkitError(
+            f"the run would be written among the photographs, in {folder}: name another folder with --out"
+        )
+    if out is None or not folder.exists():
         return
-    if not Path(out).is_dir():
+    if not folder.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder that does not exist")
-    if not any(Path(out).iterdir()):
+    if not any(folder.iterdir()):
         return
     if not force:
         raise VitkitError(f"--out {out} exists and is not empty: choose a new name, or --force to write over it")
-    if not (Path(out) / RECIPE).is_file():
+    if not (folder / RECIPE).is_file():
         raise VitkitError(f"--out {out} is not empty and no run of vitkit's: choose a new name")
 
 
@@ -245,8 +266,14 @@ def _discard_if_empty(folder: Path) -> None:
 
 
 def _remove_own(folder: Path) -> None:
-    for name in (*_OWN_FILES, str(LAST)):
+    _sweep(folder)
+    for name in _OWN_FILES:
         (folder / name).unlink(missing_ok=True)
-    checkpoints = (folder / LAST).parent
-    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
-        checkpoints.rmdir()
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process was writing."""
+    for unfinished in folder.rglob(".*.tmp"):
+        unfinished.unlink()
