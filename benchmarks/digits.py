@@ -1,4 +1,4 @@
-"""The digits recipe over seeds: `python benchmarks/digits.py [SEED ...]`. Accuracy and time go to benchmarks/results."""
+"""The digits recipe over seeds: `python benchmarks/digits.py [SEED ...]`. Results go to benchmarks/results."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Size(NamedTuple):
 
 
 VARIANTS: dict[str, Size] = {
-    "micro": Size(6, 96, 384, 4),  # ours: small enough to learn the digits on two cores
+    "micro": Size(4, 128, 512, 4),  # ours: small enough to learn the digits on two cores
     "tiny": Size(12, 192, 768, 3),
     "small": Size(12, 384, 1536, 6),
     "base": Size(12, 768, 3072, 12),
@@ -140,7 +140,7 @@ class ViTConfig:
         Raises:
             VitkitError: a field is unknown or its value cannot be built.
         """
-        _refuse_unknown(fields, ())
+        _refuse_unknown(fields, {})
         return cls(**fields)
 
 
@@ -227,7 +227,11 @@ _NAME = re.compile(
     r"_patch(?P<patch>\d+)_(?P<resolution>\d+)(?P<suffix>_in21k|_gap)?"
 )
 # Overrides that are not fields: the names other libraries use, and what each means in fields.
-_ALIASES = ("mlp_ratio", "distilled", "has_logits")
+_ALIASES = {
+    "mlp_ratio": ("mlp_size",),
+    "distilled": ("distill_token", "distill_head"),
+    "has_logits": ("representation_size",),
+}
 
 
 def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> ViTConfig:
@@ -298,6 +302,10 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     """
     _refuse_unknown(overrides, _ALIASES)
     aliases = {name: overrides.pop(name) for name in _ALIASES if name in overrides}
+    for name in aliases:
+        for meant in _ALIASES[name]:
+            if meant in overrides:
+                raise VitkitError(f"{name} and {meant} say the same in two ways: give one of them")
     _check_types(overrides)
     changes = dict(overrides)
     hidden_size = changes.get("hidden_size", config.hidden_size)
@@ -305,12 +313,15 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
         changes.setdefault("mlp_size", round(Fraction(config.mlp_size * hidden_size, config.hidden_size)))
         if config.representation_size == config.hidden_size:
             changes.setdefault("representation_size", hidden_size)
-    if changes.get("position", config.position) != config.position:
-        changes.setdefault("position_at", "every_layer" if changes["position"] == "relative" else "input")
+    was_relative, is_relative = (
+        kind == "relative" for kind in (config.position, changes.get("position", config.position))
+    )
+    if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
+        changes.setdefault("position_at", "every_layer" if is_relative else "input")
     if "mlp_ratio" in aliases:
         if not _is_number(aliases["mlp_ratio"]):
             raise VitkitError(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
-        changes["mlp_size"] = int(hidden_size * aliases["mlp_ratio"])
+        changes["mlp_size"] = int(round(hidden_size * aliases["mlp_ratio"], 6))
     for name in ("distilled", "has_logits"):
         if type(aliases.get(name, False)) is not bool:
             raise VitkitError(f"{name} must be True or False, not {aliases[name]!r}")
@@ -321,10 +332,10 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _refuse_unknown(fields: dict[str, Any], aliases: tuple[str, ...]) -> None:
-    known = [field.name for field in dataclasses.fields(ViTConfig)]
+def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:
+    known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
-        if name not in known and name not in aliases:
+        if name not in known:
             raise VitkitError(f"unknown model option {name!r}{_suggest(name, known)}; known: {', '.join(known)}")
 
 

@@ -1,8 +1,8 @@
 """The commands in README.md and docs/guide exist, and those that are marked run.
 
 A block is fenced with ```console; its commands begin with `$ `. Every `$ vitkit ...` must name a verb and flags that
-there are. A block below the line `<!-- run -->` is run, each page's blocks in order in one folder; each command must
-exit with 0.
+there are. A block below the line `<!-- run -->` is run, each page's blocks in order in one folder where `docs` is ours;
+each command must exit with 0. Below `<!-- run with FLAGS -->` each command gets these flags too, to be quick enough.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from vitkit.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-_FENCE = re.compile(r"(?P<mark>^<!-- run -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S)
+_FENCE = re.compile(
+    r"(?P<mark>^<!-- run(?: with (?P<extra>.*?))? -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S
+)
 _OF_EVERY_VERB = {"-h", "--help", "--debug"}
 
 
@@ -34,10 +36,14 @@ class Block:
 
     commands: tuple[str, ...]
     runs: bool
+    extra: str = ""  # flags that make the commands quick enough for a test
 
 
 def blocks(page: str) -> list[Block]:
-    return [Block(tuple(_commands(match["text"])), match["mark"] is not None) for match in _FENCE.finditer(page)]
+    return [
+        Block(tuple(_commands(match["text"])), match["mark"] is not None, match["extra"] or "")
+        for match in _FENCE.finditer(page)
+    ]
 
 
 def _commands(text: str) -> list[str]:
@@ -104,7 +110,7 @@ def run(page: str, folder: Path) -> None:
     for block in blocks(page):
         for command in block.commands if block.runs else ():
             done = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", command],
+                ["bash", "-o", "pipefail", "-c", f"{command} {block.extra}"],
                 cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
@@ -112,6 +118,7 @@ def run(page: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=_named)
 def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     run(path.read_text(encoding="utf-8"), tmp_path)
 
 
@@ -142,6 +149,11 @@ $ vitkit nothing
 ```console
 $ false
 ```
+
+<!-- run with -n hello -->
+```console
+$ echo
+```
 """
 
 
@@ -150,6 +162,7 @@ def test_blocks_are_found_with_their_commands() -> None:
         Block(("vitkit train photos --epochs 3      --out runs/mine", "ls runs"), runs=False),
         Block(("echo one > file.txt", "cat file.txt"), runs=True),
         Block(("false",), runs=False),  # the mark is not right above it
+        Block(("echo",), runs=True, extra="-n hello"),
     ]
 
 

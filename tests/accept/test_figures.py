@@ -1,0 +1,51 @@
+"""The figures that the project promises, measured through the command line as a user would. Run by `make accept`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.accept
+VITKIT = str(Path(sys.executable).with_name("vitkit"))
+DATA = os.environ.get("VITKIT_TEST_DATA")
+
+
+def vitkit(*arguments: object) -> str:
+    outcome = subprocess.run([VITKIT, *map(str, arguments)], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout
+
+
+def test_digits_reach_985_in_the_mean_of_three_seeds(tmp_path: Path) -> None:
+    accuracies = []
+    for seed in (0, 1, 2):
+        vitkit("train", "digits", "--seed", seed, "--out", tmp_path / str(seed))
+        accuracies.append(json.loads(vitkit("eval", tmp_path / str(seed), "--json"))["accuracy"])
+    assert sum(accuracies) / 3 >= 0.985, accuracies
+
+
+def test_the_largest_model_is_described_in_three_seconds() -> None:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        described = json.loads(vitkit("info", "vit_huge_patch14_224", "--json"))
+        times.append(time.perf_counter() - started)
+    assert described["parameters"] == 632_045_800
+    assert min(times) < 3, times
+
+
+@pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA is not set")
+def test_real_photographs_train_from_scratch(tmp_path: Path) -> None:
+    flowers = Path(str(DATA)) / "data" / "flowers"
+    model = ("--model", "vit_tiny_patch16_224", "--method", "scratch", "--epochs", 1, "--limit", 200)
+    vitkit("train", flowers, *model, "--out", tmp_path / "run")
+    numbers = json.loads(vitkit("eval", tmp_path / "run", "--json"))
+    assert numbers["images"] == 40
+    rows = vitkit("predict", tmp_path / "run", flowers / "roses").splitlines()
+    assert len(rows) == 501 and rows[0].startswith("path,label,confidence")
