@@ -56,7 +56,7 @@ def test_the_defaults_are_base_16() -> None:
         ("deit_small_patch16_224", {"distill_token": False, "distill_head": False, "tokens": 197}),
         ("deit_tiny_distilled_patch16_224", {"distill_token": True, "distill_head": True, "tokens": 198}),
         ("vit_tiny_patch8_96", {"image_size": (96, 96), "patch_size": (8, 8), "grid": (12, 12), "hidden_size": 192}),
-        ("vit_micro_patch4_16", {"image_size": (16, 16), "patches": 16, "tokens": 17, "head_size": 24}),
+        ("vit_micro_patch4_16", {"image_size": (16, 16), "patches": 16, "tokens": 17, "head_size": 32}),
         ("vit_large_patch16_224", {"head_size": 64, "prefix_tokens": 1}),
         ("vit_huge_patch14_224", {"head_size": 80, "patches": 256}),
     ],

@@ -505,7 +505,7 @@ def test_autocast_to_bfloat16_keeps_the_answer(fields: dict[str, Any]) -> None:
 def test_create_model_builds_what_the_name_and_the_options_say() -> None:
     model = create_model("vit_micro_patch4_16", 5, layers=2, mlp_ratio=1, drop_path=0.1)
     assert isinstance(model, VisionTransformer)
-    assert model.config == config_for("vit_micro_patch4_16", 5, layers=2, mlp_size=96, drop_path=0.1)
+    assert model.config == config_for("vit_micro_patch4_16", 5, layers=2, mlp_size=128, drop_path=0.1)
     assert model.training
     assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
     with pytest.raises(VitkitError, match="did you mean vit_micro_patch4_16"):
