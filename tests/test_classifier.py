@@ -17,9 +17,10 @@ import torch
 import vitkit
 from photos import folder, noise, save, smooth
 from tiny import VARIETY, build, images, tiny
-from vitkit.classifier import DESCRIPTION, FORMAT_VERSION, WEIGHTS, Classifier, Prediction, load
+from vitkit.classifier import DESCRIPTION, FORMAT_VERSION, WEIGHTS, Classifier, Prediction
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
+from vitkit.weights import load
 
 CLASSES = ("ant", "bee", "猫", "🐈", 'quo"te', "f", "g")
 NEXT = "model.json.next"
@@ -166,9 +167,17 @@ def test_a_missing_file_is_named(saved: Path, name: str) -> None:
 
 def test_a_folder_of_something_else_and_no_folder_are_told_apart(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert "is not a model folder" in refusal(tmp_path / "other")
-    assert "no such model folder" in refusal(tmp_path / "none")
-    assert "no such model folder" in refusal(saved / WEIGHTS)
+    assert "holds no weights" in refusal(tmp_path / "other")
+    assert "no such file, folder or published weights" in refusal(tmp_path / "none")
+
+
+def test_the_weights_file_stands_for_its_folder(saved: Path) -> None:
+    assert load(saved / WEIGHTS).classes == load(saved).classes
+
+
+def test_weights_without_their_description_are_not_read_as_a_foreign_file(saved: Path, tmp_path: Path) -> None:
+    (saved / WEIGHTS).rename(tmp_path / "alone.safetensors")
+    assert f"has no {DESCRIPTION}" in refusal(tmp_path / "alone.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"not JSON", b"\xff\xfe"])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import vitkit
 from tiny import TINY, configs, tiny
-from vitkit.config import VARIANTS, ViTConfig, config_for, list_models
+from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
+from vitkit.names import VARIANTS, config_for, list_models
 
 # Table 1 of arXiv 2010.11929; Ti and S of arXiv 2106.10270: layers, hidden size, MLP size, heads.
 PAPER = {
@@ -101,7 +102,17 @@ def test_every_listed_name_is_unique_and_builds_a_configuration() -> None:
         ("vit_huge_patch14_*", ["vit_huge_patch14_224", "vit_huge_patch14_224_in21k", "vit_huge_patch14_224_gap"]),
         ("deit_small_p", ["deit_small_patch16_224", "deit_small_patch16_384"]),
         ("*small_distilled*_384", ["deit_small_distilled_patch16_384"]),
-        ("micro", ["vit_micro_patch4_16"]),
+        ("micro_p", ["vit_micro_patch4_16"]),
+        ("micro_conv", ["vit_micro_convmlp_patch4_16", "vit_micro_convproj_patch4_16"]),
+        (
+            "r50",
+            [
+                f"vit_{body}_{size}{tag}"
+                for body in ("base_r50_s16", "large_r50_s32")
+                for size in (224, 384)
+                for tag in ("", "_in21k")
+            ],
+        ),
         ("vit_bas?_patch8_384", ["vit_base_patch8_384"]),
         ("resnet", []),
     ],

@@ -21,24 +21,26 @@ SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
 # The plan of the house: each room (a top-level module or package of vitkit) and the rooms it may import. Some are not
 # built yet. A new room or a new edge is a decision: write it down here first. The package's own __init__ imports
 # nothing, so every room may read its __version__.
-_USES_MODELS = {"classifier", "config", "data", "errors", "files", "model"}
+_USES_MODELS = {"classifier", "config", "data", "errors", "files", "model", "names", "weights"}
 PLAN: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
     "recipes": set(),
     "files": set(),
     "config": {"errors"},
+    "names": {"config", "errors"},
     "layers": {"config", "errors"},
     "position": {"config", "errors", "layers"},
     "init": {"config", "layers", "position"},
     "stem": {"config", "errors", "layers"},
-    "model": {"config", "errors", "init", "layers", "position", "stem"},
-    "mixtures": {"config", "errors", "init", "layers", "model", "position", "stem"},
+    "mixtures": {"config", "errors", "layers"},
+    "model": {"config", "errors", "init", "layers", "mixtures", "names", "position", "stem"},
+    "resize": {"config", "errors"},
     "metering": set(),
     "info": {"config", "errors", "metering", "model"},
     "data": {"config", "errors"},
     "classifier": {"config", "data", "errors", "files", "model"},
-    "weights": {"config", "data", "errors", "model"},
+    "weights": {"classifier", "config", "data", "errors", "files", "model", "names", "resize"},
     "evaluate": _USES_MODELS,
     "explain": _USES_MODELS,
     "export": _USES_MODELS,

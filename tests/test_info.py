@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import VARIETY, build, images, tiny
-from vitkit.config import ViTConfig, config_for
+from vitkit.config import ViTConfig
 from vitkit.info import ModelInfo, describe
 from vitkit.model import VisionTransformer
+from vitkit.names import config_for
 
 MORE = {
     "one layer": {"layers": 1},

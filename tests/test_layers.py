@@ -158,4 +158,4 @@ def test_each_kind_of_dropout_acts_in_training_and_not_in_eval(name: str, fused:
 
 
 def test_a_block_shows_its_rate() -> None:
-    assert "rate=0.250" in repr(Block(tiny(), 0.25))
+    assert "rate=0.250" in repr(Block(tiny(drop_path=0.5, layers=3), 1))

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import VARIETY, build, gradients, images, largest_difference, tiny
-from vitkit.config import ViTConfig, config_for, list_models
+from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
 from vitkit.model import Attention, VisionTransformer, create_model
+from vitkit.names import config_for, list_models
 
 GOLDEN = Path(__file__).parent / "golden"
 variety = pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
@@ -70,6 +71,11 @@ IN21K, CLASSIC = {"num_classes": 21843}, {"num_classes": 21843, "has_logits": Tr
         ("vit_large_patch32_224_in21k", {}, 328_949_075),
         ("vit_huge_patch14_224_in21k", {"has_logits": False}, 658_745_683),
         ("vit_huge_patch14_224_in21k", {}, 660_385_363),
+        ("vit_tiny_r_s16_p8_224", {}, 6_337_704),
+        ("vit_small_r26_s32_224", {}, 36_431_912),
+        ("vit_base_r26_s32_224", {}, 101_383_976),
+        ("vit_base_r50_s16_224", {}, 98_659_112),
+        ("vit_large_r50_s32_224", {}, 328_994_856),
         ("vit_tiny_patch16_384", {}, 5_790_376),
         ("vit_base_patch16_384", {}, 86_859_496),
         ("vit_large_patch16_384", {}, 304_715_752),
@@ -96,14 +102,52 @@ def count_by_hand(name: str) -> int:
     """What the paper's dimensions add up to; the name is read by its words, not by vitkit's grammar."""
     words = name.removesuffix("_in21k").removesuffix("_gap").split("_")
     layers, D, M = PAPER[words[1]]
-    patch, side = int(words[-2].removeprefix("patch")), int(words[-1])
-    prefix = 0 if name.endswith("gap") else 2 if "distilled" in name else 1
+    side, prefix = int(words[-1]), 0 if name.endswith("gap") else 2 if "distilled" in name else 1
     classes = 21843 if name.endswith("in21k") else 1000
-    tokens = (side // patch) ** 2 + prefix
-    embedding = (3 * patch**2 + 1) * D + tokens * D + prefix * D
+    if "_r" in name:
+        units, patch, stride = RESNETS[name.split("_r")[1].rpartition(f"_{side}")[0]]
+        grid, channels, stem = (
+            side // (stride * patch),
+            64 * 2 ** (len(units) + 1) if units else 64,
+            stem_by_hand(units),
+        )
+    else:
+        patch, channels, stem = int(words[-2].removeprefix("patch")), 3, 0
+        grid = side // patch
+    embedding = stem + (channels * patch**2 + 1) * D + (grid**2 + prefix) * D + prefix * D
     layer = 4 * (D + 1) * D + (D + 1) * M + (M + 1) * D + 4 * D
     head = (D + 1) * classes * max(prefix, 1) + ((D + 1) * D if name.endswith("in21k") else 0)
-    return embedding + layers * layer + 2 * D + head
+    total = embedding + layers * layer + 2 * D + head
+    # A depthwise 3x3 convolution has 9 weights and a bias for each channel. Where the class token alone is read, the
+    # last layer convolves nothing that nobody reads.
+    if "convmlp" in name:
+        total += (layers - 1) * 10 * M
+    if "convproj" in name:
+        total += (3 * layers - 1) * 10 * D
+    if "interleaved" in name:  # layers 0 and 2 convolve, depthwise and pointwise, in the place of q, k, v and out
+        total += 2 * (10 * D + (D + 1) * D - 4 * (D + 1) * D)
+    return total
+
+
+RESNETS = {  # units of each stage, patch, stride
+    "_s16_p8": ((), 8, 4),
+    "26_s32": ((2, 2, 2, 2), 1, 32),
+    "50_s16": ((3, 4, 9), 1, 16),
+    "50_s32": ((3, 4, 6, 3), 1, 32),
+}
+
+
+def stem_by_hand(stages: tuple[int, ...]) -> int:
+    """Convolutions without bias; two numbers a channel for each GroupNorm."""
+    total, channels = 7 * 7 * 3 * 64 + 2 * 64, 64
+    for stage, units in enumerate(stages):
+        width = 64 * 2**stage
+        for unit in range(units):
+            total += channels * width + 9 * width**2 + 4 * width**2 + 2 * (width + width + 4 * width)
+            if unit == 0:
+                total += channels * 4 * width + 2 * 4 * width
+            channels = 4 * width
+    return total
 
 
 def test_every_listed_model_has_its_golden_parameter_count_and_no_count_is_left_over() -> None:
@@ -141,6 +185,11 @@ def macs(model: VisionTransformer) -> float:
         ("deit_tiny_distilled_patch16_224", 1.261),
         ("deit_small_distilled_patch16_224", 4.624),
         ("deit_base_distilled_patch16_224", 17.657),
+        ("vit_tiny_r_s16_p8_224", 0.434),
+        ("vit_small_r26_s32_224", 3.464),
+        ("vit_base_r26_s32_224", 6.711),
+        ("vit_base_r50_s16_224", 21.535),
+        ("vit_large_r50_s32_224", 19.413),
     ],
 )
 def test_published_models_cost_their_published_work(name: str, giga: float, fused: bool) -> None:

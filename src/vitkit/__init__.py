@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Classifier, Prediction, load
-    from vitkit.config import ViTConfig, list_models
+    from vitkit.classifier import Classifier, Prediction
+    from vitkit.config import ViTConfig
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
     from vitkit.model import VisionTransformer, create_model
+    from vitkit.names import list_models
+    from vitkit.weights import load
+    from vitkit.weights.report import LoadReport
 
 __version__ = "0.1.0"
 __all__ = [
     "Classifier",
+    "LoadReport",
     "Prediction",
     "Preprocess",
     "ViTConfig",
@@ -27,10 +31,11 @@ __all__ = [
 _HOMES = {
     "Classifier": "classifier",
     "Prediction": "classifier",
-    "load": "classifier",
+    "load": "weights",
+    "LoadReport": "weights.report",
     "Preprocess": "data.preprocess",
     "ViTConfig": "config",
-    "list_models": "config",
+    "list_models": "names",
     "VitkitError": "errors",
     "VisionTransformer": "model",
     "create_model": "model",

@@ -13,22 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import vitkit
-from vitkit.config import ViTConfig
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.files import replacing, write_json
 from vitkit.model import VisionTransformer
+
+if TYPE_CHECKING:
+    from vitkit.weights.report import LoadReport
 
 FORMAT_VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -64,6 +66,7 @@ class Classifier:
         preprocess: from a picture to the model's input.
         temperature: logits are divided by it before the softmax.
         provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
+        report: what became of every tensor, where the weights were loaded.
     """
 
     model: VisionTransformer
@@ -71,6 +74,7 @@ class Classifier:
     preprocess: Preprocess
     temperature: float = 1.0
     provenance: dict[str, Any] = field(default_factory=dict)
+    report: LoadReport | None = None
 
     def __post_init__(self) -> None:
         if len(self.classes) != self.model.config.num_classes:
@@ -106,10 +110,14 @@ class Classifier:
         Memory does not grow with the number of paths.
 
         Raises:
-            VitkitError: batch_size is not at least 1.
+            VitkitError: batch_size is not at least 1, or the model has no head.
         """
         if batch_size < 1:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
+        if not self.classes:
+            raise VitkitError(
+                "the model has no head, and so no classes to predict: train one, or load with num_classes"
+            )
         names = map(str, paths)
         with ThreadPoolExecutor() as pool:  # decoding happens outside the interpreter's lock
             while batch := list(islice(names, batch_size)):
@@ -159,7 +167,11 @@ class Classifier:
         path.touch()
         mode = path.stat().st_mode  # safetensors makes files that only their owner can read
         try:
-            save_file({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, path)
+            save_file(
+                {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()},
+                path,
+                {"vitkit_version": vitkit.__version__},
+            )
             path.chmod(mode)
         except SafetensorError as error:  # how safetensors reports a full disk
             raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
@@ -178,31 +190,9 @@ class Classifier:
         }
 
 
-def load(path: str | Path) -> Classifier:
-    """The classifier in a model folder or run folder.
-
-    Raises:
-        VitkitError: there is none, it is damaged, or it was written by a newer vitkit.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise VitkitError(f"no such model folder: {path}")
-    description = read_description(folder)
-    try:
-        config = ViTConfig.from_dict(description["config"])
-        with torch.device("meta"):
-            model = VisionTransformer(config)
-        model.load_state_dict(load_file(folder / WEIGHTS), assign=True)
-        model.rebuild_tables()
-        return Classifier(
-            model=model,
-            classes=tuple(description["classes"]),
-            preprocess=Preprocess.from_dict(description["preprocess"]),
-            temperature=description["temperature"],
-            provenance=description["provenance"],
-        )
-    except (AttributeError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise VitkitError(f"{folder} is damaged: {error}") from error
+def is_model_folder(path: Path) -> bool:
+    """Whether the folder is one of vitkit's own, damaged or not."""
+    return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
 
 
 def read_description(folder: Path) -> dict[str, Any]:

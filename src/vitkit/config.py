@@ -1,49 +1,25 @@
-"""What a Vision Transformer is made of: one dataclass, one table of sizes, one grammar of names.
+"""What a Vision Transformer is made of: one frozen dataclass with every architectural choice, checked when made.
 
-`VARIANTS` is Table 1 of "An Image is Worth 16x16 Words" (arXiv 2010.11929), with Ti and S from
-"How to train your ViT?" (arXiv 2106.10270). A name such as `vit_base_patch16_224_in21k` is parsed
-against it: size, patch, resolution, suffix. Nothing here imports torch.
+Nothing here imports torch. The names that stand for configurations are in `names.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import fnmatch
 import math
-import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
 
 Pair = tuple[int, int]
 Position = Literal["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]
 PositionAt = Literal["input", "every_layer", "shared"]
-
-
-class Size(NamedTuple):
-    """A row of the paper's Table 1."""
-
-    layers: int
-    hidden_size: int
-    mlp_size: int
-    heads: int
-
-
-VARIANTS: dict[str, Size] = {
-    "micro": Size(4, 128, 512, 4),  # ours: small enough to learn the digits on two cores
-    "tiny": Size(12, 192, 768, 3),
-    "small": Size(12, 384, 1536, 6),
-    "base": Size(12, 768, 3072, 12),
-    "large": Size(24, 1024, 4096, 16),
-    "huge": Size(32, 1280, 5120, 16),
-}
-PUBLISHED_SIZES = ("tiny", "small", "base", "large", "huge")
-PUBLISHED_PATCHES = (8, 14, 16, 32)
-PUBLISHED_RESOLUTIONS = (224, 384)
-IMAGENET_1K, IMAGENET_21K = 1000, 21843
+PositionResize = Literal["reference", "timm", "torchvision", "huggingface", "dinov2"]
+StemKind = Literal["reference", "timm"]
+IMAGENET_1K = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +34,33 @@ class ViTConfig:
     """
 
     image_size: Pair = (224, 224)
-    patch_size: Pair = (16, 16)
+    patch_size: Pair = (16, 16)  # with a stem: on its feature map
     in_channels: int = 3
     num_classes: int = IMAGENET_1K  # 0: no head, the model returns features
     layers: int = 12
     hidden_size: int = 768
     heads: int = 12
     mlp_size: int = 3072
+    mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"  # arXiv 2002.05202 (DINOv2 giant); 2103.11816 sec. 3.2
+    projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
+    conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention
+    stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): the root alone
+    stem_kind: StemKind = "reference"  # whose weight standardisation and eps
+    class_token: bool | None = None  # None: as the classifier needs; mean-pooled models may keep an unread one
     classifier: Literal["token", "gap", "token+gap"] = "token"  # sec. 3.1; app. D.3; DINOv2's linear probe
     distill_token: bool = False  # DeiT, arXiv 2012.12877, sec. 4
     distill_head: bool = False
+    registers: int = 0  # arXiv 2309.16588
     representation_size: int | None = None  # sec. 3.1: Linear and tanh before the head, for pre-training
     position: Position = "learned_1d"  # app. D.4, Table 8
     position_at: PositionAt = "input"  # `relative` acts inside attention: every_layer or shared
+    position_resize: PositionResize = "reference"  # whose interpolation fits learned positions to another image size
+    prefix_positions: bool = True  # False: class token and registers get none (DeiT III, arXiv 2204.07118)
     norm: Literal["pre", "post"] = "pre"  # eqs. 2-3; "post" is the original Transformer's order
     norm_eps: float = 1e-6
     patch_norm: bool = False
+    fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
+    layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
     gelu: Literal["erf", "tanh"] = "erf"
     qkv_bias: bool = True
     qk_scale: float | None = None  # None: 1 / sqrt(head size), app. A eq. 6
@@ -86,13 +73,24 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size"):
             object.__setattr__(self, name, as_pair(getattr(self, name), name))
+        for name in ("stem", "conv_layers"):
+            if isinstance(getattr(self, name), list):  # as JSON has it
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_types(self.__dict__)
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", self.classifier != "gap")
         _check_values(self)
+
+    @property
+    def stem_stride(self) -> int:
+        """By how much the stem divides the image's sides; 1 without one."""
+        return stride_of(self.stem)
 
     @property
     def grid(self) -> Pair:
         """Patches down and across: (h, w)."""
-        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
+        height, width = (-(-side // self.stem_stride) for side in self.image_size)  # SAME padding rounds up
+        return height // self.patch_size[0], width // self.patch_size[1]
 
     @property
     def patches(self) -> int:
@@ -101,8 +99,8 @@ class ViTConfig:
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens ahead of the patches: class and distillation token."""
-        return int(self.class_token) + int(self.distill_token)
+        """Tokens ahead of the patches: class token, distillation token, registers."""
+        return int(bool(self.class_token)) + int(self.distill_token) + self.registers
 
     @property
     def tokens(self) -> int:
@@ -110,9 +108,9 @@ class ViTConfig:
         return self.prefix_tokens + self.patches
 
     @property
-    def class_token(self) -> bool:
-        """Whether the sequence begins with the class token; the paper's mean-pooled models have none (app. D.3)."""
-        return self.classifier != "gap"
+    def positioned_prefix(self) -> int:
+        """Prefix tokens that have a position of their own."""
+        return self.prefix_tokens if self.prefix_positions else 0
 
     @property
     def head_size(self) -> int:
@@ -144,6 +142,11 @@ class ViTConfig:
         return cls(**fields)
 
 
+def stride_of(stem: tuple[int, ...] | None) -> int:
+    """By how much a stem of these stages divides the image's sides: root and pooling by 4, each further stage by 2."""
+    return 1 if stem is None else 4 * 2 ** max(len(stem) - 1, 0)
+
+
 def as_pair(value: Any, name: str) -> Pair:
     """One number or (height, width), as (height, width)."""
     pair = (value, value) if isinstance(value, int) else value
@@ -163,6 +166,10 @@ def _check_types(fields: dict[str, Any]) -> None:
         kind = kinds[0]
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+        if get_args(kind)[1:] == (...,) and not (
+            isinstance(value, (tuple, list)) and all(type(n) is int for n in value)
+        ):
+            raise VitkitError(f"{name} must be a tuple of whole numbers, not {value!r}")
         if kind is bool and type(value) is not bool:
             raise VitkitError(f"{name} must be True or False, not {value!r}")
         if kind is int and type(value) is not int:
@@ -179,116 +186,83 @@ def _check_values(config: ViTConfig) -> None:
     for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size"):
         if getattr(config, name) < 1:
             raise VitkitError(f"{name} must be at least 1, not {getattr(config, name)}")
-    if config.num_classes < 0:
-        raise VitkitError(f"num_classes must be 0 (no head) or more, not {config.num_classes}")
-    if config.hidden_size % config.heads:
-        raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by heads {config.heads}")
-    if any(side % patch for side, patch in zip(config.image_size, config.patch_size, strict=True)):
-        raise VitkitError(
-            f"image_size {_times(config.image_size)} is not divisible by patch_size {_times(config.patch_size)}"
-        )
+    for name in ("num_classes", "registers"):
+        if getattr(config, name) < 0:
+            raise VitkitError(f"{name} must be 0 (none) or more, not {getattr(config, name)}")
     for name in ("dropout", "attention_dropout", "position_dropout", "drop_path"):
         if not 0.0 <= getattr(config, name) < 1.0:
             raise VitkitError(f"{name} must be in [0, 1), not {getattr(config, name)}")
     if config.norm_eps <= 0:
         raise VitkitError(f"norm_eps must be positive, not {config.norm_eps}")
-    if config.representation_size is not None and (
-        type(config.representation_size) is not int or config.representation_size < 1
-    ):
+    if config.representation_size is not None and config.representation_size < 1:
         raise VitkitError(
             f"representation_size must be a positive whole number or None, not {config.representation_size!r}"
         )
+    if config.hidden_size % config.heads:
+        raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by heads {config.heads}")
+    _check_patches(config)
+    _check_tokens(config)
+    _check_positions(config)
+
+
+def _check_patches(config: ViTConfig) -> None:
+    if config.stem is not None and (len(config.stem) > 4 or not all(units > 0 for units in config.stem)):
+        raise VitkitError(f"stem must be the units of at most 4 stages, each at least 1, not {config.stem}")
+    if not all(0 <= layer < config.layers for layer in config.conv_layers):
+        raise VitkitError(f"conv_layers must be layers from 0 to {config.layers - 1}, not {config.conv_layers}")
+    if config.classifier == "token" and config.layers - 1 in config.conv_layers:
+        raise VitkitError(
+            f"conv_layers {config.conv_layers}: the last layer must attend, for its class token to read the patches"
+        )
+    if config.conv_layers and config.position == "relative":
+        raise VitkitError("conv_layers cannot be combined with position 'relative', which acts inside attention")
+    sides = [-(-side // config.stem_stride) for side in config.image_size]
+    if any(side % patch for side, patch in zip(sides, config.patch_size, strict=True)):
+        whole = f"image_size {_times(config.image_size)}"
+        if config.stem is not None:
+            whole += f" gives a feature map of {sides[0]}x{sides[1]}, which"
+        raise VitkitError(f"{whole} is not divisible by patch_size {_times(config.patch_size)}")
+
+
+def _check_tokens(config: ViTConfig) -> None:
+    if config.classifier != "gap" and not config.class_token:
+        raise VitkitError(f"classifier {config.classifier!r} needs class_token=True: it reads the class token")
     if config.distill_head and not config.distill_token:
         raise VitkitError("distill_head needs distill_token=True: the second head reads the distillation token")
     if config.distill_token and config.classifier != "token":
         raise VitkitError(f"distill_token needs classifier='token', not {config.classifier!r}")
     if config.distill_token and config.representation_size is not None:
         raise VitkitError("representation_size cannot be combined with distill_token: DeiT has no representation layer")
-    if config.position == "learned_2d" and config.hidden_size % 2:
-        raise VitkitError(f"position 'learned_2d' needs an even hidden_size, not {config.hidden_size}")
-    if config.position == "sincos_1d" and config.hidden_size % 2:
-        raise VitkitError(f"position 'sincos_1d' needs an even hidden_size, not {config.hidden_size}")
-    if config.position == "sincos_2d" and config.hidden_size % 4:
-        raise VitkitError(f"position 'sincos_2d' needs a hidden_size divisible by 4, not {config.hidden_size}")
+    if config.fc_norm and config.norm == "post":
+        raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
+    if config.fc_norm and (config.distill_head or config.classifier == "token+gap"):
+        raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
+
+
+def _check_positions(config: ViTConfig) -> None:
+    for position, divisor in (("learned_2d", 2), ("sincos_1d", 2), ("sincos_2d", 4)):
+        if config.position == position and config.hidden_size % divisor:
+            raise VitkitError(
+                f"position {position!r} needs a hidden_size divisible by {divisor}, not {config.hidden_size}"
+            )
     if config.position == "relative" and config.position_at == "input":
         raise VitkitError(
             "position 'relative' acts inside attention: position_at must be every_layer or shared, not input"
         )
+    if not config.prefix_positions and config.position in ("sincos_1d", "relative"):
+        raise VitkitError(f"prefix_positions=False has no meaning with position {config.position!r}")
 
 
 def _times(pair: Pair) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-# --- Names -----------------------------------------------------------------------------------------
-
-_NAME = re.compile(
-    rf"(?P<family>vit|deit)_(?P<size>{'|'.join(VARIANTS)})(?P<distilled>_distilled)?"
-    r"_patch(?P<patch>\d+)_(?P<resolution>\d+)(?P<suffix>_in21k|_gap)?"
-)
 # Overrides that are not fields: the names other libraries use, and what each means in fields.
 _ALIASES = {
     "mlp_ratio": ("mlp_size",),
     "distilled": ("distill_token", "distill_head"),
     "has_logits": ("representation_size",),
 }
-
-
-def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> ViTConfig:
-    """The configuration that a model name stands for, e.g. `vit_base_patch16_224_in21k`.
-
-    `_in21k` models have 21,843 classes and the representation layer (`has_logits=False` leaves it out); `_gap`
-    models average the patches instead of reading a class token; `deit_*_distilled_*` have DeiT's second token and head.
-
-    Raises:
-        VitkitError: the name is unknown (close ones are suggested), or an override is unknown or cannot be built.
-    """
-    parsed = _NAME.fullmatch(name)
-    if (
-        parsed is None
-        or (parsed["distilled"] and parsed["family"] == "vit")
-        or (parsed["suffix"] and parsed["family"] == "deit")
-    ):
-        raise VitkitError(f"unknown model {name!r}{_suggest(name, list_models())}; `vitkit models` lists them")
-    size = VARIANTS[parsed["size"]]
-    in21k = parsed["suffix"] == "_in21k"
-    distilled = parsed["distilled"] is not None
-    config = ViTConfig(
-        **size._asdict(),
-        image_size=int(parsed["resolution"]),  # type: ignore[arg-type]  # a pair after __post_init__
-        patch_size=int(parsed["patch"]),  # type: ignore[arg-type]
-        num_classes=IMAGENET_21K if in21k else IMAGENET_1K,
-        representation_size=size.hidden_size if in21k else None,
-        classifier="gap" if parsed["suffix"] == "_gap" else "token",
-        distill_token=distilled,
-        distill_head=distilled,
-    )
-    if num_classes is not None:
-        overrides["num_classes"] = num_classes
-    return override(config, **overrides)
-
-
-def list_models(pattern: str = "*") -> list[str]:
-    """Names of the published models, filtered by a shell pattern (`*base*`) or a part of the name (`base`).
-
-    Any other patch or resolution that divides evenly may be named too: `vit_tiny_patch8_96` is a model.
-    """
-    names = [
-        f"vit_{size}_patch{patch}_{resolution}{suffix}"
-        for size in PUBLISHED_SIZES
-        for patch in PUBLISHED_PATCHES
-        for resolution in PUBLISHED_RESOLUTIONS
-        if resolution % patch == 0
-        for suffix in ("", "_in21k", "_gap")
-    ]
-    names += [
-        f"deit_{size}{distilled}_patch16_{resolution}"
-        for size in ("tiny", "small", "base")
-        for distilled in ("", "_distilled")
-        for resolution in PUBLISHED_RESOLUTIONS
-    ]
-    names.append("vit_micro_patch4_16")
-    return [name for name in names if fnmatch.fnmatch(name, pattern) or pattern in name]
 
 
 def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
@@ -307,17 +281,8 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
             if meant in overrides:
                 raise VitkitError(f"{name} and {meant} say the same in two ways: give one of them")
     _check_types(overrides)
-    changes = dict(overrides)
-    hidden_size = changes.get("hidden_size", config.hidden_size)
-    if hidden_size != config.hidden_size:
-        changes.setdefault("mlp_size", round(Fraction(config.mlp_size * hidden_size, config.hidden_size)))
-        if config.representation_size == config.hidden_size:
-            changes.setdefault("representation_size", hidden_size)
-    was_relative, is_relative = (
-        kind == "relative" for kind in (config.position, changes.get("position", config.position))
-    )
-    if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
-        changes.setdefault("position_at", "every_layer" if is_relative else "input")
+    hidden_size = overrides.get("hidden_size", config.hidden_size)
+    changes = {**_what_follows(config, overrides), **overrides}
     if "mlp_ratio" in aliases:
         if not _is_number(aliases["mlp_ratio"]):
             raise VitkitError(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
@@ -332,13 +297,34 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     return dataclasses.replace(config, **changes)
 
 
+def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What changes with a field because it hung together with it."""
+    changes: dict[str, Any] = {}
+    hidden_size = overrides.get("hidden_size", config.hidden_size)
+    if hidden_size != config.hidden_size:
+        changes["mlp_size"] = round(Fraction(config.mlp_size * hidden_size, config.hidden_size))
+        if config.representation_size == config.hidden_size:
+            changes["representation_size"] = hidden_size
+    was_relative, is_relative = (
+        kind == "relative" for kind in (config.position, overrides.get("position", config.position))
+    )
+    if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
+        changes["position_at"] = "every_layer" if is_relative else "input"
+    if "classifier" in overrides and config.class_token == (config.classifier != "gap"):
+        changes["class_token"] = None  # as the new classifier needs
+    if "layers" in overrides:
+        changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)
+    return changes
+
+
 def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:
     known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
         if name not in known:
-            raise VitkitError(f"unknown model option {name!r}{_suggest(name, known)}; known: {', '.join(known)}")
+            raise VitkitError(f"unknown model option {name!r}{suggest(name, known)}; known: {', '.join(known)}")
 
 
-def _suggest(name: str, known: list[str]) -> str:
+def suggest(name: str, known: list[str]) -> str:
+    """` (did you mean ...?)` with names like this one, or nothing."""
     close = difflib.get_close_matches(name, known, n=3)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

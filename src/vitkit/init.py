@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from vitkit.layers import LayerScale
 from vitkit.position import Learned2D, RelativePosition
 
 if TYPE_CHECKING:
@@ -20,12 +21,17 @@ def initialise(model: VisionTransformer) -> None:
     if model.patch_embed.proj.weight.is_meta:
         return
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, (Learned2D, RelativePosition)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.value)
+        elif isinstance(module, nn.Conv2d) and module is not model.patch_embed.proj:  # of a stem or a mixture
+            _lecun_normal(module.weight)
+            _zero_bias(module)
     {"trunc_normal": _trunc_normal, "reference": _reference}[model.config.init](model)
 
 
@@ -47,6 +53,8 @@ def _reference(model: VisionTransformer) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             _reference_linear(name, module)
+        elif isinstance(module, nn.GroupNorm) and name.endswith("norm3"):
+            nn.init.zeros_(module.weight)  # each residual unit of the stem begins as the identity
     _lecun_normal(model.patch_embed.proj.weight)
     _zero_bias(model.patch_embed.proj)
     for name, parameter in model.named_parameters(recurse=False):

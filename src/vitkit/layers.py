@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vitkit.config import ViTConfig
 
 
 class DropPath(nn.Module):
@@ -21,3 +25,58 @@ class DropPath(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each feature of a residual branch, small at first (CaiT, arXiv 2103.17239, sec. 2)."""
+
+    def __init__(self, dim: int, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.gamma = nn.Parameter(torch.full((dim,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class SwiGLU(nn.Module):
+    """Gate and value, side by side, in; the value let through by the gate out (arXiv 2002.05202)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)  # (B, n, mlp) each
+        return F.silu(gate) * value
+
+
+class TokenConvolution(nn.Module):
+    """Depthwise 3x3 convolution over the patch grid of a sequence; the tokens ahead of the patches pass unchanged.
+
+    (B, N, C) -> (B, N, C). A sequence cut down to its first tokens, none of them a patch, passes whole.
+    """
+
+    def __init__(self, channels: int, grid: tuple[int, int], prefix_tokens: int) -> None:
+        super().__init__()
+        self.grid, self.prefix_tokens = grid, prefix_tokens
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        if self.prefix_tokens >= N:
+            return x
+        prefix, patches = x[:, : self.prefix_tokens], x[:, self.prefix_tokens :]
+        patches = self.conv(patches.transpose(1, 2).reshape(B, C, *self.grid))  # (B, C, h, w)
+        return torch.cat([prefix, patches.flatten(2).transpose(1, 2)], dim=1)
+
+
+def gelu(config: ViTConfig) -> nn.GELU:
+    """The exact GELU, or the reference implementation's approximation."""
+    return nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+
+
+def layer_norm(config: ViTConfig) -> nn.LayerNorm:
+    """LN of eqs. 2-4."""
+    return nn.LayerNorm(config.hidden_size, config.norm_eps)
+
+
+def layer_scale(config: ViTConfig) -> nn.Module:
+    """LayerScale where the configuration has it."""
+    return nn.Identity() if config.layer_scale is None else LayerScale(config.hidden_size, config.layer_scale)

@@ -65,7 +65,8 @@ def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
         before.append(measured.macs)
 
     def leave(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        measured.shapes[name] = tuple(output.shape[1:])
+        if isinstance(output, Tensor):
+            measured.shapes[name] = tuple(output.shape[1:])
         measured.macs_of[name] = measured.macs_of.get(name, 0) + measured.macs - before.pop()
 
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
@@ -102,6 +103,14 @@ class _LayerNorm(torch.autograd.Function):
         return x.new_empty(x.shape)
 
 
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: int, weight: Tensor) -> Tensor:
+        mean, deviation = (x.new_empty(len(x), groups) for _ in range(2))
+        ctx.save_for_backward(x, mean, deviation, weight)
+        return x.new_empty(x.shape)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -109,11 +118,49 @@ class _Linear(torch.autograd.Function):
         return x.new_empty(*x.shape[:-1], len(weight))
 
 
-class _GELU(torch.autograd.Function):
+class _KeepsInput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x.new_empty(x.shape)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+        return x.new_empty(len(x), len(weight), *((side + 2 * p - k) // s + 1 for side, k, s, p in sizes))
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, stride: int) -> Tensor:
+        shape = (*x.shape[:2], *((side - size) // stride + 1 for side in x.shape[2:]))
+        ctx.save_for_backward(x, x.new_empty(shape, dtype=torch.int64))  # and where each maximum was
+        return x.new_empty(shape)
+
+
+class _KeepsOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        output = x.new_empty(x.shape)
+        ctx.save_for_backward(output)
+        return output
+
+
+class _KeepsBoth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return left.new_empty(left.shape)
+
+
+class _Variance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: Sequence[int]) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.new_empty(_reduced(x, dims))
 
 
 class _KeepsNothing(torch.autograd.Function):
@@ -128,8 +175,30 @@ def _concatenate(parts: Sequence[Tensor], dim: int) -> Tensor:
     return _KeepsNothing.apply(shape, *parts)
 
 
-def _add(left: Tensor, right: Tensor) -> Tensor:
+def _add(left: Tensor, right: Tensor | float) -> Tensor:
+    if not isinstance(right, Tensor):
+        return _KeepsNothing.apply(left.shape, left)
     return _KeepsNothing.apply(max(left.shape, right.shape, key=len), left, right)  # (B, N, D) + (N, D)
+
+
+def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+    dims = (dim,) if isinstance(dim, int) else dim
+    return _KeepsNothing.apply(_reduced(x, dims) if keepdim else [n for i, n in enumerate(x.shape) if i not in dims], x)
+
+
+def _scale(left: Tensor, right: Tensor | float) -> Tensor:
+    """A product or a quotient."""
+    return _KeepsBoth.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
+
+
+def _reduced(x: Tensor, dims: Sequence[int]) -> list[int]:
+    return [1 if dim in dims else side for dim, side in enumerate(x.shape)]
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int], padding: Any = (0, 0), *_: Any
+) -> Tensor:
+    return _Convolution.apply(x, weight, stride, padding)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -152,9 +221,20 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
 # What stands in for a kernel: same shapes, same tensors kept.
 _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     F.linear: lambda x, weight, _bias: _Linear.apply(x, weight),
+    F.conv2d: _convolve,
+    F.max_pool2d: lambda x, size, stride, **_: _MaxPool.apply(x, size, stride),
+    F.relu: lambda x, **_: _KeepsOutput.apply(x),
+    Tensor.sqrt: _KeepsOutput.apply,
+    Tensor.div: _scale,
+    Tensor.mul: _scale,
+    Tensor.sub: lambda left, right: _KeepsNothing.apply(left.shape, left, right),
+    Tensor.mean: _mean,
+    Tensor.var: lambda x, dims, **_: _Variance.apply(x, dims),
     F.layer_norm: lambda x, _shape, weight, **_: _LayerNorm.apply(x, weight),
+    F.group_norm: lambda x, groups, weight, *_, **__: _GroupNorm.apply(x, groups, weight),
     torch.cat: _concatenate,
     Tensor.add: _add,
-    F.gelu: lambda x, **_: _GELU.apply(x),
+    F.gelu: lambda x, **_: _KeepsInput.apply(x),
+    F.silu: lambda x, **_: _KeepsInput.apply(x),
     F.scaled_dot_product_attention: _attention,
 }

@@ -20,23 +20,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitkit.config import ViTConfig, config_for
+from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
 from vitkit.init import initialise
-from vitkit.layers import DropPath
-from vitkit.position import Learned2D, RelativePosition, Sinusoids
+from vitkit.layers import DropPath, SwiGLU, TokenConvolution, gelu, layer_norm, layer_scale
+from vitkit.mixtures import ConvMixer, ConvProjection
+from vitkit.names import config_for
+from vitkit.position import RelativePosition, Sinusoids, build_positions
+from vitkit.stem import ResNetStem
 
 
 class PatchEmbed(nn.Module):
-    """Splits the image into patches and projects each to D features: E of eq. 1, as a convolution with its stride."""
+    """Splits the image into patches and projects each to D features: E of eq. 1, as a convolution with its stride.
+
+    In hybrids the patches are those of a ResNet's feature map (sec. 3.1).
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, config.patch_size, stride=config.patch_size)
-        self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps) if config.patch_norm else nn.Identity()
+        channels = config.in_channels
+        self.backbone: nn.Module = nn.Identity()
+        if config.stem is not None:
+            self.backbone = ResNetStem(channels, config.stem, config.stem_kind)
+            channels = self.backbone.out_channels
+        self.proj = nn.Conv2d(channels, config.hidden_size, config.patch_size, stride=config.patch_size)
+        self.norm = layer_norm(config) if config.patch_norm else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.proj(images)  # (B, D, h, w)
+        x = self.proj(self.backbone(images))  # (B, D, h, w)
         x = x.flatten(2).transpose(1, 2)  # (B, h*w, D)
         return self.norm(x)
 
@@ -44,12 +55,13 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention (app. A, eqs. 5-8)."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
         super().__init__()
         self.heads = config.heads
         self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
         self.dropout = config.attention_dropout
         self.fused = True  # one kernel for eqs. 6-7; False: written out, the same numbers
+        self.convolve = ConvProjection(config, patches_read) if config.projection == "conv" else None
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.proj_drop = nn.Dropout(config.dropout)
@@ -57,13 +69,16 @@ class Attention(nn.Module):
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 5: (B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries` tokens, k and v (B, H, N, D_h)."""
         B, N, D = x.shape
-        if queries is None:
+        if queries is None and self.convolve is None:
             return self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
-        q = F.linear(x[:, :queries], self.qkv.weight[:D], bias_q)  # (B, n, D)
-        kv = F.linear(x, self.qkv.weight[D:], bias_kv)  # (B, N, 2D)
-        k, v = kv.view(B, N, 2, self.heads, D // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return q.view(B, queries, self.heads, D // self.heads).transpose(1, 2), k, v
+        if self.convolve is not None:
+            parts = self.convolve(x, self.qkv, queries)
+        else:
+            bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
+            q = F.linear(x[:, :queries], self.qkv.weight[:D], bias_q)  # (B, n, D)
+            parts = (q, *F.linear(x, self.qkv.weight[D:], bias_kv).chunk(2, dim=-1))  # (B, N, D) each
+        q, k, v = (part.unflatten(2, (self.heads, D // self.heads)).transpose(1, 2) for part in parts)
+        return q, k, v
 
     def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
@@ -80,38 +95,44 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them (sec. 3.1)."""
+    """Two linear layers with a GELU between them (sec. 3.1); or a gated unit; or with a convolution before the GELU."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size)
-        self.act = nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+        gated = config.mlp_kind == "swiglu"
+        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size * (2 if gated else 1))
+        self.conv: nn.Module = nn.Identity()
+        if config.mlp_kind == "conv" and patches_read:
+            self.conv = TokenConvolution(config.mlp_size, config.grid, config.prefix_tokens)
+        self.act = SwiGLU() if gated else gelu(config)
         self.drop = nn.Dropout(config.dropout)
         self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.drop(self.act(self.fc1(x)))  # (B, n, mlp)
+        x = self.drop(self.act(self.conv(self.fc1(x))))  # (B, n, mlp)
         return self.drop(self.fc2(x))  # (B, n, D)
 
 
 class Block(nn.Module):
     """One encoder layer. With `queries` = n it returns the first n tokens alone, having attended to all."""
 
-    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+    def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
         self.post_norm = config.norm == "post"
-        self.norm1 = nn.LayerNorm(config.hidden_size, config.norm_eps)
-        self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.hidden_size, config.norm_eps)
-        self.mlp = MLP(config)
-        self.drop_path = DropPath(drop_path)
+        self.norm1 = layer_norm(config)
+        patches_read = layer < config.layers - 1 or config.classifier != "token"  # else convolving them is in vain
+        self.attn = ConvMixer(config) if layer in config.conv_layers else Attention(config, patches_read)
+        self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
+        self.norm2 = layer_norm(config)
+        self.mlp = MLP(config, patches_read)
+        self.drop_path = DropPath(config.drop_path * layer / max(config.layers - 1, 1))  # the linear rule
 
     def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
         if self.post_norm:  # the original Transformer, arXiv 1706.03762 sec. 3.1
-            x = self.norm1(x[:, :queries] + self.drop_path(self.attn(x, queries, relative)))
-            return self.norm2(x + self.drop_path(self.mlp(x)))
-        x = x[:, :queries] + self.drop_path(self.attn(self.norm1(x), queries, relative))  # eq. 2
-        return x + self.drop_path(self.mlp(self.norm2(x)))  # eq. 3
+            x = self.norm1(x[:, :queries] + self.drop_path(self.ls1(self.attn(x, queries, relative))))
+            return self.norm2(x + self.drop_path(self.ls2(self.mlp(x))))
+        x = x[:, :queries] + self.drop_path(self.ls1(self.attn(self.norm1(x), queries, relative)))  # eq. 2
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
 
 
 class VisionTransformer(nn.Module):
@@ -128,14 +149,15 @@ class VisionTransformer(nn.Module):
         self.shortcut = True
         self.checkpointing = False
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.class_token else None
-        self.dist_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.distill_token else None
-        self.pos_embed, self.rel_pos = _positions(config)
+        self.cls_token = _tokens(1 if config.class_token else 0, config)
+        self.dist_token = _tokens(1 if config.distill_token else 0, config)
+        self.reg_token = _tokens(config.registers, config)
+        self.pos_embed, self.rel_pos = build_positions(config)
         self.pos_drop = nn.Dropout(config.position_dropout)
-        rates = [config.drop_path * i / max(config.layers - 1, 1) for i in range(config.layers)]  # the linear rule
-        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
-        # In post-norm order the last block has normalised its output already.
-        self.norm = nn.Identity() if config.norm == "post" else nn.LayerNorm(config.hidden_size, config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
+        self.norm = nn.Identity() if config.norm == "post" or config.fc_norm else layer_norm(config)
+        self.fc_norm = layer_norm(config) if config.fc_norm else nn.Identity()
         self.pre_logits, self.head, self.head_dist = _heads(config)
         initialise(self)
 
@@ -144,7 +166,10 @@ class VisionTransformer(nn.Module):
         if self.pos_embed is None:
             return None
         table = layer if self.config.position_at == "every_layer" else 0
-        return self.pos_embed[table] if isinstance(self.pos_embed, Tensor) else self.pos_embed(table)
+        if not isinstance(self.pos_embed, Tensor):
+            return self.pos_embed(table)
+        without = self.config.prefix_tokens - self.config.positioned_prefix
+        return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
     def rebuild_tables(self) -> None:
         """Compute the fixed tables anew, beside the parameters, after the model left the meta device."""
@@ -165,7 +190,8 @@ class VisionTransformer(nn.Module):
                 f"{tuple(images.shape)}; resize them, or create the model with another image_size"
             )
         x = self.patch_embed(images)  # (B, h*w, D)
-        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        tokens = (self.cls_token, self.dist_token, self.reg_token)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]
         x = torch.cat([*prefix, x], dim=1)  # (B, N, D)
         positions = self.positions() if self.config.position_at == "input" else None
         return self.pos_drop(x if positions is None else x + positions)
@@ -196,7 +222,7 @@ class VisionTransformer(nn.Module):
         return self._logits(self._head_tokens(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, height, width) -> all tokens after the last normalisation (B, N, D), prefix tokens first."""
+        """(B, C, height, width) -> all tokens (B, N, D), prefix first; normalised, unless `fc_norm` is to do it."""
         return self.norm(self.encode(self.embed(images)))
 
     def forward_layers(
@@ -235,11 +261,11 @@ class VisionTransformer(nn.Module):
         if self.config.distill_head:
             return tokens[:, 0], tokens[:, 1]
         if self.config.classifier == "token":
-            return (self.pre_logits(tokens[:, 0]),)
+            return (self.pre_logits(self.fc_norm(tokens[:, 0])),)
         pooled = tokens[:, self.config.prefix_tokens :].mean(dim=1)
         if self.config.classifier == "token+gap":
             pooled = torch.cat([tokens[:, 0], pooled], dim=-1)  # (B, 2D)
-        return (self.pre_logits(pooled),)
+        return (self.pre_logits(self.fc_norm(pooled)),)
 
     def _logits(self, tokens: Tensor) -> tuple[Tensor, ...]:
         heads = [head for head in (self.head, self.head_dist) if head is not None]
@@ -257,16 +283,8 @@ class VisionTransformer(nn.Module):
                 module.fused = fused
 
 
-def _positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
-    """What is added to the tokens, and what is added to the attention logits (app. D.4)."""
-    tables = config.layers if config.position_at == "every_layer" else 1
-    if config.position == "relative":
-        return None, nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
-    if config.position == "learned_1d":
-        return nn.Parameter(torch.zeros(tables, config.tokens, config.hidden_size)), None
-    if config.position == "learned_2d":
-        return Learned2D(config, tables), None
-    return (None if config.position == "none" else Sinusoids(config)), None
+def _tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
+    return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
 
 
 def _heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | None]:

@@ -110,3 +110,15 @@ class RelativePosition(nn.Module):
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
         return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
+
+
+def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
+    """What is added to the tokens, and what is added to the attention logits (app. D.4)."""
+    tables = config.layers if config.position_at == "every_layer" else 1
+    if config.position == "relative":
+        return None, nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
+    if config.position == "learned_1d":
+        return nn.Parameter(torch.zeros(tables, config.positioned_prefix + config.patches, config.hidden_size)), None
+    if config.position == "learned_2d":
+        return Learned2D(config, tables), None
+    return (None if config.position == "none" else Sinusoids(config)), None

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from vitkit.classifier import load
 from vitkit.data.source import read_source
 from vitkit.data.split import split_from_file
 from vitkit.evaluate.metrics import Evaluation, evaluate
+from vitkit.weights import load
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.config import list_models
 from vitkit.model import create_model
+from vitkit.names import list_models
 
 # Of the published checkpoints.
 PARAMETERS = {

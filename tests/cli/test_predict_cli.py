@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import photos as pictures
-from vitkit.classifier import load
+from vitkit.weights import load
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import runs
-from vitkit.classifier import load
 from vitkit.train import run
 from vitkit.train.recipe import Recipe, build, load_fields
+from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")
 

@@ -35,6 +35,24 @@ def gelu(x: Array, kind: str) -> Array:
     return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
+def convolved(x: Array, w: Weights, config: ViTConfig, name: str) -> Array:
+    """Each patch with its eight neighbours, channel by channel; beyond the edge there is nothing. Others stay."""
+    if f"{name}.conv.weight" not in w:
+        return x
+    kernel, bias = w[f"{name}.conv.weight"][:, 0], w[f"{name}.conv.bias"]
+    (h, width), ahead = config.grid, config.prefix_tokens
+    out = x.copy()
+    for row in range(h):
+        for column in range(width):
+            total = np.broadcast_to(bias, out[:, 0].shape).copy()
+            for dy in (-1, 0, 1):
+                for dx in (-1, 0, 1):
+                    if 0 <= row + dy < h and 0 <= column + dx < width:
+                        total += x[:, ahead + (row + dy) * width + column + dx] * kernel[:, dy + 1, dx + 1]
+            out[:, ahead + row * width + column] = total
+    return out
+
+
 def wave(position: int, size: int) -> list[float]:
     angles = [position / 10000 ** (2 * k / size) for k in range(size // 2)]
     return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
@@ -47,7 +65,8 @@ def table(config: ViTConfig, w: Weights, layer: int) -> Array:
     cells = [(row, column) for row in range(h) for column in range(width)]
     match config.position:
         case "learned_1d":
-            return w["pos_embed"][layer]
+            rows = w["pos_embed"][layer]
+            return rows if config.prefix_positions else np.concatenate([np.zeros((len(prefix), D)), rows])
         case "learned_2d":
             y, x = w["pos_embed.y"][layer], w["pos_embed.x"][layer]
             return np.array(prefix + [[*y[row], *x[column]] for row, column in cells])
@@ -60,7 +79,10 @@ def table(config: ViTConfig, w: Weights, layer: int) -> Array:
 
 def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array | None) -> Array:
     B, N, D = x.shape
-    q, k, v = np.split(linear(x, w, f"{name}.qkv"), 3, axis=-1)
+    if f"{name}.qkv.weight" not in w:  # a layer that convolves
+        return linear(gelu(convolved(x, w, config, f"{name}.depthwise"), config.gelu), w, f"{name}.proj")
+    sources = [convolved(x, w, config, f"{name}.convolve.{part}") for part in "qkv"]
+    q, k, v = (np.split(linear(source, w, f"{name}.qkv"), 3, axis=-1)[i] for i, source in enumerate(sources))
     size = D // config.heads
     scale = 1 / math.sqrt(size) if config.qk_scale is None else config.qk_scale
     out = np.empty_like(x)
@@ -89,7 +111,7 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
     x = np.stack(patches, axis=1) + w["patch_embed.proj.bias"]
     if config.patch_norm:
         x = layer_norm(x, w, "patch_embed.norm", eps)
-    prefix = [np.repeat(w[token], len(x), axis=0) for token in ("cls_token", "dist_token") if token in w]
+    prefix = [np.repeat(w[token], len(x), axis=0) for token in ("cls_token", "dist_token", "reg_token") if token in w]
     x = np.concatenate([*prefix, x], axis=1)
     if config.position_at == "input":
         x = x + table(config, w, 0)
@@ -101,23 +123,33 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
             x = x + table(config, w, own)
         block = f"blocks.{i}"
 
-        def mlp(y: Array, block: str = block) -> Array:
-            return linear(gelu(linear(y, w, f"{block}.mlp.fc1"), config.gelu), w, f"{block}.mlp.fc2")
+        ls1, ls2 = (w.get(f"{block}.{name}.gamma", np.float64(1)) for name in ("ls1", "ls2"))
+
+        def mlp(y: Array, block: str = block, ls2: Array | np.float64 = ls2) -> Array:
+            hidden = convolved(linear(y, w, f"{block}.mlp.fc1"), w, config, f"{block}.mlp.conv")
+            if config.mlp_kind == "swiglu":
+                gate, value = np.split(hidden, 2, axis=-1)
+                return linear(gate / (1 + np.exp(-gate)) * value, w, f"{block}.mlp.fc2") * ls2
+            return linear(gelu(hidden, config.gelu), w, f"{block}.mlp.fc2") * ls2
+
+        def mix(y: Array, block: str = block, ls1: Array | np.float64 = ls1, offsets: Array | None = offsets) -> Array:
+            return attention(y, w, config, f"{block}.attn", offsets) * ls1
 
         if config.norm == "post":
-            x = layer_norm(x + attention(x, w, config, f"{block}.attn", offsets), w, f"{block}.norm1", eps)
+            x = layer_norm(x + mix(x), w, f"{block}.norm1", eps)
             x = layer_norm(x + mlp(x), w, f"{block}.norm2", eps)
         else:
-            normed = layer_norm(x, w, f"{block}.norm1", eps)
-            x = x + attention(normed, w, config, f"{block}.attn", offsets)
+            x = x + mix(layer_norm(x, w, f"{block}.norm1", eps))
             x = x + mlp(layer_norm(x, w, f"{block}.norm2", eps))
-    if config.norm == "pre":
+    if config.norm == "pre" and not config.fc_norm:
         x = layer_norm(x, w, "norm", eps)
 
-    ahead = ("cls_token" in w) + ("dist_token" in w)
+    ahead = sum(w[token].shape[1] for token in ("cls_token", "dist_token", "reg_token") if token in w)
     pooled = {"token": x[:, 0], "gap": x[:, ahead:].mean(1)}
     pooled["token+gap"] = np.concatenate([pooled["token"], pooled["gap"]], axis=-1)
     feature = pooled[config.classifier]
+    if config.fc_norm:
+        feature = layer_norm(feature, w, "fc_norm", eps)
     if config.representation_size:
         feature = np.tanh(linear(feature, w, "pre_logits.fc"))
     features = [feature, x[:, 1]] if config.distill_head else [feature]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tiny import TINY, build, images, largest_difference, tiny
-from vitkit.config import config_for
 from vitkit.model import VisionTransformer
+from vitkit.names import config_for
 
 deit = pytest.importorskip("timm.models.deit")
 timm = pytest.importorskip("timm.models.vision_transformer")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny
-from vitkit.classifier import Classifier, load
+from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted
 from vitkit.train.callbacks import (
@@ -26,6 +26,7 @@ from vitkit.train.callbacks import (
 )
 from vitkit.train.recipe import Recipe
 from vitkit.train.task import ClassificationTask
+from vitkit.weights import load
 
 # val_acc is best in epoch 1, val_loss in epoch 2, and epoch 3 is the last.
 DISAGREEING = [

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.config import config_for
 from vitkit.errors import VitkitError
+from vitkit.names import config_for
 from vitkit.train.recipe import Recipe, build, bundled, load_fields, parse_duration, resolve
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]

@@ -21,13 +21,13 @@ from PIL import Image
 
 import photos as pictures
 import runs
-from vitkit.classifier import load
 from vitkit.data.split import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate import plots
 from vitkit.evaluate.metrics import evaluate
 from vitkit.train import callbacks, run
 from vitkit.train.recipe import Recipe, build, load_fields
+from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")
 ARTEFACTS = (

@@ -8,8 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 
 import vitkit
+from vitkit.cli import convert, info, models, predict, train
 from vitkit.cli import eval as eval_
-from vitkit.cli import info, models, predict, train
 from vitkit.errors import Interrupted, VitkitError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("eval")(eval_.evaluate)
 app.command("predict")(predict.predict)
+app.command("convert")(convert.convert)
 app.command("info")(info.info)
 app.command("models")(models.models)
 

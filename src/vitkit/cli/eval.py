@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitkit.cli.arguments import ModelSource, load_model
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Run folder, or model folder.")],
+    model: ModelSource,
     data: Annotated[str | None, typer.Argument(help="Other data than the run's own; classes go by name.")] = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default test, else val, else all.")
@@ -27,12 +28,11 @@ def evaluate(
 
     Example: vitkit eval runs/digits-1
     """
-    from vitkit.classifier import load
     from vitkit.cli.progress import Bar
     from vitkit.evaluate import metrics
 
-    classifier = load(model)
-    table = _table(model, data)
+    classifier = load_model(model)
+    table = _table(Path(model), data)
     name = split or metrics.held_out_split(table)
     with Bar() as bar:
         outcome = metrics.evaluate(classifier, table, name, lambda done, total: bar("evaluating", done, total))

@@ -8,46 +8,78 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.config import ViTConfig, config_for
+from vitkit.names import config_for, is_model_name
 
 if TYPE_CHECKING:
     from vitkit.info import ModelInfo
+    from vitkit.weights.plan import Plan
 
 
 def info(
-    model: Annotated[str, typer.Argument(help="A model name, or a model folder.")],
+    model: Annotated[str, typer.Argument(help="A model name, a model folder, or a checkpoint of any layout.")],
     shapes: Annotated[bool, typer.Option("--shapes", help="Walk an image through the model, stage by stage.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    image_size: Annotated[int | None, typer.Option("--image-size", min=1, help="Another size, in pixels.")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", min=1, help="Where a checkpoint cannot tell.")] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Report on a checkpoint that does not fit, too.")
+    ] = False,
 ) -> None:
-    """Configuration, exact parameter count, GMACs and memory of a model; nothing is allocated.
+    """Configuration, exact parameter count, GMACs and memory of a model; of a checkpoint, what becomes of every tensor.
+
+    Nothing is allocated, and of a checkpoint only names and shapes are read.
 
     Example: vitkit info vit_base_patch16_224 --shapes
     """
-    folder = Path(model)
-    described = _describe_folder(folder) if folder.is_dir() else {}
-    config = ViTConfig.from_dict(described["config"]) if described else config_for(model)
+    options: dict[str, Any] = {"image_size": image_size, "heads": heads}
+    options = {name: value for name, value in options.items() if value is not None}
+    is_name = is_model_name(model) and not Path(model).exists()
+    plan = None if is_name else _inspect(model, allow_partial=allow_partial, **options)
+    config = config_for(model, **options) if plan is None else plan.config
     from vitkit.info import describe
 
     measured = describe(config)
+    described = {} if plan is None else _describe(plan)
     if as_json:
         print(json.dumps({"name": model, **described, **measured.to_dict()}, indent=2, ensure_ascii=False))
         return
     _print_costs(model, measured)
+    if plan is not None:
+        print("\nweights")
+        for line in plan.report.lines():
+            print(f"  {line}")
     _print_fields("configuration", config.to_dict())
     for section in ("preprocess", "provenance"):
-        if section in described:
+        if described.get(section):
             _print_fields(section, described[section])
-    if described:
-        print(f"\nclasses\n  {', '.join(described['classes'])}")
+    if described.get("classes"):
+        print(f"\nclasses ({len(described['classes'])})\n  {_shorten(described['classes'])}")
     if shapes:
         _print_stages(measured)
 
 
-def _describe_folder(folder: Path) -> dict[str, Any]:
-    from vitkit.classifier import read_description
+def _inspect(source: str, **options: Any) -> Plan:
+    if "/" not in source and "." not in source and not Path(source).exists():
+        config_for(source)  # a misspelt name: says which ones are like it
+    from vitkit.cli.progress import Bar
+    from vitkit.weights import inspect
 
-    description = read_description(folder)
-    return {key: description[key] for key in ("config", "classes", "preprocess", "temperature", "provenance")}
+    with Bar() as bar:
+        return inspect(source, progress=bar, **options)
+
+
+def _describe(plan: Plan) -> dict[str, Any]:
+    return {
+        "classes": list(plan.classes),
+        "preprocess": plan.preprocess.to_dict(),
+        "temperature": plan.temperature,
+        "provenance": plan.provenance,
+        "report": plan.report.to_dict(),
+    }
+
+
+def _shorten(names: list[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" ... and {len(names) - most} more" if len(names) > most else "")
 
 
 def _print_costs(name: str, measured: ModelInfo) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitkit.config import config_for, list_models
 from vitkit.errors import VitkitError
+from vitkit.names import config_for, list_models
 
 
 def models(

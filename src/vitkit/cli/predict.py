@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from vitkit.cli.arguments import ModelSource, load_model
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="Run folder, or model folder.")],
+    model: ModelSource,
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Images, folders (walked), or patterns.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this .csv or .jsonl file.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 1,
@@ -36,10 +37,9 @@ def predict(
     from vitkit.data.source import find_images
 
     paths = find_images(sources)  # what is not there should be said before the model is loaded
-    from vitkit.classifier import load
     from vitkit.cli.progress import Bar
 
-    classifier = load(model)
+    classifier = load_model(model)
     rows = failed = 0
     with Bar() as bar, _writer(out, min(top, len(classifier.classes)), is_single=len(paths) == 1) as write:
         for prediction in classifier.predict(paths, batch_size):

@@ -16,7 +16,7 @@ from PIL import Image
 from vitkit.data.decode import MAX_PIXELS
 from vitkit.errors import VitkitError
 
-Fit = Literal["crop", "pad", "squash"]
+Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -29,8 +29,9 @@ class Preprocess:
     Attributes:
         size: (height, width) of the result, in pixels.
         fit: `crop` resizes the short side to size / crop_pct and crops the centre; `pad` fits the whole picture and
-            pads with the mean colour; `squash` stretches it to the size.
-        crop_pct: the part of the resized short side that the crop keeps, for `crop`.
+            pads with the mean colour; `squash` stretches it to the size; `squash_crop` stretches it to size / crop_pct
+            and crops the centre, as Hugging Face does for DeiT.
+        crop_pct: the part of the resized sides that the crop keeps, for `crop` and `squash_crop`.
         interpolation: the resampling filter, antialiased.
         mean, std: per channel, of pixels scaled to [0, 1].
     """
@@ -61,6 +62,10 @@ class Preprocess:
         """The part of the picture that the model sees, at the model's size."""
         if self.fit == "crop":
             return self._crop(image)
+        if self.fit == "squash_crop":
+            (h, w), (full_h, full_w) = self.size, self.before_crop
+            top, left = round((full_h - h) / 2), round((full_w - w) / 2)
+            return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
         return self._pad(image) if self.fit == "pad" else self._resample(image, self.size)
 
     def normalise(self, image: Image.Image) -> npt.NDArray[np.float32]:
@@ -74,7 +79,12 @@ class Preprocess:
     @property
     def short_side(self) -> int:
         """What the short side of a picture is resized to, at least: the hint that `decode` takes."""
-        return max(self._before_crop()) if self.fit == "crop" else max(self.size)
+        return max(self.before_crop) if self.fit.endswith("crop") else max(self.size)
+
+    @property
+    def before_crop(self) -> tuple[int, int]:
+        """(height, width) that a crop is cut from, at least; a hair is added, as 224 / (224 / 242) is not quite 242."""
+        return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -86,11 +96,8 @@ class Preprocess:
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**plain)
 
-    def _before_crop(self) -> tuple[int, int]:
-        return math.floor(self.size[0] / self.crop_pct), math.floor(self.size[1] / self.crop_pct)
-
     def _crop(self, image: Image.Image) -> Image.Image:
-        (h, w), (least_h, least_w) = self.size, self._before_crop()
+        (h, w), (least_h, least_w) = self.size, self.before_crop
         if least_h * image.width <= least_w * image.height:  # the width decides, as for an upright picture
             full_h, full_w = int(least_w * image.height / image.width), least_w
         else:

@@ -10,7 +10,7 @@ from torch import nn
 
 from vitkit.train.recipe import Recipe
 
-_NO_DECAY = ("cls_token", "dist_token", "pos_embed", "rel_pos")
+_NO_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "rel_pos")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -12,12 +12,13 @@ import torch
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.config import ViTConfig, config_for
+from vitkit.config import ViTConfig
 from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
+from vitkit.names import config_for
 from vitkit.train.recipe import Recipe
 
 _LIBRARIES = ("torch", "torchvision", "lightning", "numpy", "pillow")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitkit.classifier import Classifier, load
+from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.datamodule import TrainingImages
 from vitkit.data.preprocess import Preprocess
@@ -22,6 +22,7 @@ from vitkit.evaluate.metrics import Evaluation, evaluate, held_out_split
 from vitkit.evaluate.report import write_report
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.recipe import Recipe
+from vitkit.weights import load
 
 FINDINGS = "findings.json"
 PICTURES = {

@@ -1,0 +1,86 @@
+"""`vitkit convert`: any published checkpoint into a model folder, and back out into the layouts of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vitkit.cli.arguments import ModelSource
+from vitkit.errors import VitkitError
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+
+
+def convert(
+    source: ModelSource,
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder, or .npz file, to write.")],
+    to: Annotated[
+        Literal["folder", "npz", "timm", "hf"] | None,
+        typer.Option("--to", help="folder (vitkit's own), npz (Google's), timm or hf; by default as DST ends."),
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option("--num-classes", min=0, help="A new head, all zeros; 0: no head.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option("--image-size", min=1, help="Pixels; positions are resized as the source does.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option("--heads", min=1, help="Where the checkpoint cannot tell.")] = None,
+    preprocess: Annotated[
+        Literal["google", "augreg", "deit", "torchvision", "dinov2"] | None,
+        typer.Option("--preprocess", help="Whose pixels the weights were trained with, where nothing says so."),
+    ] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Write what fits, though tensors are missing or left over.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over DST.")] = False,
+) -> None:
+    """Convert a checkpoint, saying what became of every tensor; the result is read back and compared.
+
+    Example: vitkit convert deit_tiny_patch16_224.pth models/deit-tiny
+    """
+    kind = to or ("npz" if destination.suffix == ".npz" else "folder")
+    _check_free(destination, kind, force=force)
+    from vitkit.cli.progress import Bar
+    from vitkit.weights import load
+    from vitkit.weights.export import write
+
+    overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    with Bar() as bar:
+        classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=bar, **overrides)
+    assert classifier.report is not None
+    for line in classifier.report.lines():
+        print(line)
+    write(classifier, destination, kind)
+    _compare(classifier, destination)
+    print(f"written and read back, every number the same: {destination}")
+
+
+def _check_free(destination: Path, kind: str, *, force: bool) -> None:
+    if kind == "npz" and destination.suffix != ".npz":
+        raise VitkitError(f"{destination} must end in .npz")
+    if not destination.parent.is_dir():
+        raise VitkitError(f"{destination}: there is no folder {destination.parent}")
+    is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
+    if is_taken and not force:
+        raise VitkitError(f"{destination} exists: choose a new name, or --force to write over it")
+    if is_taken and destination.is_dir() and not _is_model(destination):
+        raise VitkitError(f"{destination} holds something other than a model: choose a new name")
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether what would be overwritten is a model and nothing else."""
+    known = {"model.json", "model.safetensors", "config.json", "preprocessor_config.json", "pytorch_model.bin"}
+    return {path.name for path in folder.iterdir()} <= known
+
+
+def _compare(classifier: Classifier, destination: Path) -> None:
+    from vitkit.weights import inspect
+
+    written = inspect(destination).read
+    for name, tensor in classifier.model.state_dict().items():
+        if name not in written or not written[name]().equal(tensor):
+            raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

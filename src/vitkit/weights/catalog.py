@@ -1,0 +1,382 @@
+"""Published weights: where they are, the pixels and classes they were trained for, licence, paper, accuracy. Data only.
+
+Names are timm's, MODEL.TAG, and where timm has the same name it means the same weights: `augreg_in21k` and
+`augreg_in21k_ft_in1k` are the AugReg runs that timm picked, `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` those
+that AugReg's authors recommend (arXiv 2106.10270), `orig_*` the first paper's own files, `jx_in21k` their
+conversion with the representation layer, `tv_*` torchvision's. Repositories on the Hugging Face hub go by their id.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vitkit import config
+from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One set of published weights: a file at `url`, or the folder of a repository on the Hugging Face `hub`.
+
+    Attributes:
+        name: what a user types.
+        architecture: the model name that builds it. DINOv2's have LayerScale and registers, which no name here stands
+            for: theirs are timm's.
+        preprocess: the pixels that the authors evaluate with. A hub folder's own `preprocessor_config.json` may differ.
+        classes: what the head tells apart; `none` for features alone.
+        sha256: of the file, its first digits or all of them; None where nobody publishes it.
+        licence: SPDX identifier.
+        paper: arXiv number.
+        top1: published accuracy on ImageNet-1k, in percent, at `preprocess.size`.
+    """
+
+    name: str
+    architecture: str
+    preprocess: Preprocess
+    licence: str
+    paper: str
+    url: str | None = None
+    hub: str | None = None
+    classes: Literal["imagenet1k", "imagenet21k", "none"] = "none"
+    sha256: str | None = None
+    top1: float | None = None
+
+    @property
+    def filename(self) -> str | None:
+        """What the file is called; None for a hub folder."""
+        return self.url.rpartition("/")[2] if self.url else None
+
+
+def find(name: str) -> Entry | None:
+    """The entry of that name."""
+    return CATALOG.get(name)
+
+
+def search(pattern: str = "*") -> list[Entry]:
+    """Entries whose name fits a shell pattern (`*base*`) or contains it (`base`)."""
+    return [entry for name, entry in CATALOG.items() if fnmatch.fnmatch(name, pattern) or pattern in name]
+
+
+def suggest(name: str) -> str:
+    """` (did you mean ...?)` with names like this one, or nothing."""
+    return config.suggest(name, list(CATALOG))
+
+
+def default_for(architecture: str) -> Entry | None:
+    """The weights to start from when the user names a model and leaves the weights to us.
+
+    Models of the paper start from ImageNet-21k, as its transfers do (sec. 3.2), at 224 px: positions are resized. Names
+    ending in `_in21k` start from files with the representation layer where there are any. DeiT has its own weights.
+    """
+    if architecture.startswith("deit_"):
+        return find(f"{architecture}.fb_in1k") or find(re.sub(r"_\d+$", "_224", architecture) + ".fb_in1k")
+    parsed = re.fullmatch(r"(?P<body>vit_.+)_\d+(?P<in21k>_in21k)?", architecture)
+    if parsed is None:
+        return None
+    tags = ("augreg_best_in21k", "augreg_in21k", "orig_in21k")
+    if parsed["in21k"]:
+        tags = ("jx_in21k", "orig_in21k", "augreg_best_in21k")
+    return next(filter(None, (find(f"{parsed['body']}_224.{tag}") for tag in tags)), None)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name that nothing else explains is a repository on the hub: `owner/name`, and not a path.
+
+    What exists on disk, or ends as a weight file does, is a path.
+    """
+    if not re.fullmatch(r"\w[\w-]*/\w[\w.-]*", name, re.ASCII) or ".." in name or "--" in name:
+        return False
+    if name.endswith((".", "-")) or Path(name).suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt"):
+        return False
+    return not Path(name).exists()
+
+
+# --- The pixels -------------------------------------------------------------------------------------
+
+
+def _google(size: int) -> Preprocess:
+    """As the reference implementation evaluates."""
+    return Preprocess(size=(size, size), fit="squash", interpolation="bilinear", mean=HALF, std=HALF)
+
+
+def _imagenet(
+    size: int, crop_pct: float = 0.875, interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+) -> Preprocess:
+    """Short side to size / crop_pct, then the centre."""
+    return Preprocess(
+        size=(size, size), crop_pct=crop_pct, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
+
+
+# --- Google's files: arXiv 2010.11929, 2106.10270 (AugReg), 2106.01548 (SAM) ------------------------
+
+_STORE = "https://storage.googleapis.com/vit_models"
+
+
+def _google_file(model: str, tag: str, path: str, paper: str, top1: float | None = None) -> Entry:
+    in21k = tag.endswith("in21k")
+    return Entry(
+        name=f"{model}.{tag}",
+        architecture=f"{model}_in21k" if in21k else model,
+        url=f"{_STORE}/{path}.npz",
+        classes="imagenet21k" if in21k else "imagenet1k",
+        preprocess=_google(int(model.rpartition("_")[2])),
+        licence="Apache-2.0",
+        paper=paper,
+        top1=top1,
+    )
+
+
+_ORIG_IN21K = {
+    "vit_base_patch8": "ViT-B_8",
+    "vit_base_patch16": "ViT-B_16",
+    "vit_base_patch32": "ViT-B_32",
+    "vit_large_patch16": "ViT-L_16",
+    "vit_large_patch32": "ViT-L_32",
+    "vit_huge_patch14": "ViT-H_14",
+    "vit_base_r26_s32": "R26+ViT-B_32",
+    "vit_base_r50_s16": "R50+ViT-B_16",
+    "vit_large_r50_s32": "R50+ViT-L_32",
+}
+_ORIG_IN1K = ("vit_base_patch16", "vit_base_patch32", "vit_large_patch16", "vit_large_patch32", "vit_base_r50_s16")
+_ORIG_IN1K_224 = {"vit_base_patch16": 81.2, "vit_large_patch16": 82.7}
+
+
+def _orig() -> Iterator[Entry]:
+    paper, fine_tuned = "2010.11929", "imagenet21k+imagenet2012"
+    for model, file in _ORIG_IN21K.items():
+        yield _google_file(f"{model}_224", "orig_in21k", f"imagenet21k/{file}", paper)
+    for model in _ORIG_IN1K:
+        yield _google_file(f"{model}_384", "orig_in21k_ft_in1k", f"{fine_tuned}/{_ORIG_IN21K[model]}", paper)
+    for model, top1 in _ORIG_IN1K_224.items():
+        file = f"{fine_tuned}/{_ORIG_IN21K[model]}-224"
+        yield _google_file(f"{model}_224", "orig_in21k_ft_in1k", file, paper, top1)
+    for patch in (16, 32):
+        yield _google_file(f"vit_base_patch{patch}_224", "sam_in1k", f"sam/ViT-B_{patch}", "2106.01548")
+
+
+# Model, the AugReg run, the learning rate of its fine-tuning at 384 px, ImageNet top-1 after that.
+_AUGREG_BEST = (
+    ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 78.22),
+    ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", 0.03, 83.73),
+    ("vit_small_patch32", "S_32", "aug_none-wd_0.1-do_0.0-sd_0.0", 0.01, 79.58),
+    ("vit_base_patch16", "B_16", "aug_medium1-wd_0.1-do_0.0-sd_0.0", 0.03, 85.49),
+    ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.59),
+    ("vit_large_patch16", "L_16", "aug_strong1-wd_0.1-do_0.0-sd_0.0", 0.01, 85.59),
+    ("vit_tiny_r_s16_p8", "R_Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 75.40),
+    ("vit_small_r26_s32", "R26_S_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.85),
+    ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 85.99),
+)
+# timm's picks: model, run, learning rates of the fine-tunings by resolution.
+_AUGREG_TIMM: tuple[tuple[str, str, str, dict[int, float]], ...] = (
+    ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_small_patch32", "S_32", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_base_patch8", "B_8", "aug_medium1-wd_0.1-do_0.0-sd_0.0", {224: 0.01}),
+    ("vit_base_patch16", "B_16", "aug_medium1-wd_0.1-do_0.0-sd_0.0", {224: 0.01, 384: 0.01}),
+    ("vit_base_patch32", "B_32", "aug_medium1-wd_0.03-do_0.0-sd_0.0", {224: 0.03}),
+    ("vit_large_patch16", "L_16", "aug_medium1-wd_0.1-do_0.1-sd_0.1", {224: 0.01, 384: 0.01}),
+    ("vit_tiny_r_s16_p8", "R_Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_small_r26_s32", "R26_S_32", "aug_medium2-wd_0.03-do_0.0-sd_0.0", {384: 0.03}),
+    ("vit_large_r50_s32", "R50_L_32", "aug_medium2-wd_0.1-do_0.0-sd_0.0", {384: 0.01}),
+)
+# Where timm fine-tuned another run than the one it offers at 224 px.
+_AUGREG_TIMM_APART = (
+    ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.03, 384),
+    ("vit_small_r26_s32", "R26_S_32", "aug_light0-wd_0.03-do_0.1-sd_0.1", 0.03, 224),
+    ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 224),
+)
+
+
+def _augreg() -> Iterator[Entry]:
+    def run(size: str, choices: str) -> str:
+        return f"augreg/{size}-i21k-300ep-lr_0.001-{choices}"
+
+    def tuned(file: str, lr: float, resolution: int) -> str:
+        return f"{file}--imagenet2012-steps_20k-lr_{lr}-res_{resolution}"
+
+    paper = "2106.10270"
+    for model, size, choices, lr, top1 in _AUGREG_BEST:
+        file = run(size, choices)
+        yield _google_file(f"{model}_224", "augreg_best_in21k", file, paper)
+        yield _google_file(f"{model}_384", "augreg_best_in21k_ft_in1k", tuned(file, lr, 384), paper, top1)
+    for model, size, choices, rates in _AUGREG_TIMM:
+        file = run(size, choices)
+        yield _google_file(f"{model}_224", "augreg_in21k", file, paper)
+        for resolution, lr in rates.items():
+            yield _google_file(f"{model}_{resolution}", "augreg_in21k_ft_in1k", tuned(file, lr, resolution), paper)
+    for model, size, choices, lr, resolution in _AUGREG_TIMM_APART:
+        file = tuned(run(size, choices), lr, resolution)
+        yield _google_file(f"{model}_{resolution}", "augreg_in21k_ft_in1k", file, paper)
+
+
+# --- Files that carry the first eight digits of their SHA-256 in their names ------------------------
+
+
+def _named_by_hash(url: str, **fields: Any) -> Entry:
+    return Entry(url=url, sha256=url.rpartition("-")[2].partition(".")[0], **fields)
+
+
+_JX_STORE = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx"
+_JX = {
+    "vit_base_patch16_224": "e5005f0a",
+    "vit_base_patch32_224": "8db57226",
+    "vit_large_patch16_224": "606da67d",
+    "vit_large_patch32_224": "9046d2e7",
+}
+_DEIT = {
+    "deit_tiny_patch16_224": ("a1311bcf", 72.2),
+    "deit_small_patch16_224": ("cd65a155", 79.9),
+    "deit_base_patch16_224": ("b5f2ef4d", 81.8),
+    "deit_base_patch16_384": ("8de9b5d1", 82.9),
+    "deit_tiny_distilled_patch16_224": ("b40b3cf7", 74.5),
+    "deit_small_distilled_patch16_224": ("649709d9", 81.2),
+    "deit_base_distilled_patch16_224": ("df68dfff", 83.4),
+    "deit_base_distilled_patch16_384": ("d0272ac0", 85.2),
+}
+
+
+def _jx() -> Iterator[Entry]:
+    for model, digits in _JX.items():
+        yield _named_by_hash(
+            f"{_JX_STORE}/jx_{model}_in21k-{digits}.pth",
+            name=f"{model}.jx_in21k",
+            architecture=f"{model}_in21k",
+            classes="imagenet21k",
+            preprocess=_google(224),
+            licence="Apache-2.0",
+            paper="2010.11929",
+        )
+
+
+def _deit() -> Iterator[Entry]:
+    for model, (digits, top1) in _DEIT.items():
+        fields: dict[str, Any] = {
+            "architecture": model,
+            "classes": "imagenet1k",
+            "preprocess": _imagenet(int(model.rpartition("_")[2])),
+            "licence": "Apache-2.0",
+            "paper": "2012.12877",
+            "top1": top1,
+        }
+        url = f"https://dl.fbaipublicfiles.com/deit/{model}-{digits}.pth"
+        yield _named_by_hash(url, name=f"{model}.fb_in1k", **fields)
+        repository = f"facebook/{model.replace('_', '-')}"
+        yield Entry(name=repository, hub=repository, **fields)
+
+
+# Model, tag, file, crop_pct, top-1.
+_TORCHVISION = (
+    ("vit_base_patch16_224", "tv_in1k", "vit_b_16-c867db91", 224 / 256, 81.072),
+    ("vit_base_patch32_224", "tv_in1k", "vit_b_32-d86f8d99", 224 / 256, 75.912),
+    ("vit_large_patch16_224", "tv_in1k", "vit_l_16-852ce7e3", 224 / 242, 79.662),
+    ("vit_large_patch32_224", "tv_in1k", "vit_l_32-c7638314", 224 / 256, 76.972),
+    ("vit_base_patch16_384", "tv_swag_ft_in1k", "vit_b_16_swag-9ac1b537", 1.0, 85.304),
+    ("vit_large_patch16_512", "tv_swag_ft_in1k", "vit_l_16_swag-4f3808c9", 1.0, 88.064),
+    ("vit_huge_patch14_518", "tv_swag_ft_in1k", "vit_h_14_swag-80465313", 1.0, 88.552),
+    ("vit_base_patch16_224", "tv_swag_lc_in1k", "vit_b_16_lc_swag-4e70ced5", 1.0, 81.886),
+    ("vit_large_patch16_224", "tv_swag_lc_in1k", "vit_l_16_lc_swag-4d563306", 1.0, 85.146),
+    ("vit_huge_patch14_224", "tv_swag_lc_in1k", "vit_h_14_lc_swag-c1eb923e", 1.0, 85.708),
+)
+
+
+def _torchvision() -> Iterator[Entry]:
+    for model, tag, file, crop_pct, top1 in _TORCHVISION:
+        swag = "swag" in tag  # arXiv 2201.08371; the others were trained by torchvision's own recipe
+        yield _named_by_hash(
+            f"https://download.pytorch.org/models/{file}.pth",
+            name=f"{model}.{tag}",
+            architecture=model,
+            classes="imagenet1k",
+            preprocess=_imagenet(int(model.rpartition("_")[2]), crop_pct, "bicubic" if swag else "bilinear"),
+            licence="CC-BY-NC-4.0" if swag else "BSD-3-Clause",
+            paper="2201.08371" if swag else "2010.11929",
+            top1=top1,
+        )
+
+
+# --- Self-supervised: DINO (2104.14294), MAE (2111.06377), DINOv2 (2304.07193; registers 2309.16588) -
+
+_META = "https://dl.fbaipublicfiles.com"
+_DINOV2 = ("small", "base", "large", "giant")
+
+
+def _dino_and_mae() -> Iterator[Entry]:
+    for size, theirs in (("small", "deitsmall"), ("base", "vitbase")):
+        for patch in (8, 16):
+            model, file = f"vit_{size}_patch{patch}_224", f"dino_{theirs}{patch}_pretrain"
+            yield Entry(
+                name=f"{model}.dino",
+                architecture=model,
+                url=f"{_META}/dino/{file}/{file}.pth",
+                preprocess=_imagenet(224),
+                licence="Apache-2.0",
+                paper="2104.14294",
+            )
+    for model, size in (("vit_base_patch16", "base"), ("vit_large_patch16", "large"), ("vit_huge_patch14", "huge")):
+        yield Entry(
+            name=f"{model}_224.mae",
+            architecture=f"{model}_224",
+            url=f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth",
+            preprocess=_imagenet(224),
+            licence="CC-BY-NC-4.0",
+            paper="2111.06377",
+        )
+
+
+def _dinov2() -> Iterator[Entry]:
+    for size in _DINOV2:
+        for registers in (False, True):
+            architecture = f"vit_{size}_patch14_{'reg4_' if registers else ''}dinov2"
+            fields: dict[str, Any] = {
+                "architecture": architecture,
+                "licence": "Apache-2.0",
+                "paper": "2309.16588" if registers else "2304.07193",
+            }
+            folder = f"dinov2_vit{size[0]}14"
+            url = f"{_META}/dinov2/{folder}/{folder}{'_reg4' if registers else ''}_pretrain.pth"
+            yield Entry(name=f"{architecture}.lvd142m", url=url, preprocess=_imagenet(518, 1.0), **fields)
+            repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{size}"
+            yield Entry(name=repository, hub=repository, preprocess=_imagenet(224), **fields)
+
+
+# --- Google's on the hub ----------------------------------------------------------------------------
+
+_HUB_IN1K = {
+    224: ("base-patch16", "large-patch16"),
+    384: ("base-patch16", "base-patch32", "large-patch16", "large-patch32"),
+}
+_HUB_IN21K = ("base-patch16", "base-patch32", "large-patch16", "large-patch32", "huge-patch14")
+
+
+def _google_hub() -> Iterator[Entry]:
+    """The in21k ones keep the representation layer and have no head."""
+    for size, bodies in _HUB_IN1K.items():
+        for body in bodies:
+            yield _google_repository(f"vit-{body}-{size}", size, "imagenet1k")
+    for body in _HUB_IN21K:
+        yield _google_repository(f"vit-{body}-224-in21k", 224, "none")
+
+
+def _google_repository(model: str, size: int, classes: Literal["imagenet1k", "none"]) -> Entry:
+    return Entry(
+        name=f"google/{model}",
+        architecture=model.replace("-", "_"),
+        hub=f"google/{model}",
+        classes=classes,
+        preprocess=_google(size),
+        licence="Apache-2.0",
+        paper="2010.11929",
+    )
+
+
+CATALOG: dict[str, Entry] = {
+    entry.name: entry
+    for source in (_augreg, _orig, _jx, _google_hub, _deit, _dino_and_mae, _dinov2, _torchvision)
+    for entry in source()
+}

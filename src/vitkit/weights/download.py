@@ -1,0 +1,408 @@
+"""Published weights into the cache: whole and checked, or not at all.
+
+A file is written to `NAME.part` and takes its name when its length and checksum are right. What an interruption leaves
+is gone on with next time, if the server still has the same file. Nothing here runs when the file is in the cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import re
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
+
+from vitkit import __version__
+from vitkit.data.named import cache_folder
+from vitkit.errors import VitkitError
+from vitkit.files import write_json
+from vitkit.weights.catalog import Entry
+
+Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all (0: unknown)
+
+_TIMEOUT = 30.0  # seconds without a byte
+_PAUSES = (0.5, 1.0, 2.0)  # seconds before trying again after an attempt that got no further
+_BLOCK = 1 << 18
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_ELSEWHERE = "or download it by other means and name the file instead"
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """For those who do not watch."""
+
+
+def fetch(entry: Entry, progress: Progress = silent) -> Path:
+    """The file, or the folder, of published weights; downloaded unless it is in the cache.
+
+    Raises:
+        VitkitError: as `fetch_url` and `fetch_hub`.
+    """
+    if entry.url is not None:
+        return fetch_url(entry.url, entry.sha256, progress)
+    assert entry.hub is not None
+    return fetch_hub(entry.hub, progress)
+
+
+# --- A file -----------------------------------------------------------------------------------------
+
+
+def fetch_url(url: str, sha256: str | None = None, progress: Progress = silent) -> Path:
+    """The file at a web address, in the cache. Interrupted downloads are resumed; two processes take turns.
+
+    Args:
+        url: https; http for this machine only.
+        sha256: hexadecimal digits, the first few or all. Without it, the MD5 that Google's servers send is checked.
+        progress: told `downloading NAME`, bytes done, bytes in all.
+
+    Raises:
+        VitkitError: offline, the server cannot be reached or does not have the file, the checksum is wrong, or the
+            cache cannot be written.
+    """
+    final = cache_path(url)
+    if final.is_file():
+        return final
+    _refuse_offline(url, f"put the file at {final}, or name a file that you have")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _taking_turns(final, progress):
+            if not final.is_file():  # else another process was first
+                _download(url, final, sha256, progress)
+    except OSError as error:
+        raise VitkitError(
+            f"cannot write {final}: {error.strerror or error}; VITKIT_CACHE may name another folder"
+        ) from error
+    return final
+
+
+def cache_path(url: str) -> Path:
+    """Where the cache keeps the file of this address, whether it is there or not.
+
+    Raises:
+        VitkitError: it is no https address of a file.
+    """
+    if not _may_be_asked(url):
+        raise VitkitError(f"cannot download {url!r}: expected an address that begins with https://")
+    parts = urlsplit(url)
+    *folders, name = parts.path.split("/")[1:] or [""]
+    if parts.query:  # another query may be another file
+        folders.append(hashlib.sha256(parts.query.encode()).hexdigest()[:8])
+    if any(re.fullmatch(r"\.*", part) or set(part) & set('\\:*?"<>|') for part in (*folders, name)):
+        raise VitkitError(f"cannot download {url}: expected the address of a file")
+    return cache_folder() / "weights" / parts.netloc.replace(":", "_") / Path(*folders, name)
+
+
+def _may_be_asked(url: str) -> bool:
+    if not re.fullmatch(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?/[!-~]*", url, re.ASCII):
+        return False
+    return url.startswith("https:") or urlsplit(url).hostname in _LOCAL
+
+
+def _refuse_offline(what: str, instead: str) -> None:
+    switch = _offline()
+    if switch:
+        raise VitkitError(f"{what} is not in the cache, and {switch} forbids downloading: {instead}")
+
+
+def _offline() -> str | None:
+    """The switch that is on, as it stands in the environment."""
+    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
+        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+            return f"{name}={os.environ[name]}"
+    return None
+
+
+@contextmanager
+def _taking_turns(final: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(final.with_name(f".{final.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress(f"waiting for another download of {final.name}", 0, 0)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True)
+class _Version:
+    """Which file a part is of, as the server described it: validator for If-Range, length, MD5 in base64."""
+
+    validator: str | None = None
+    length: int | None = None
+    md5: str | None = None
+
+    @classmethod
+    def described(cls, headers: Message, length: int | None) -> _Version:
+        etag = headers.get("ETag")
+        if etag is None or etag.startswith("W/"):  # a weak one may name other bytes
+            etag = headers.get("Last-Modified")
+        hashes = re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash", [])))
+        return cls(etag, length, hashes[0] if hashes else None)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An unfinished download: its bytes, and beside them the version that they are of."""
+
+    path: Path
+
+    @property
+    def note(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.json")
+
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def version(self) -> _Version:
+        """Of nothing known when the note is missing or damaged: the part is then begun anew."""
+        with suppress(OSError, ValueError, TypeError):
+            return _Version(**json.loads(self.note.read_text(encoding="utf-8")))
+        return _Version()
+
+    def begin(self, version: _Version) -> None:
+        self.path.write_bytes(b"")
+        write_json(self.note, asdict(version))
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
+
+
+class _BrokenOffError(Exception):
+    """An attempt failed in a way that another one may not."""
+
+
+def _download(url: str, final: Path, sha256: str | None, progress: Progress) -> None:
+    part = _Part(final.with_name(f"{final.name}.part"))
+    furthest, failures = part.size(), 0
+    while True:
+        try:
+            _receive(url, part, f"downloading {final.name}", progress)
+            break
+        except _BrokenOffError as error:
+            failures = 0 if part.size() > furthest else failures + 1
+            furthest = max(furthest, part.size())
+            if failures > len(_PAUSES):
+                kept = f" ({part.size()} bytes are kept for the next attempt)" if part.size() else ""
+                raise _failure(url, f"{error}{kept}") from error
+            time.sleep(_PAUSES[max(failures - 1, 0)])
+    try:
+        _check(url, part, sha256)
+    except VitkitError:
+        part.delete()
+        raise
+    with part.path.open("rb+") as file:
+        os.fsync(file.fileno())
+    part.path.replace(final)
+    part.delete()  # its note
+
+
+def _receive(url: str, part: _Part, what: str, progress: Progress) -> None:
+    """One attempt to complete the part."""
+    version, offset = part.version(), part.size()
+    if version.length is not None and offset == version.length:
+        return  # it was interrupted after the last byte
+    resuming = bool(offset and version.validator)
+    headers = {"Range": f"bytes={offset}-", "If-Range": version.validator} if resuming else {}
+    with _open(url, {name: value for name, value in headers.items() if value}, part) as response:
+        if response.status == 206:
+            _check_range(response.headers, version, offset, part)
+        else:
+            offset = 0
+            if response.length is None and not response.chunked:
+                raise _failure(url, "the server does not say how long the file is")
+            version = _Version.described(response.headers, response.length)
+            part.begin(version)
+        total = version.length or 0
+        progress(what, offset, total)
+        with part.path.open("ab") as file:
+            for block in _blocks(response):
+                file.write(block)
+                offset += len(block)
+                progress(what, offset, total)
+        cut_short = bool(response.length)
+    if cut_short or (version.length is not None and offset != version.length):
+        raise _BrokenOffError(f"the connection broke after {offset} of {version.length or 'unknown'} bytes")
+
+
+def _open(url: str, headers: dict[str, str], part: _Part) -> http.client.HTTPResponse:
+    everywhere = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
+    request = urllib.request.Request(url, headers=everywhere | headers)  # noqa: S310  # `cache_path` checked it
+    try:
+        response: http.client.HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
+    except HTTPError as error:
+        error.close()
+        if error.code == 416:  # the file is shorter than the part
+            part.delete()
+        if error.code in (408, 416, 429) or error.code >= 500:
+            raise _BrokenOffError(f"the server answered {error.code} {error.reason}") from error
+        raise _failure(url, f"the server answered {error.code} {error.reason}") from error
+    except URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            raise _failure(url, str(error.reason)) from error
+        raise _BrokenOffError(str(error.reason)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenOffError(_said(error)) from error
+    if response.status not in (200, 206):
+        response.close()
+        raise _failure(url, f"the server answered {response.status} {response.reason}")
+    return response
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows to addresses that could have been asked for."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not _may_be_asked(newurl.replace(" ", "%20")):
+            fp.close()
+            raise _failure(req.full_url, f"the server sends us to {newurl}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_range(headers: Message, version: _Version, offset: int, part: _Part) -> None:
+    """That a partial answer goes on where the part ends, in the same file."""
+    now = _Version.described(headers, None).validator
+    begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
+    if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
+        part.delete()
+        raise _BrokenOffError("the file on the server changed during the download")
+
+
+def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while True:
+        try:
+            block = response.read(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _BrokenOffError(_said(error)) from error
+        if not block:
+            return
+        yield block
+
+
+def _check(url: str, part: _Part, sha256: str | None) -> None:
+    md5 = part.version().md5
+    with part.path.open("rb") as file:
+        if sha256:
+            kind, expected = "SHA-256", sha256.lower()
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        elif md5:
+            kind, expected = "MD5", base64.b64decode(md5).hex()
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        else:
+            return
+    if not found.startswith(expected):
+        found = found[: len(expected)]
+        raise _failure(url, f"its {kind} is {found}, expected {expected}, so it was deleted; try again")
+
+
+def _failure(url: str, reason: str) -> VitkitError:
+    return VitkitError(f"could not download {url}: {' '.join(reason.split())}; {_ELSEWHERE}")
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+# --- A folder of the hub ----------------------------------------------------------------------------
+
+_DESCRIPTIONS = ["config.json", "preprocessor_config.json"]
+_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
+_OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
+
+
+def fetch_hub(repo_id: str, progress: Progress = silent) -> Path:
+    """The weights and their descriptions of a repository on the Hugging Face hub: a folder in the hub's own cache.
+
+    Weights are safetensors, or what else there is. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected,
+    and files that other programs put into that cache are used.
+
+    Raises:
+        VitkitError: offline and not in the cache, there is no such repository, it is private or gated, the hub cannot
+            be reached, or the repository has no weights.
+    """
+    folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS], progress)
+    if not any(folder.glob("*.safetensors")):
+        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_OTHER_WEIGHTS], progress)
+    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.npz")):
+        _refuse_offline(repo_id, "download its files elsewhere and name their folder")
+        raise VitkitError(
+            f"{repo_id} on the hub has no weights: expected a .safetensors, pytorch_model.bin or .npz file"
+        )
+    return folder
+
+
+def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                repo_id,
+                allow_patterns=patterns,
+                ignore_patterns=["*/*"],  # other formats, other precisions
+                local_files_only=_offline() is not None,
+                tqdm_class=_reporting(f"downloading {repo_id}", progress),
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise VitkitError(
+            f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise VitkitError(
+            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`"
+        ) from error
+    except errors.HFValidationError as error:
+        raise VitkitError(f"{repo_id!r} is no repository on the hub: expected owner/name") from error
+    except Exception as error:  # the errors of its HTTP library, which changes from release to release
+        _refuse_offline(repo_id, "download its files elsewhere and name their folder")
+        reason = next(iter(_said(error).splitlines()))
+        raise VitkitError(
+            f"could not download {repo_id} from the hub: {reason}; or download its files by other means and name their "
+            "folder instead"
+        ) from error
+
+
+def _reporting(what: str, progress: Progress) -> type[Any]:
+    """A progress bar as the hub's library wants one, that draws nothing and tells `progress` instead."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Reporting(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            super().__init__(*args, **{**fields, "file": _Nowhere(), "disable": False})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.unit == "B":  # others count files
+                progress(what, int(self.n), int(self.total or 0))
+            return shown
+
+    return Reporting
+
+
+class _Nowhere:
+    """A stream that forgets."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

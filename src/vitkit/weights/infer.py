@@ -1,0 +1,217 @@
+"""The configuration that a checkpoint's shapes tell.
+
+Most sizes are told by many tensors; the majority is believed, so that one damaged tensor is found by its name instead
+of misleading the rest. A missing tensor is never read as another configuration where that can be known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitkit.config import Pair, ViTConfig, stride_of
+from vitkit.errors import VitkitError
+from vitkit.names import VARIANTS
+
+Shape = tuple[int, ...]
+_ENCODER_NORM = re.compile(r"(blocks\.\d+\.norm[12]|norm|fc_norm)\.")
+_STEM_UNIT = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What is known beside the shapes.
+
+    Attributes:
+        fields: of the configuration: what the user says, over what the format says.
+        image_size: (height, width) that the user asks for, or None.
+        written_size: (height, width) that a file beside the weights says, or None.
+        grid: the patch grid of the positions, if the user says so.
+        theirs: the checkpoint's name of a tensor of ours, for messages.
+    """
+
+    fields: Mapping[str, Any]
+    theirs: Callable[[str], str]
+    image_size: Pair | None = None
+    written_size: Pair | None = None
+    grid: Pair | None = None
+
+
+@dataclass
+class Inferred:
+    """The configuration of the checkpoint as it is, and what had to be assumed."""
+
+    config: ViTConfig
+    assumed: dict[str, str] = field(default_factory=dict)
+
+
+def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
+    """The configuration that our tensors of these shapes belong to.
+
+    Raises:
+        VitkitError: a tensor is missing without which the configuration cannot be told, or the grid is ambiguous.
+    """
+    for name in ("patch_embed.proj.weight", "pos_embed"):
+        if name not in shapes and given.fields.get("position", "learned_1d") == "learned_1d":
+            raise VitkitError(f"{given.theirs(name)} is missing")
+    kernel = shapes["patch_embed.proj.weight"]
+    if len(kernel) != 4:
+        raise VitkitError(f"{given.theirs('patch_embed.proj.weight')} must be a convolution, not of shape {kernel}")
+    layers = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
+    hidden_size = _vote(shape[0] for name, shape in shapes.items() if _ENCODER_NORM.match(name))
+    if not layers or not hidden_size:
+        raise VitkitError("there are no Transformer blocks")
+    fields: dict[str, Any] = {
+        "layers": layers,
+        "hidden_size": hidden_size,
+        "patch_size": kernel[2:],
+        "in_channels": kernel[1],
+        "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
+        "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
+        "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
+        **_mlp(shapes),
+        **_stem(shapes),
+        **_tokens(shapes),
+    }
+    fields |= _head(shapes, fields)
+    inferred = Inferred(ViTConfig(), {})
+    told = {name: value for name, value in given.fields.items() if value is not None}
+    _check_told(fields, told)
+    fields |= told
+    if "classifier" in told and told["classifier"] != "gap":
+        fields.setdefault("class_token", True)
+    fields["heads"] = _heads(fields, inferred.assumed)
+    grid = _grid(shapes, fields, given, inferred.assumed)
+    stride = stride_of(fields["stem"])
+    fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
+    inferred.config = ViTConfig(**fields)
+    return inferred
+
+
+def _vote(sizes: Iterable[int]) -> int:
+    """The most common; 0 when there is none."""
+    found = list(sizes)
+    return max(found, key=found.count, default=0)
+
+
+def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
+    return [
+        shape[axis]
+        for name, shape in shapes.items()
+        if re.search(pattern, name) and len(shape) > abs(axis) - (axis < 0)
+    ]
+
+
+def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Plain: fc1 gives what fc2 takes; gated: twice that."""
+    into = _last(shapes, r"mlp\.fc1\.(weight|bias)$", 0)
+    out_of = _last(shapes, r"mlp\.fc2\.weight$", 1)
+    plain, gated = [*into, *out_of], [*into, *(2 * size for size in out_of)]
+    if not plain:
+        raise VitkitError("there are no MLPs in the blocks")
+    is_gated = gated.count(_vote(gated)) > plain.count(_vote(plain))
+    return {
+        "mlp_kind": "swiglu" if is_gated else "mlp",
+        "mlp_size": _vote(gated) // 2 if is_gated else _vote(plain),
+    }
+
+
+def _stem(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    backbone = {name: shape for name, shape in shapes.items() if name.startswith("patch_embed.backbone.")}
+    if not backbone:
+        return {"stem": None}
+    units: dict[int, int] = {}
+    for name in backbone:
+        if match := _STEM_UNIT.match(name):
+            stage, unit = int(match[1]), int(match[2])
+            units[stage] = max(units.get(stage, 0), unit + 1)
+    root = backbone.get("patch_embed.backbone.stem.conv.weight", (64, 3, 7, 7))
+    return {"stem": tuple(units.get(stage, 1) for stage in range(max(units, default=-1) + 1)), "in_channels": root[1]}
+
+
+def _tokens(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    return {
+        "class_token": "cls_token" in shapes,
+        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
+        "distill_head": any(name.startswith("head_dist.") for name in shapes),
+        "registers": shapes["reg_token"][1] if "reg_token" in shapes else 0,
+    }
+
+
+def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any]) -> dict[str, Any]:
+    has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
+    pre_logits = _vote(_last(shapes, r"^pre_logits\.fc\.(weight|bias)$", 0)) or None
+    width = shapes["head.weight"][-1] if "head.weight" in shapes else 0
+    classifier = "token" if fields["class_token"] and not has_fc_norm else "gap"
+    if classifier == "token" and width == 2 * fields["hidden_size"] and pre_logits is None:
+        classifier = "token+gap"
+    return {
+        "classifier": classifier,
+        "fc_norm": has_fc_norm,
+        "representation_size": pre_logits,
+        "num_classes": _vote(_last(shapes, r"^head(_dist)?\.(weight|bias)$", 0)),
+    }
+
+
+def _check_told(fields: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    """What the tensors tell cannot be told otherwise."""
+    for name in ("layers", "hidden_size", "in_channels", "qkv_bias", "registers", "distill_token", "mlp_size"):
+        if name in told and told[name] != fields[name]:
+            raise VitkitError(f"the weights have {name} {fields[name]}, not {told[name]}")
+
+
+def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:
+    if "heads" in fields:
+        return int(fields["heads"])
+    layers, hidden_size = fields["layers"], fields["hidden_size"]
+    for size in VARIANTS.values():
+        if (size.layers, size.hidden_size) == (layers, hidden_size):
+            return size.heads
+    heads = max(hidden_size // 64, 1)
+    assumed["heads"] = f"{heads}, as 64 features a head are usual; heads=... says otherwise"
+    return heads
+
+
+def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, assumed: dict[str, str]) -> Pair:
+    """The patch grid that the positions were learned on; settles `prefix_positions` on the way."""
+    stride = stride_of(fields["stem"])
+
+    def grid_of(size: Pair) -> Pair:
+        height, width = (-(-side // stride) // patch for side, patch in zip(size, fields["patch_size"], strict=True))
+        return height, width
+
+    asked = None if given.image_size is None else grid_of(given.image_size)
+    written = given.grid or (None if given.written_size is None else grid_of(given.written_size))
+    if "pos_embed" not in shapes:
+        if asked is None:
+            raise VitkitError("there are no learned positions to tell the grid: give image_size=(height, width)")
+        return asked
+    length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
+    tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
+    for prefix in dict.fromkeys((tokens, 0)):
+        side = math.isqrt(max(length - prefix, 0))
+        candidates = [written, asked, (side, side)]
+        for grid in candidates:
+            if grid is not None and grid[0] * grid[1] == length - prefix > 0:
+                fields["prefix_positions"] = prefix == tokens
+                if grid == asked != (side, side) and written is None and side * side == length - prefix:
+                    assumed["grid"] = f"{grid[0]}x{grid[1]}, as image_size says; grid=({side}, {side}) resizes instead"
+                return grid
+    raise VitkitError(_no_grid(length, fields, given))
+
+
+def _no_grid(length: int, fields: Mapping[str, Any], given: Given) -> str:
+    """Why these positions fit no grid: a token that is missing, or a grid that is not square."""
+    extra = length - math.isqrt(length) ** 2
+    positions = given.theirs("pos_embed")
+    if extra in (1, 2) and not fields["class_token"]:
+        return f"{given.theirs('cls_token')} is missing: {positions} has {length} positions, {extra} more than a square"
+    if extra == 2 and not fields["distill_token"]:
+        return f"{given.theirs('dist_token')} is missing: {positions} has {length} positions, 2 more than a square"
+    return (
+        f"{positions} has {length} positions, which is no square grid"
+        f"{' with its class token' if fields['class_token'] else ''}: say image_size=(height, width)"
+    )

@@ -1,0 +1,203 @@
+"""What a source is before anything is asked of it: its configuration, and its tensors under our names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitkit import classifier as folders
+from vitkit.config import Pair, ViTConfig
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model import VisionTransformer
+from vitkit.weights import dino, google_npz, huggingface, timm, torchvision
+from vitkit.weights.account import account_for, joined_shape, shapes_of, some
+from vitkit.weights.catalog import Entry
+from vitkit.weights.classes import class_names, unique
+from vitkit.weights.infer import Given, Inferred, infer
+from vitkit.weights.layout import Layout
+from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
+
+_FORMATS: tuple[Callable[[Checkpoint], Layout | None], ...] = (
+    google_npz.recognise,
+    torchvision.recognise,
+    huggingface.recognise,
+    dino.recognise,
+    timm.recognise,
+)
+
+PIXELS: dict[str, Mapping[str, Any]] = {  # by whose weights were trained with them
+    "google": google_npz.PIXELS,
+    "augreg": timm.AUGREG,
+    "deit": timm.DEIT,
+    "torchvision": torchvision.PIXELS,
+    "dinov2": dino.PIXELS,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A source as it is: its configuration, its tensors under our names, and what came with them."""
+
+    format: str
+    config: ViTConfig
+    read: Mapping[str, Callable[[], Tensor]]
+    pixels: Mapping[str, Any]
+    classes: tuple[str, ...]
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    left_over: tuple[str, ...] = ()
+    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    temperature: float = 1.0
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def with_pixels(origin: Origin, owner: str) -> Origin:
+    """The origin with the pixels that this owner's weights are trained with."""
+    if owner not in PIXELS:
+        raise VitkitError(f"preprocess must be one of {', '.join(PIXELS)}, not {owner!r}")
+    assumed = {name: taken for name, taken in origin.assumed.items() if name != "preprocess"}
+    return dataclasses.replace(origin, pixels=PIXELS[owner], assumed=assumed)
+
+
+_FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
+
+
+def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
+    description = folders.read_description(folder)
+    refused = [name for name in overrides if name not in _FREE]
+    if refused:
+        raise VitkitError(f"{folder} says itself what its {refused[0]} is; it cannot be changed on loading")
+    try:
+        config = ViTConfig.from_dict(description["config"]).replace(**overrides)
+        stored = read_checkpoint(folder / folders.WEIGHTS).tensors
+        shapes = shapes_of(config)
+        wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
+        if wrong:
+            raise VitkitError(f"{folder} is damaged: {sorted(wrong)[0]} is not what {folders.DESCRIPTION} describes")
+        pixels = Preprocess.from_dict(description["preprocess"]).to_dict()
+        del pixels["size"]
+        return Origin(
+            format="vitkit",
+            config=config,
+            read={name: _owned((tensor,), lambda only: only) for name, tensor in stored.items()},
+            pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
+            classes=tuple(description["classes"]),
+            temperature=description["temperature"],
+            provenance=description["provenance"],
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise VitkitError(f"{folder} is damaged: {error}") from error
+
+
+def read_foreign(
+    checkpoint: Checkpoint,
+    entry: Entry | None,
+    overrides: Mapping[str, Any],
+    *,
+    allow_partial: bool,
+    image_size: Pair | None,
+    grid: Pair | None,
+    patch_size: Any,
+) -> Origin:
+    if "vitkit_version" in checkpoint.metadata:
+        raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {folders.DESCRIPTION}")
+    layout = next((found for recognise in _FORMATS if (found := recognise(checkpoint)) is not None), None)
+    if layout is None:
+        raise VitkitError(f"{checkpoint.path} holds no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
+    inferred = _infer(checkpoint, layout, overrides, image_size if patch_size is None else None, grid)
+    config = inferred.config
+    account = account_for(checkpoint, layout, config)
+    if not account.is_clean and not allow_partial:
+        raise VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
+    pixels, classes = layout.preprocess, layout.classes
+    assumed = dict(inferred.assumed)
+    if entry is not None:
+        pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
+    elif not layout.is_preprocess_known:
+        assumed["preprocess"] = f"{_say_pixels(pixels)}, as is usual for {layout.format}"
+    if classes is not None and config.num_classes and len(classes) != config.num_classes:
+        raise VitkitError(f"{checkpoint.path} names {len(classes)} classes for a head of {config.num_classes}")
+    if classes is None and config.num_classes:
+        classes, reason = class_names(config.num_classes)
+        assumed["classes"] = reason
+    fits = [name for name in account.expected if name not in account.unfit]
+    notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
+    notes += tuple(f"{name} was passed over: {reason}" for name, reason in checkpoint.passed_over.items())
+    return Origin(
+        format=layout.format,
+        config=config,
+        read={name: _reader(checkpoint, layout, name) for name in fits} | _fresh(config, account.unfit),
+        pixels=pixels,
+        classes=unique(classes or ()),
+        renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
+        dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
+        missing=tuple(account.missing),
+        left_over=tuple(account.left_over),
+        assumed=assumed,
+        notes=notes if config.num_classes else (*notes, "there is no head: the model returns features"),
+        provenance={"weights": entry.name if entry else str(checkpoint.path), "format": layout.format},
+    )
+
+
+def _infer(
+    checkpoint: Checkpoint, layout: Layout, overrides: Mapping[str, Any], image_size: Pair | None, grid: Pair | None
+) -> Inferred:
+    shapes = {}
+    for name, piece in layout.pieces.items():
+        stored = [checkpoint.tensors.get(theirs) for theirs in piece.theirs]
+        shape = joined_shape(layout, name, stored)
+        if shape is not None and not set(piece.theirs) & set(layout.dropped):
+            shapes[name] = shape
+    given = Given(
+        fields={**layout.fields, **overrides},
+        theirs=lambda name: " + ".join(layout.theirs(name)),
+        image_size=image_size,
+        written_size=layout.image_size,
+        grid=grid,
+    )
+    try:
+        return infer(shapes, given)
+    except VitkitError as error:
+        raise VitkitError(f"{checkpoint.path} ({layout.format}): {error}") from error
+
+
+def _glance(checkpoint: Checkpoint) -> str:
+    return f"its tensors are {some(list(checkpoint.tensors), 4)}"
+
+
+def _reader(checkpoint: Checkpoint, layout: Layout, name: str) -> Callable[[], Tensor]:
+    piece = layout.pieces[name]
+    return _owned([checkpoint.tensors[theirs] for theirs in piece.theirs], piece.join)
+
+
+def _owned(stored: Sequence[Stored], join: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    """Reads float32 numbers in memory of their own, not in a file that may change."""
+
+    def read() -> Tensor:
+        parts = [tensor.read() for tensor in stored]
+        ours = join(*parts).float().contiguous()
+        addresses = {part.untyped_storage().data_ptr() for part in parts}
+        return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
+
+    return read
+
+
+def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Tensor]]:
+    """Initial values for what a partial checkpoint lacks."""
+    if not names:
+        return {}
+    state = VisionTransformer(config).state_dict()
+    return {name: lambda name=name: state[name] for name in names}  # type: ignore[misc]
+
+
+def _say_pixels(pixels: Mapping[str, Any]) -> str:
+    mean = "0.5" if set(pixels["mean"]) == {0.5} else "ImageNet's"
+    crop = f", crop {pixels['crop_pct']:.3f}" if "crop_pct" in pixels and pixels["fit"] != "squash" else ""
+    return f"mean and std {mean}, {pixels['fit']}, {pixels['interpolation']}{crop}"

@@ -1,0 +1,119 @@
+"""A checkpoint that has been understood, fitted to what was asked for, and not yet been read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.config import Pair, ViTConfig, as_pair
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model import VisionTransformer
+from vitkit.weights.account import shapes_of
+from vitkit.weights.adapt import adapt
+from vitkit.weights.origin import Origin
+from vitkit.weights.report import LoadReport
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checkpoint that has been understood, and not yet been read.
+
+    Attributes:
+        config: of the model that will be built.
+        classes, preprocess, temperature, provenance: of the classifier.
+        report: what will become of every tensor.
+    """
+
+    config: ViTConfig
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    report: LoadReport
+    read: Mapping[str, Callable[[], Tensor]]
+    temperature: float = 1.0
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def build(self) -> Classifier:
+        """Read the numbers: one tensor at a time, into a model that has none yet."""
+        with torch.device("meta"):
+            model = VisionTransformer(self.config)
+        model.load_state_dict({name: read() for name, read in self.read.items()}, assign=True)
+        model.rebuild_tables()
+        report = self.report
+        if "head.weight" in report.matched and model.head is not None and not model.head.weight.any():
+            note = "the head is all zeros: every class is as likely as any other until it is trained"
+            report = dataclasses.replace(report, notes=(*report.notes, note))
+        return Classifier(
+            model=model,
+            classes=self.classes,
+            preprocess=self.preprocess,
+            temperature=self.temperature,
+            provenance=dict(self.provenance),
+            report=report,
+        )
+
+
+def target_of(source: ViTConfig, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> ViTConfig:
+    """The source's configuration with what was asked for."""
+    fields: dict[str, Any] = {}
+    if size is not None:
+        fields["image_size"] = size
+    if changes.get("patch_size") is not None:
+        fields["patch_size"] = changes["patch_size"]
+        if size is None:  # the grid stays
+            patch = as_pair(changes["patch_size"], "patch_size")
+            fields["image_size"] = tuple(n * p * source.stem_stride for n, p in zip(source.grid, patch, strict=True))
+    has_logits = changes.get("has_logits")
+    if num_classes is not None:
+        fields["num_classes"] = num_classes
+    is_new_head = num_classes is not None and num_classes != source.num_classes
+    if has_logits is False or (has_logits is None and is_new_head):
+        fields["representation_size"] = None
+    elif has_logits and source.representation_size is None:
+        raise VitkitError("has_logits: the weights have no representation layer")
+    return source.replace(**fields)
+
+
+def make_plan(
+    name: str, origin: Origin, target: ViTConfig, classes: Sequence[str] | None, preprocess: Preprocess | None
+) -> Plan:
+    shapes = shapes_of(target)
+    adapted = adapt(origin.read, origin.config, target, shapes)
+    if classes is None:
+        classes = tuple(map(str, range(target.num_classes)))
+    new = {*adapted.replaced, *origin.missing}
+    report = LoadReport(
+        source=name,
+        format=origin.format,
+        parameters=len(shapes),
+        matched=tuple(tensor for tensor in shapes if tensor not in new),
+        renamed={ours: theirs for ours, theirs in origin.renamed.items() if ours in shapes and ours not in new},
+        resized=tuple(adapted.resized),
+        replaced=adapted.replaced,
+        dropped={**origin.dropped, **adapted.dropped},
+        missing=origin.missing,
+        left_over=origin.left_over,
+        assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
+        notes=origin.notes,
+    )
+    return Plan(
+        config=target,
+        classes=tuple(classes),
+        preprocess=preprocess or _preprocess(origin.pixels, target),
+        report=report,
+        read=adapted.read,
+        temperature=1.0 if adapted.replaced else origin.temperature,
+        provenance=origin.provenance,
+    )
+
+
+def _preprocess(pixels: Mapping[str, Any], config: ViTConfig) -> Preprocess:
+    fields = dict(pixels)
+    if config.in_channels == 1:
+        fields |= {name: tuple(fields[name])[:1] for name in ("mean", "std") if name in fields}
+    return Preprocess(size=config.image_size, **fields)

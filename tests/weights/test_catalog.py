@@ -1,0 +1,303 @@
+"""The catalog against what timm, torchvision and transformers publish about the same weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model import VisionTransformer
+from vitkit.names import config_for, list_models
+from vitkit.weights.catalog import CATALOG, Entry, default_for, find, is_hub_id, search, suggest
+from vitkit.weights.download import cache_path
+
+ENTRIES = pytest.mark.parametrize("entry", CATALOG.values(), ids=list(CATALOG))
+CLASSES = {"imagenet1k": 1000, "imagenet21k": 21843, "none": 0}
+
+
+@ENTRIES
+def test_an_entry_says_where_it_is_once(entry: Entry) -> None:
+    assert CATALOG[entry.name] is entry and find(entry.name) is entry
+    assert (entry.url is None) != (entry.hub is None)
+    if entry.hub:
+        assert entry.name == entry.hub and is_hub_id(entry.hub) and entry.filename is None
+    else:
+        assert not is_hub_id(entry.name)
+        assert cache_path(str(entry.url)).name == entry.filename
+
+
+@ENTRIES
+def test_an_entry_is_plausible(entry: Entry) -> None:
+    assert entry.licence in ("Apache-2.0", "BSD-3-Clause", "CC-BY-NC-4.0")
+    assert re.fullmatch(r"2\d(0[1-9]|1[0-2])\.\d{5}", entry.paper)
+    assert entry.top1 is None or (entry.classes == "imagenet1k" and 70 < entry.top1 < 90)
+    assert entry.sha256 is None or re.fullmatch(r"[0-9a-f]{8}|[0-9a-f]{64}", entry.sha256)
+    named = re.search(r"-([0-9a-f]{8})\.pth$", entry.url or "")
+    assert entry.sha256 == (named[1] if named else None)
+
+
+@ENTRIES
+def test_an_architecture_is_a_model_of_that_size_and_of_those_classes(entry: Entry) -> None:
+    if "dinov2" in entry.architecture:  # LayerScale, registers, a giant: no name stands for them
+        with pytest.raises(VitkitError):
+            config_for(entry.architecture)
+        return
+    config = config_for(entry.architecture)
+    assert config.image_size == entry.preprocess.size
+    if entry.classes != "none":
+        assert config.num_classes == CLASSES[entry.classes]
+    assert config.distill_token == ("distilled" in entry.name)
+
+
+def test_different_files_never_share_a_place_in_the_cache() -> None:
+    urls = {entry.url for entry in CATALOG.values() if entry.url}
+    assert len({cache_path(url) for url in urls}) == len(urls) > 70
+
+
+# --- timm -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def timm_cfgs() -> dict[str, Any]:
+    """timm's `PretrainedCfg` by its full name."""
+    pytest.importorskip("timm")
+    from timm.models import deit, vision_transformer, vision_transformer_hybrid
+
+    return {
+        f"{model}.{tag}": cfg
+        for module in (deit, vision_transformer, vision_transformer_hybrid)
+        for model, default in module.default_cfgs.items()
+        for tag, cfg in default.cfgs.items()
+    }
+
+
+def test_where_timm_has_the_name_it_means_the_same_weights(timm_cfgs: dict[str, Any]) -> None:
+    shared = [entry for name, entry in CATALOG.items() if name in timm_cfgs]
+    assert len(shared) > 60
+    for entry in shared:
+        theirs = timm_cfgs[entry.name]
+        assert theirs.mean == entry.preprocess.mean and theirs.std == entry.preprocess.std, entry.name
+        assert theirs.input_size[1:] == entry.preprocess.size, entry.name
+        assert theirs.license == entry.licence.lower(), entry.name
+        if ".orig_" not in entry.name:  # timm has converted copies of these
+            assert theirs.url == entry.url, entry.name
+            assert theirs.num_classes == CLASSES[entry.classes], entry.name
+
+
+@pytest.mark.parametrize(
+    "tag", ["augreg_in21k", "augreg_in21k_ft_in1k", "sam_in1k", "dino", "mae", "lvd142m", "fb_in1k"]
+)
+def test_of_these_families_nothing_that_timm_has_is_left_out(timm_cfgs: dict[str, Any], tag: str) -> None:
+    names = {name for name, cfg in timm_cfgs.items() if name.endswith(f".{tag}") and cfg.url and "deit3" not in name}
+    assert names == {name for name in CATALOG if name.endswith(f".{tag}")}
+
+
+def test_dinov2_is_looked_at_as_timm_does(timm_cfgs: dict[str, Any]) -> None:
+    for entry in search("*.lvd142m"):
+        theirs = timm_cfgs[entry.name]
+        assert (theirs.crop_pct, theirs.interpolation) == (entry.preprocess.crop_pct, entry.preprocess.interpolation)
+
+
+# --- torchvision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"])
+def test_every_vit_of_torchvision_is_here_with_its_pixels_and_accuracy(name: str) -> None:
+    from torchvision.models import get_model_weights
+
+    by_url = {entry.url: entry for entry in CATALOG.values()}
+    for weights in get_model_weights(name):
+        entry, theirs = by_url[weights.url], weights.transforms()
+        ours = entry.preprocess
+        assert entry.top1 == weights.meta["_metrics"]["ImageNet-1K"]["acc@1"]
+        assert ours.size == tuple(theirs.crop_size * 2) and ours.fit == "crop"
+        assert ours.short_side == theirs.resize_size[0]
+        assert ours.interpolation == theirs.interpolation.value
+        assert ours.mean == tuple(theirs.mean) and ours.std == tuple(theirs.std)
+        assert config_for(entry.architecture).image_size == weights.meta["min_size"]
+        assert ("SWAG" in weights.meta.get("license", "")) == (entry.licence == "CC-BY-NC-4.0")
+        with torch.device("meta"):
+            model = VisionTransformer(config_for(entry.architecture))
+        assert sum(p.numel() for p in model.parameters()) == weights.meta["num_params"]
+
+
+def test_nothing_is_said_to_be_torchvision_s_that_is_not() -> None:
+    from torchvision.models import get_model_weights, list_models
+
+    urls = {weights.url for name in list_models(include="vit_*") for weights in get_model_weights(name)}
+    assert urls == {entry.url for entry in search("*.tv_*")}
+
+
+# --- transformers -----------------------------------------------------------------------------------
+
+
+def test_the_pixels_of_google_s_repositories_are_those_of_transformers() -> None:
+    theirs = pytest.importorskip("transformers").ViTImageProcessor()
+    for entry in search("google/*-224*"):
+        ours = entry.preprocess
+        assert ours.fit == "squash" and not theirs.do_center_crop
+        assert ours.size == (theirs.size["height"], theirs.size["width"])
+        assert ours.interpolation == {2: "bilinear", 3: "bicubic"}[int(theirs.resample)]
+        assert (list(ours.mean), list(ours.std)) == (list(theirs.image_mean), list(theirs.image_std))
+
+
+def test_deit_is_cropped_as_transformers_does() -> None:
+    theirs = pytest.importorskip("transformers").DeiTImageProcessor()
+    for entry in search("deit*_224.fb_in1k"):
+        ours = entry.preprocess
+        assert ours.fit == "crop" and theirs.do_center_crop
+        assert ours.size == (theirs.crop_size["height"], theirs.crop_size["width"])
+        assert ours.short_side == theirs.size["height"]
+        assert ours.interpolation == {2: "bilinear", 3: "bicubic"}[int(theirs.resample)]
+
+
+def test_deit_s_files_and_repositories_are_the_same_weights() -> None:
+    files = search("deit*.fb_in1k")
+    assert len(files) == 8
+    for file in files:
+        repository = CATALOG[f"facebook/{file.architecture.replace('_', '-')}"]
+        assert replace(repository, name=file.name, hub=None, url=file.url, sha256=file.sha256) == file
+
+
+# --- Google's ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tag", ["augreg_in21k", "augreg_best_in21k", "orig_in21k"])
+def test_reference_files_are_squashed_and_scaled_to_one(tag: str) -> None:
+    for entry in search(f"*.{tag}*"):
+        size = entry.preprocess.size
+        assert entry.preprocess == Preprocess(size=size, fit="squash", interpolation="bilinear")
+        assert str(entry.url).startswith("https://storage.googleapis.com/vit_models/")
+        assert (entry.classes == "imagenet21k") == entry.name.endswith("_in21k")
+
+
+def test_the_nine_recommended_files_and_their_fine_tunings_are_here() -> None:
+    pretrained, tuned = search("*.augreg_best_in21k"), search("*.augreg_best_in21k_ft_in1k")
+    assert len(pretrained) == len(tuned) == 9
+    for before, after in zip(pretrained, tuned, strict=True):
+        assert str(after.url).startswith(str(before.url).removesuffix(".npz") + "--imagenet2012-steps_20k-lr_0.0")
+        assert str(after.url).endswith("-res_384.npz")
+    accuracies = {str(entry.filename).split("-i21k")[0]: entry.top1 for entry in tuned}
+    assert accuracies == {
+        "L_16": 85.59,
+        "B_16": 85.49,
+        "S_16": 83.73,
+        "R50_L_32": 85.99,
+        "R26_S_32": 83.85,
+        "Ti_16": 78.22,
+        "B_32": 83.59,
+        "S_32": 79.58,
+        "R_Ti_16": 75.40,
+    }
+
+
+# --- Looking up -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_the_default_of_a_model_fits_it_but_for_resolution_and_head(name: str) -> None:
+    entry = default_for(name)
+    if entry is None:
+        return
+    wanted, given = config_for(name), config_for(entry.architecture)
+    for field in ("layers", "hidden_size", "heads", "mlp_size", "patch_size", "stem", "distill_token", "classifier"):
+        assert getattr(wanted, field) == getattr(given, field), field
+    assert entry.url and entry.licence == "Apache-2.0"
+    assert entry.classes == ("imagenet1k" if name.startswith("deit_") else "imagenet21k")
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ("vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_best_in21k"),
+        ("vit_tiny_patch16_96", "vit_tiny_patch16_224.augreg_best_in21k"),
+        ("vit_large_patch16_384", "vit_large_patch16_224.augreg_best_in21k"),
+        ("vit_base_patch8_224", "vit_base_patch8_224.augreg_in21k"),
+        ("vit_large_patch32_224", "vit_large_patch32_224.orig_in21k"),
+        ("vit_base_patch16_224_in21k", "vit_base_patch16_224.jx_in21k"),
+        ("vit_base_patch32_224_in21k", "vit_base_patch32_224.jx_in21k"),
+        ("vit_large_patch16_224_in21k", "vit_large_patch16_224.jx_in21k"),
+        ("vit_large_patch32_224_in21k", "vit_large_patch32_224.jx_in21k"),
+        ("vit_huge_patch14_224_in21k", "vit_huge_patch14_224.orig_in21k"),
+        ("vit_small_patch16_224_in21k", "vit_small_patch16_224.augreg_best_in21k"),
+        ("vit_base_r50_s16_224", "vit_base_r50_s16_224.orig_in21k"),
+        ("vit_small_r26_s32_224", "vit_small_r26_s32_224.augreg_best_in21k"),
+        ("deit_base_patch16_384", "deit_base_patch16_384.fb_in1k"),
+        ("deit_tiny_distilled_patch16_384", "deit_tiny_distilled_patch16_224.fb_in1k"),
+        ("vit_base_patch16_224_gap", None),
+        ("vit_micro_patch4_16", None),
+        ("vit_tiny_patch8_224", None),
+        ("vit_micro_interleaved_patch4_16", None),
+        ("resnet50", None),
+        ("", None),
+    ],
+)
+def test_what_a_model_starts_from(model: str, weights: str | None) -> None:
+    entry = default_for(model)
+    assert (entry and entry.name) == weights
+
+
+def test_every_published_shape_of_the_paper_has_a_default() -> None:
+    paper = ("base_patch16", "base_patch32", "large_patch16", "large_patch32", "huge_patch14", "base_r50_s16")
+    assert all(default_for(f"vit_{body}_224") for body in paper)
+
+
+def test_close_names_are_suggested() -> None:
+    assert find("vit_base_patch16_224.augreg_in21") is None
+    assert "vit_base_patch16_224.augreg_in21k" in suggest("vit_base_patch16_224.augreg_in21")
+    assert "google/vit-base-patch16-224" in suggest("google/vit-base-patch16_224")
+    assert suggest("?") == ""
+
+
+def test_searching_takes_a_pattern_or_a_part() -> None:
+    assert search() == list(CATALOG.values())
+    assert {entry.name for entry in search("mae")} == {entry.name for entry in search("*mae*")} != set()
+    assert search("nothing like it") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("timm/vit_base_patch16_224.augreg_in21k", True),
+        ("facebook/dinov2-with-registers-small", True),
+        ("google/vit-base-patch16-224-in21k", True),
+        ("owner/a", True),
+        ("vit_base_patch16_224", False),
+        ("a/b/c", False),
+        ("/root", False),
+        ("./model", False),
+        ("../model", False),
+        ("~/model", False),
+        ("runs/", False),
+        ("/x", False),
+        ("weights/vit.pth", False),
+        ("weights/ViT-B_16.npz", False),
+        ("weights/model.safetensors", False),
+        ("a\\b/c", False),
+        ("C:/model", False),
+        ("https://example.org", False),
+        ("a b/c", False),
+        ("a/b\n", False),
+        ("a/b..c", False),
+        ("a/b--c", False),
+        ("", False),
+    ],
+)
+def test_what_counts_as_a_repository_of_the_hub(name: str, is_one: bool) -> None:
+    assert is_hub_id(name) == is_one
+    if is_one:
+        validators = pytest.importorskip("huggingface_hub.utils")
+        validators.validate_repo_id(name)
+
+
+def test_what_exists_is_a_path_and_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_id("runs/digits-1")
+    (tmp_path / "runs" / "digits-1").mkdir(parents=True)
+    assert not is_hub_id("runs/digits-1")

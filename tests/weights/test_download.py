@@ -1,0 +1,769 @@
+"""Downloads against servers of every temper, on this machine: nothing leaves it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from vitkit.errors import VitkitError
+from vitkit.weights import download
+from vitkit.weights.catalog import CATALOG
+from vitkit.weights.download import cache_path, fetch, fetch_hub, fetch_url
+
+SOURCE = Path(__file__).parents[2] / "src"
+BYTES = np.random.default_rng(0).bytes(1_500_000)
+OTHER = np.random.default_rng(1).bytes(1_500_000)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def google_hash(data: bytes) -> str:
+    return f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(data).digest()).decode()}"
+
+
+@dataclass
+class Server:
+    """One file under every path, and how its server behaves."""
+
+    body: bytes = BYTES
+    headers: dict[str, str] = field(default_factory=lambda: {"ETag": '"one"'})
+    ranges: bool = True
+    if_range: bool = True  # False: ignores it, and answers with a part of whatever it has
+    breaks: list[int] = field(default_factory=list)  # after how many bytes each answer breaks off
+    statuses: list[int] = field(default_factory=list)  # errors before the first good answer
+    length: bool = True
+    chunked: bool = False
+    at_most: int | None = None  # bytes in an answer to a range
+    redirect: str | None = None
+    before: Callable[[], None] | None = None
+    asked: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append({name.lower(): value for name, value in request.headers.items()})
+        if self.before:
+            self.before()
+        if self.redirect:
+            self._head(request, 302, {"Location": self.redirect})
+        elif self.statuses:
+            self._head(request, self.statuses.pop(0), {"Content-Length": "0"})
+        else:
+            self._send(request)
+
+    def _send(self, request: BaseHTTPRequestHandler) -> None:
+        start, wanted = 0, request.headers.get("Range")
+        same = request.headers.get("If-Range") in (None, self.headers.get("ETag"), self.headers.get("Last-Modified"))
+        status, headers, end = 200, dict(self.headers), len(self.body)
+        if wanted and self.ranges and (same or not self.if_range):
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if start >= len(self.body):
+                self._head(request, 416, {"Content-Range": f"bytes */{len(self.body)}", "Content-Length": "0"})
+                return
+            end = min(end, start + self.at_most) if self.at_most else end
+            status, headers = 206, headers | {"Content-Range": f"bytes {start}-{end - 1}/{len(self.body)}"}
+        body = self.body[start:end]
+        if self.length:
+            headers["Content-Length"] = str(len(body))
+        if self.chunked:
+            headers["Transfer-Encoding"] = "chunked"
+            body = b"".join(b"%x\r\n%b\r\n" % (len(b), b) for b in (body[:70_000], body[70_000:])) + b"0\r\n\r\n"
+        self._head(request, status, headers)
+        request.wfile.write(body[: self.breaks.pop(0)] if self.breaks else body)
+
+    def _head(self, request: BaseHTTPRequestHandler, status: int, headers: dict[str, str]) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
+    """`serve(ranges=False)` is a server like that; the cache is empty, pauses are short and the network is allowed."""
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(download, "_PAUSES", (0.001, 0.001, 0.001))
+    running: list[ThreadingHTTPServer] = []
+
+    def start(**temper: Any) -> Server:
+        server = Server(**temper)
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1" if server.length or server.chunked else "HTTP/1.0"
+
+            def do_GET(self) -> None:
+                self.close_connection = True
+                server.answer(self)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+        running.append(http)
+        server.url = f"http://127.0.0.1:{http.server_address[1]}/models/weights.npz"
+        return server
+
+    yield start
+    for http in running:
+        http.shutdown()
+        http.server_close()
+
+
+def leftovers(url: str) -> list[str]:
+    """What lies beside the file and its lock."""
+    final = cache_path(url)
+    return sorted(path.name for path in final.parent.glob("*") if path != final and path.suffix != ".lock")
+
+
+def part_of(url: str) -> Path:
+    return cache_path(url).with_name("weights.npz.part")
+
+
+def interrupt(server: Server, after: int) -> None:
+    """A download of `server`'s file that somebody stops with Ctrl-C."""
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_url(server.url, progress=stop)
+    assert not cache_path(server.url).exists()
+
+
+def test_a_file_is_fetched_whole_and_told_of(serve: Callable[..., Server]) -> None:
+    server, told = serve(), []
+    path = fetch_url(server.url, progress=lambda *report: told.append(report))
+    assert path.read_bytes() == BYTES and path == cache_path(server.url)
+    assert leftovers(server.url) == []
+    assert told[0] == ("downloading weights.npz", 0, len(BYTES))
+    assert told[-1] == ("downloading weights.npz", len(BYTES), len(BYTES))
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert server.asked[0]["user-agent"].startswith("vitkit/")
+    assert "range" not in server.asked[0]
+
+
+def test_a_file_in_the_cache_needs_no_server(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve()
+    first = fetch_url(server.url)
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    assert fetch_url(server.url) == first
+    assert len(server.asked) == 1
+
+
+def test_a_file_put_into_the_cache_by_hand_is_found(serve: Callable[..., Server]) -> None:
+    server = serve()
+    path = cache_path(server.url)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"mine")
+    assert fetch_url(server.url).read_bytes() == b"mine"
+    assert server.asked == []
+
+
+def test_the_cache_tells_files_of_one_name_apart() -> None:
+    same_name = [entry for entry in CATALOG.values() if entry.filename == "ViT-B_16.npz"]
+    assert len(same_name) == 3
+    assert len({cache_path(entry.url) for entry in same_name if entry.url}) == 3
+    assert (
+        cache_path("https://a.org/x.npz?v=1")
+        != cache_path("https://a.org/x.npz?v=2")
+        != cache_path("https://b.org/x.npz")
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.org/x.npz",
+        "ftp://example.org/x.npz",
+        "file:///etc/passwd",
+        "https://example.org",
+        "https://example.org/",
+        "https://example.org/folder/",
+        "https://example.org/../x.npz",
+        "https://example.org/a/../../x.npz",
+        "https://example.org/a b.npz",
+        "https://example.org/a\nb.npz",
+        "https://user:secret@example.org/x.npz",
+        "https://[::1/x.npz",
+        "http://localhost.example.org/x.npz",
+        "x.npz",
+        "",
+    ],
+)
+def test_addresses_that_are_not_asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path))
+    with pytest.raises(VitkitError, match=r"^cannot download .*expected") as caught:
+        fetch_url(url)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("headers", ['{"ETag": "\\"one\\""}', '{"Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}'])
+def test_an_interrupted_download_goes_on_where_it_stopped(serve: Callable[..., Server], headers: str) -> None:
+    server = serve(headers=json.loads(headers))
+    interrupt(server, after=600_000)
+    kept = part_of(server.url).stat().st_size
+    assert 600_000 <= kept < len(BYTES)
+    told: list[int] = []
+    assert fetch_url(server.url, progress=lambda what, done, total: told.append(done)).read_bytes() == BYTES
+    assert server.asked[1]["range"] == f"bytes={kept}-"
+    assert server.asked[1]["if-range"] in json.loads(headers).values()
+    assert told[0] == kept and told[-1] == len(BYTES)
+    assert leftovers(server.url) == []
+
+
+def test_a_connection_that_breaks_is_taken_up_again(serve: Callable[..., Server]) -> None:
+    server = serve(breaks=[400_000, 300_000])
+    assert fetch_url(server.url, digest(BYTES)).read_bytes() == BYTES
+    assert [asked.get("range") for asked in server.asked] == [None, "bytes=400000-", "bytes=700000-"]
+
+
+def test_a_bad_line_that_gets_further_each_time_arrives(serve: Callable[..., Server]) -> None:
+    server = serve(breaks=[100_000] * 14)  # more often than the tries without progress
+    assert fetch_url(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 15
+
+
+def test_a_server_that_sends_ranges_in_small_pieces_is_asked_for_the_rest(serve: Callable[..., Server]) -> None:
+    server = serve(breaks=[500_000], at_most=400_000)
+    assert fetch_url(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 4
+
+
+def test_a_server_that_always_breaks_at_the_same_byte_is_given_up(serve: Callable[..., Server]) -> None:
+    server = serve(ranges=False, breaks=[700_000] * 99)
+    with pytest.raises(VitkitError, match=r"broke after 700000 of 1500000 bytes \(700000 bytes are kept") as caught:
+        fetch_url(server.url)
+    assert server.url in str(caught.value) and "name the file instead" in str(caught.value)
+    assert 3 <= len(server.asked) <= 6
+    assert not cache_path(server.url).exists()
+    assert part_of(server.url).stat().st_size == 700_000
+
+
+def test_a_server_without_ranges_sends_it_all_again(serve: Callable[..., Server]) -> None:
+    server = serve(ranges=False)
+    interrupt(server, after=600_000)
+    assert fetch_url(server.url, digest(BYTES)).read_bytes() == BYTES
+
+
+def test_a_file_that_changed_between_attempts_is_begun_anew(serve: Callable[..., Server]) -> None:
+    server = serve()
+    interrupt(server, after=600_000)
+    server.body, server.headers = OTHER, {"ETag": '"two"'}
+    assert fetch_url(server.url).read_bytes() == OTHER
+
+
+def test_a_file_that_changed_is_noticed_though_the_server_ignores_if_range(serve: Callable[..., Server]) -> None:
+    server = serve(if_range=False)
+    interrupt(server, after=600_000)
+    server.body, server.headers = OTHER, {"ETag": '"two"'}
+    assert fetch_url(server.url).read_bytes() == OTHER
+
+
+def test_a_file_that_shrank_is_begun_anew(serve: Callable[..., Server]) -> None:
+    server = serve(if_range=False)
+    interrupt(server, after=600_000)
+    server.body, server.headers = OTHER[:1000], {"ETag": '"two"'}
+    assert fetch_url(server.url).read_bytes() == OTHER[:1000]
+
+
+@pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"weak"'}])
+def test_without_a_validator_nothing_is_resumed(serve: Callable[..., Server], headers: dict[str, str]) -> None:
+    server = serve(headers=headers)
+    interrupt(server, after=600_000)
+    server.body = OTHER
+    assert fetch_url(server.url).read_bytes() == OTHER
+    assert "range" not in server.asked[1]
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"validator": "x", "colour": 1}', '"text"', "{"])
+def test_a_part_whose_note_is_damaged_is_begun_anew(serve: Callable[..., Server], note: str) -> None:
+    server = serve()
+    interrupt(server, after=600_000)
+    part_of(server.url).with_name("weights.npz.part.json").write_text(note)
+    assert fetch_url(server.url).read_bytes() == BYTES
+    assert "range" not in server.asked[1]
+
+
+def test_a_download_stopped_after_its_last_byte_is_only_checked(serve: Callable[..., Server]) -> None:
+    server = serve(headers={"ETag": '"one"', "x-goog-hash": google_hash(BYTES)})
+    interrupt(server, after=len(BYTES))
+    assert fetch_url(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("digits", [8, 64])
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_right_checksum_passes(serve: Callable[..., Server], digits: int, upper: bool) -> None:
+    expected = digest(BYTES)[:digits]
+    assert fetch_url(serve().url, expected.upper() if upper else expected).read_bytes() == BYTES
+
+
+def test_a_wrong_checksum_deletes_the_file_and_says_so(serve: Callable[..., Server]) -> None:
+    server = serve(body=OTHER)
+    with pytest.raises(
+        VitkitError, match=f"its SHA-256 is {digest(OTHER)[:8]}, expected {digest(BYTES)[:8]}, so it was"
+    ):
+        fetch_url(server.url, digest(BYTES)[:8])
+    assert leftovers(server.url) == [] and not cache_path(server.url).exists()
+    server.body = BYTES
+    assert fetch_url(server.url, digest(BYTES)[:8]).read_bytes() == BYTES
+
+
+def test_google_s_md5_is_checked_where_no_sha256_is_known(serve: Callable[..., Server]) -> None:
+    assert fetch_url(serve(headers={"x-goog-hash": google_hash(BYTES)}).url).read_bytes() == BYTES
+    server = serve(headers={"x-goog-hash": google_hash(BYTES)}, body=OTHER)
+    with pytest.raises(VitkitError, match=r"its MD5 is .* so it was deleted"):
+        fetch_url(server.url)
+    assert not cache_path(server.url).exists()
+
+
+def test_the_md5_of_a_resumed_download_is_checked_over_all_of_it(serve: Callable[..., Server]) -> None:
+    server = serve(headers={"ETag": '"one"', "x-goog-hash": google_hash(BYTES)})
+    interrupt(server, after=600_000)
+    part = part_of(server.url)
+    part.write_bytes(b"\0" * part.stat().st_size)  # the disk did this
+    with pytest.raises(VitkitError, match="its MD5 is"):
+        fetch_url(server.url)
+    assert fetch_url(server.url).read_bytes() == BYTES
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_what_the_server_does_not_have_is_not_asked_for_twice(serve: Callable[..., Server], status: int) -> None:
+    server = serve(statuses=[status] * 9)
+    with pytest.raises(VitkitError, match=f"could not download http://127.*: the server answered {status} ") as caught:
+        fetch_url(server.url)
+    assert len(server.asked) == 1 and "\n" not in str(caught.value)
+    assert leftovers(server.url) == []
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_is_busy_is_asked_again(serve: Callable[..., Server], status: int) -> None:
+    assert fetch_url(serve(statuses=[status, status]).url).read_bytes() == BYTES
+    server = serve(statuses=[status] * 99)
+    with pytest.raises(VitkitError, match=f"answered {status} "):
+        fetch_url(server.url)
+    assert len(server.asked) == 4
+
+
+def test_nobody_listening_is_said_in_one_line(serve: Callable[..., Server]) -> None:
+    serve()
+    with pytest.raises(VitkitError, match=r"could not download http://127.0.0.1:9/x.npz: .*[Rr]efused") as caught:
+        fetch_url("http://127.0.0.1:9/x.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_no_server_has_is_said_in_one_line(serve: Callable[..., Server]) -> None:
+    serve()
+    with pytest.raises(
+        VitkitError, match=r"could not download https://weights.invalid/x.npz: .*name the file instead$"
+    ):
+        fetch_url("https://weights.invalid/x.npz")
+
+
+def test_a_server_that_speaks_no_http_is_said(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.answer = lambda request: request.wfile.write(b"220 mail.example.org\r\n")  # type: ignore[method-assign]
+    with pytest.raises(VitkitError, match=r"could not download .*220 mail"):
+        fetch_url(server.url)
+
+
+def test_a_silent_server_is_not_waited_for(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_TIMEOUT", 0.05)
+    done = threading.Event()
+    server = serve(before=lambda: done.wait(10) and None)
+    with pytest.raises(VitkitError, match="timed out"):
+        fetch_url(server.url)
+    done.set()
+
+
+def test_a_chunked_answer_arrives_whole_or_not_at_all(serve: Callable[..., Server]) -> None:
+    assert fetch_url(serve(length=False, chunked=True).url).read_bytes() == BYTES
+    server = serve(length=False, chunked=True, headers={}, breaks=[200_000] * 99)
+    with pytest.raises(VitkitError, match="could not download"):
+        fetch_url(server.url)
+    assert not cache_path(server.url).exists()
+
+
+def test_a_resumed_answer_that_breaks_is_noticed_though_the_length_was_unknown(serve: Callable[..., Server]) -> None:
+    server = serve(length=False, chunked=True, breaks=[600_000])
+    server.before = lambda: len(server.asked) == 2 and vars(server).update(length=True, chunked=False, breaks=[300_000])
+    assert fetch_url(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 3
+
+
+def test_an_answer_of_unknown_length_is_refused(serve: Callable[..., Server]) -> None:
+    server = serve(length=False)
+    with pytest.raises(VitkitError, match="does not say how long the file is"):
+        fetch_url(server.url)
+    assert not cache_path(server.url).exists()
+
+
+def test_an_empty_file_is_a_file(serve: Callable[..., Server]) -> None:
+    assert fetch_url(serve(body=b"").url).read_bytes() == b""
+
+
+def test_redirects_are_followed_and_keep_the_range(serve: Callable[..., Server]) -> None:
+    real = serve()
+    door = serve(redirect=real.url)
+    interrupt(door, after=600_000)
+    assert fetch_url(door.url).read_bytes() == BYTES
+    assert real.asked[1]["range"] == "bytes=786432-"  # three blocks
+    assert cache_path(door.url).exists() and not cache_path(real.url).exists()
+
+
+@pytest.mark.parametrize("target", ["http://example.org/x.npz", "ftp://example.org/x.npz", "file:///etc/passwd"])
+def test_redirects_to_what_would_not_be_asked_are_refused(serve: Callable[..., Server], target: str) -> None:
+    server = serve(redirect=target)
+    with pytest.raises(VitkitError, match="could not download"):
+        fetch_url(server.url)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_nothing_is_asked_and_the_place_is_named(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    server = serve()
+    monkeypatch.setenv(switch, "1")
+    with pytest.raises(VitkitError) as caught:
+        fetch_url(server.url)
+    said = str(caught.value)
+    assert server.url in said and f"{switch}=1" in said and str(cache_path(server.url)) in said
+    assert server.asked == []
+    monkeypatch.setenv(switch, "0")
+    assert fetch_url(server.url).read_bytes() == BYTES
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(VitkitError, match=r"^cannot write .*VITKIT_CACHE may name another folder$"):
+        fetch_url(serve().url)
+
+
+_FULL_DISK = """
+import resource, signal, sys
+from vitkit.errors import VitkitError
+from vitkit.weights.download import cache_path, fetch_url
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+try:
+    fetch_url(sys.argv[1])
+except VitkitError as error:
+    print(error, cache_path(sys.argv[1]).exists())
+"""
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_line(serve: Callable[..., Server]) -> None:
+    server = serve()
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, server.url],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("cannot write ") and done.stdout.endswith(" False\n")
+    assert len(server.asked) == 1
+
+
+def test_two_threads_at_once_fetch_it_once(serve: Callable[..., Server]) -> None:
+    waiting = threading.Event()
+    server = serve(before=lambda: waiting.wait(10) and None)
+    told: list[str] = []
+
+    def watch(what: str, done: int, total: int) -> None:
+        told.append(what)
+        if what.startswith("waiting"):
+            waiting.set()
+
+    threads = [threading.Thread(target=fetch_url, args=(server.url, digest(BYTES), watch)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert cache_path(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 1
+    assert "waiting for another download of weights.npz" in told
+
+
+def test_a_killed_process_does_not_hold_the_next_one(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve()
+    stuck = threading.Event()
+    server.before = lambda: len(server.asked) == 1 and stuck.wait(20) and None
+    code = "import sys; from vitkit.weights.download import fetch_url; fetch_url(sys.argv[1])"
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, server.url], env=os.environ | {"PYTHONPATH": str(SOURCE)})
+
+    first = start()
+    while not server.asked:
+        threading.Event().wait(0.01)
+    other = start()
+    first.kill()
+    first.wait(20)
+    assert other.wait(60) == 0
+    stuck.set()
+    assert cache_path(server.url).read_bytes() == BYTES
+    assert len(server.asked) == 2
+
+
+def test_fetch_checks_the_entry_s_checksum(serve: Callable[..., Server]) -> None:
+    from dataclasses import replace
+
+    entry = replace(CATALOG["deit_tiny_patch16_224.fb_in1k"], url=serve().url)
+    with pytest.raises(VitkitError, match=f"expected {entry.sha256}"):
+        fetch(entry)
+    assert fetch(replace(entry, sha256=digest(BYTES)[:8])).read_bytes() == BYTES
+
+
+# --- The hub ----------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Takes the place of `snapshot_download`: a folder with the files that the patterns let through."""
+
+    def __init__(self, folder: Path, files: tuple[str, ...], error: Exception | None = None) -> None:
+        self.folder, self.files, self.error = folder, files, error
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, repo_id: str, **arguments: Any) -> str:
+        from huggingface_hub.utils import filter_repo_objects
+
+        self.calls.append((repo_id, arguments))
+        if self.error:
+            raise self.error
+        self.folder.mkdir(exist_ok=True)
+        patterns = {name: arguments[name] for name in ("allow_patterns", "ignore_patterns")}
+        for name in filter_repo_objects(self.files, **patterns):
+            (self.folder / name).write_text(name)
+        return str(self.folder)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hub]:
+    import huggingface_hub
+
+    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def start(*files: str, error: Exception | None = None) -> Hub:
+        fake = Hub(tmp_path / "snapshot", files, error)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
+        return fake
+
+    return start
+
+
+EXTRAS = ("README.md", "config.json", "preprocessor_config.json", "tf_model.h5", "onnx/model.safetensors", "run.py")
+
+
+def test_of_a_repository_only_safetensors_and_descriptions_are_fetched(hub: Callable[..., Hub]) -> None:
+    fake = hub(*EXTRAS, "model.safetensors", "pytorch_model.bin")
+    folder = fetch_hub("google/vit-base-patch16-224")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    ]
+    [(repository, arguments)] = fake.calls
+    assert repository == "google/vit-base-patch16-224" and arguments["local_files_only"] is False
+    assert "cache_dir" not in arguments  # the user's own
+
+
+def test_shards_come_with_their_index(hub: Callable[..., Hub]) -> None:
+    shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
+    hub("config.json", *shards)
+    assert {path.name for path in fetch_hub("a/b").iterdir()} == {"config.json", *shards}
+
+
+@pytest.mark.parametrize("weights", ["pytorch_model.bin", "model.npz"])
+def test_without_safetensors_other_weights_are_fetched(hub: Callable[..., Hub], weights: str) -> None:
+    fake = hub(*EXTRAS, weights, "training_args.bin")
+    assert {path.name for path in fetch_hub("a/b").iterdir()} == {"config.json", "preprocessor_config.json", weights}
+    assert len(fake.calls) == 2
+
+
+def test_a_repository_without_weights_is_said(hub: Callable[..., Hub]) -> None:
+    hub(*EXTRAS)
+    with pytest.raises(VitkitError, match=r"^a/b on the hub has no weights: expected"):
+        fetch_hub("a/b")
+
+
+def test_offline_the_hub_is_only_looked_up_in_the_cache(
+    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    fake = hub("config.json", "model.safetensors")
+    assert (fetch_hub("a/b") / "model.safetensors").exists()
+    assert fake.calls[0][1]["local_files_only"] is True
+    hub(error=LocalEntryNotFoundError("no such\nsnapshot"))
+    with pytest.raises(
+        VitkitError, match=r"^a/b is not in the cache, and VITKIT_OFFLINE=1 forbids downloading: [^\n]*$"
+    ):
+        fetch_hub("a/b")
+
+
+def test_a_snapshot_without_its_weights_is_not_in_the_cache(
+    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub("config.json")
+    with pytest.raises(VitkitError, match="not in the cache, and HF_HUB_OFFLINE=1"):
+        fetch_hub("a/b")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("disk\nfull"), "could not download a/b from the hub: disk; or download"),
+        (RuntimeError(), "could not download a/b from the hub: RuntimeError; or download"),
+    ],
+)
+def test_whatever_goes_wrong_with_the_hub_is_one_line(hub: Callable[..., Hub], error: Exception, said: str) -> None:
+    hub(error=error)
+    with pytest.raises(VitkitError) as caught:
+        fetch_hub("a/b")
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as a snapshot needs, for repository a/b."""
+
+    files: ClassVar = {
+        "config.json": b"{}",
+        "model.safetensors": BYTES,
+        "pytorch_model.bin": OTHER,
+        "README.md": b"hello",
+    }
+    asked: ClassVar[list[str]] = []
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.asked.append(path)
+        if path.startswith("/api/models/gated/"):
+            self.send(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+        elif not path.startswith(("/api/models/a/b", "/a/b/")):
+            self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
+        elif "/tree/" in path:
+            tree = [
+                {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                for name, body in self.files.items()
+            ]
+            self.send(200, json.dumps(tree).encode())
+        elif path.startswith("/api/"):
+            siblings = [{"rfilename": name} for name in self.files]
+            about = {"id": "a/b", "modelId": "a/b", "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
+            self.send(200, json.dumps(about | {"downloads": 0, "likes": 0}).encode())
+        else:
+            body = self.files[path.rpartition("/")[2]]
+            self.send(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(body).hexdigest()}"'})
+
+    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    FakeHub.asked.clear()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{http.server_address[1]}"
+    http.shutdown()
+    http.server_close()
+
+
+_FETCH = """
+import json, sys
+from vitkit.errors import VitkitError
+from vitkit.weights.download import fetch_hub
+told = []
+assert "huggingface_hub" not in sys.modules
+for name in sys.argv[1:]:
+    try:
+        print(fetch_hub(name, lambda *report: told.append(report)))
+    except VitkitError as error:
+        print(error)
+print(json.dumps(told[-1:]))
+"""
+
+
+def fetched(home: Path, endpoint: str, *names: str, **variables: str) -> list[str]:
+    """The lines that a fresh process prints that fetches from the hub at `endpoint` into `home`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "VITKIT_"))}
+    environment |= {"PYTHONPATH": str(SOURCE), "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "no_proxy": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FETCH, *names],
+        env=environment | {"HF_HUB_DISABLE_TELEMETRY": "1"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_mirror_of_the_hub_serves_a_folder_that_is_then_there_offline(tmp_path: Path, endpoint: str) -> None:
+    folder, nothing, gated, told = fetched(tmp_path / "hf", endpoint, "a/b", "no/thing", "gated/model")
+    assert (Path(folder) / "model.safetensors").read_bytes() == BYTES
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["config.json", "model.safetensors"]
+    assert Path(folder).is_relative_to(tmp_path / "hf")
+    assert nothing.startswith("the hub has no repository no/thing, or it is private: ")
+    assert gated.startswith("gated/model is gated: accept its terms on https://huggingface.co/gated/model")
+    assert json.loads(told) == [["downloading a/b", len(BYTES) + 2, len(BYTES) + 2]]
+    FakeHub.asked.clear()
+    again, missing, _ = fetched(tmp_path / "hf", endpoint, "a/b", "c/d", VITKIT_OFFLINE="1")
+    assert again == folder
+    assert missing.startswith("c/d is not in the cache, and VITKIT_OFFLINE=1 forbids downloading")
+    assert FakeHub.asked == []
+
+
+def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
+    [line, _] = fetched(tmp_path / "hf", "http://127.0.0.1:9", "a/b")
+    assert line.startswith("could not download a/b from the hub: ")
