@@ -92,12 +92,11 @@ def test_reference_is_scipys_zoom_at_any_size(old: Grid, new: Grid) -> None:
 @pytest.mark.parametrize(
     ("old", "new"), [((24, 24), (22, 22)), ((28, 28), (14, 14)), ((32, 32), (16, 16))], ids=by_name
 )
-def test_reference_has_values_where_scipys_rounding_leaves_the_last_row_and_column_zero(old: Grid, new: Grid) -> None:
+def test_reference_reaches_the_edge_where_scipys_rounding_oversteps_it(old: Grid, new: Grid) -> None:
+    """scipy looks for the last row at 27.000000000000004, finds nothing there and writes zeros."""
     table = positions(old)
     ours = resize_grid(table, old, new, "reference").view(*new, -1)
     theirs = scipy_zoom(table, old, new).view(*new, -1)
-    assert not theirs[-1].any()  # "nothing" lies at 27.000000000000004, and is zero
-    assert not theirs[:, -1].any()
     assert_as(ours[:-1, :-1], theirs[:-1, :-1])
     assert_as(ours[-1, -1], table[-1])
 
@@ -154,7 +153,7 @@ def test_hugging_faces_models_interpolate_like_this(
 
 
 def cubic(distance: np.ndarray) -> np.ndarray:
-    """Keys' kernel with a = -0.75 (IEEE Trans. ASSP 29, 1981, eq. 15 has -0.5)."""
+    """Keys' family of kernels (1981) at a = -0.75, where antialiased resizing has -0.5."""
     a, x = -0.75, np.abs(distance)
     near = (a + 2) * x**3 - (a + 3) * x**2 + 1
     far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
@@ -192,7 +191,7 @@ FORMULAS: dict[PositionResize, Callable[[int, int], np.ndarray]] = {
 @pytest.mark.parametrize("convention", FORMULAS)
 @pytest.mark.parametrize(("old", "new"), SIZES, ids=by_name)
 def test_unfiltered_bicubics_are_their_formula(convention: PositionResize, old: Grid, new: Grid) -> None:
-    table = positions(old)
+    table = 0.5 * positions(old)  # torch's places are float32: near 36 they are 2e-6 off, times the steepest slope
     down, across = (
         cubic_matrix(FORMULAS[convention](before, after), before) for before, after in zip(old, new, strict=True)
     )
