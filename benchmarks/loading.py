@@ -1,8 +1,9 @@
 """Loading ViT-L/16 (304 M parameters) beside timm: `python benchmarks/loading.py [ROUNDS]`.
 
-The same random weights lie in a safetensors file and in Google's npz layout. Each round loads each file once with timm
-and once with vitkit, in turn, in a fresh process (A B A B ...), imports not counted; medians are compared. Memory is the
-peak of the process above what it held before the load, less the model's own size. Results go to benchmarks/results.
+The same random weights lie in a safetensors file and in Google's npz layout. Each round loads each file once with
+timm and once with vitkit, in turn, in a fresh process (A B A B ...), imports not counted; medians are compared. Memory
+is the peak of the process above what it held before the load, less the model's own size. Results go to
+benchmarks/results.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -80,3 +82,15 @@ def layer_norm(config: ViTConfig) -> nn.LayerNorm:
 def layer_scale(config: ViTConfig) -> nn.Module:
     """LayerScale where the configuration has it."""
     return nn.Identity() if config.layer_scale is None else LayerScale(config.hidden_size, config.layer_scale)
+
+
+def heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | None]:
+    """The representation layer (sec. 3.1), the head, and DeiT's second one."""
+    pooled = 2 * config.hidden_size if config.classifier == "token+gap" else config.hidden_size
+    pre_logits: nn.Module = nn.Identity()
+    if config.representation_size is not None:
+        pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))
+    if config.num_classes == 0:
+        return pre_logits, None, None
+    head = nn.Linear(config.feature_size, config.num_classes)
+    return pre_logits, head, nn.Linear(config.hidden_size, config.num_classes) if config.distill_head else None

@@ -11,7 +11,6 @@ K classes. The names of parameters are timm's, which DeiT, DINO and MAE share; t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
 from vitkit.init import initialise
-from vitkit.layers import DropPath, SwiGLU, TokenConvolution, gelu, layer_norm, layer_scale
+from vitkit.layers import DropPath, SwiGLU, TokenConvolution, gelu, heads, layer_norm, layer_scale
 from vitkit.mixtures import ConvMixer, ConvProjection
 from vitkit.names import config_for
 from vitkit.position import RelativePosition, Sinusoids, build_positions
@@ -158,7 +157,7 @@ class VisionTransformer(nn.Module):
         # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
         self.norm = nn.Identity() if config.norm == "post" or config.fc_norm else layer_norm(config)
         self.fc_norm = layer_norm(config) if config.fc_norm else nn.Identity()
-        self.pre_logits, self.head, self.head_dist = _heads(config)
+        self.pre_logits, self.head, self.head_dist = heads(config)
         initialise(self)
 
     def positions(self, layer: int = 0) -> Tensor | None:
@@ -204,9 +203,7 @@ class VisionTransformer(nn.Module):
         return tokens
 
     def _layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
-        relative = (
-            None if self.rel_pos is None else self.rel_pos[i % len(self.rel_pos)]
-        )  # one for each layer, or for all
+        relative = None if self.rel_pos is None else self.rel_pos[i % len(self.rel_pos)]  # of this layer, or of all
         positions = None if self.config.position_at == "input" else self.positions(i)
         x = x if positions is None else x + positions
         if self.checkpointing and self.training:
@@ -285,17 +282,6 @@ class VisionTransformer(nn.Module):
 
 def _tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
     return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
-
-
-def _heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | None]:
-    pooled = 2 * config.hidden_size if config.classifier == "token+gap" else config.hidden_size
-    pre_logits: nn.Module = nn.Identity()
-    if config.representation_size is not None:
-        pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))
-    if config.num_classes == 0:
-        return pre_logits, None, None
-    head = nn.Linear(config.feature_size, config.num_classes)
-    return pre_logits, head, nn.Linear(config.hidden_size, config.num_classes) if config.distill_head else None
 
 
 def create_model(name: str, num_classes: int | None = None, **overrides: Any) -> VisionTransformer:
