@@ -1,0 +1,147 @@
+"""`vitkit convert`, and `info`, `predict` and `eval` on checkpoints that are not vitkit's own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from photos import fingerprint, noise, save
+from tiny import build
+from vitkit.weights import load
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A DeiT-like file: timm's names, wrapped."""
+    path = tmp_path / "weights.pth"
+    torch.save({"model": build(image_size=(16, 16)).state_dict(), "epoch": 3}, path)
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    return save(noise(40, 30), tmp_path / "photo.png")
+
+
+@pytest.mark.parametrize("to", ["folder", "npz", "timm", "hf"])
+def test_a_checkpoint_goes_through_every_layout_unchanged(
+    vitkit: Any, checkpoint: Path, tmp_path: Path, to: str
+) -> None:
+    target = tmp_path / ("out.npz" if to == "npz" else "out")
+    outcome = vitkit("convert", checkpoint, target, "--to", to, "--heads", 4)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "timm: 44 of 44 tensors loaded (100 %)" in outcome.out
+    assert "assumed preprocess: mean and std ImageNet's" in outcome.out
+    assert f"written and read back, every number the same: {target}" in outcome.out
+    again, source = load(target).model, load(checkpoint, heads=4).model
+    assert again.config.heads == 4
+    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+def test_npz_is_written_where_the_name_says_so(vitkit: Any, checkpoint: Path, tmp_path: Path) -> None:
+    assert vitkit("convert", checkpoint, tmp_path / "out.npz", "--heads", 4).code == 0
+    assert (tmp_path / "out.npz").read_bytes().startswith(b"PK")
+
+
+def test_a_new_head_another_size_and_other_pixels(vitkit: Any, checkpoint: Path, tmp_path: Path) -> None:
+    flags = ("--heads", 4, "--num-classes", 3, "--image-size", 24, "--preprocess", "google")
+    outcome = vitkit("convert", checkpoint, tmp_path / "out", *flags)
+    assert "new head.weight: 3 classes, zero until it is trained" in outcome.out
+    assert "resized pos_embed: 4x4 to 6x6 (timm)" in outcome.out
+    assert "assumed preprocess" not in outcome.out
+    again = load(tmp_path / "out")
+    assert again.model.config.image_size == (24, 24)
+    assert again.classes == ("0", "1", "2")
+    assert (again.preprocess.fit, again.preprocess.mean) == ("squash", (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nowhere.pth", "out"), "no such file, folder or published weights: nowhere.pth"),
+        (("weights.pth", "nowhere/out"), "there is no folder nowhere"),
+        (("weights.pth", "photo.png"), "photo.png exists"),
+        (("weights.pth", "photos", "--force"), "holds something other than a model"),
+        (("weights.pth", "out", "--to", "npz"), "must end in .npz"),
+        (("weights.pth", "out", "--heads", "5"), "not divisible by heads 5"),
+        (("weights.pth", "out", "--image-size", "15"), "not divisible by patch_size"),
+        (("photo.png", "out"), "photo.png is no checkpoint"),
+    ],
+)
+def test_mistakes_end_in_a_line_and_leave_nothing(
+    vitkit: Any,
+    checkpoint: Path,
+    photo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    complaint: str,
+) -> None:
+    save(noise(), tmp_path / "photos" / "a.png")
+    monkeypatch.chdir(tmp_path)
+    before = fingerprint(tmp_path)
+    outcome = vitkit("convert", *arguments)
+    assert outcome.code == 2
+    assert complaint in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert fingerprint(tmp_path) == before
+
+
+def test_what_does_not_fit_is_named_unless_partial_is_allowed(vitkit: Any, tmp_path: Path) -> None:
+    state = {**build(image_size=(16, 16)).state_dict(), "blocks.0.attn.q_norm.weight": torch.ones(8)}
+    del state["blocks.1.mlp.fc2.weight"]
+    save_file(state, tmp_path / "odd.safetensors")
+    for verb in ("convert", "info"):
+        target = (tmp_path / "out",) if verb == "convert" else ()
+        outcome = vitkit(verb, tmp_path / "odd.safetensors", *target, "--heads", 4)
+        assert outcome.code == 2
+        assert "missing: blocks.1.mlp.fc2.weight" in outcome.err
+        assert "left over: blocks.0.attn.q_norm.weight" in outcome.err
+        outcome = vitkit(verb, tmp_path / "odd.safetensors", *target, "--heads", 4, "--allow-partial")
+        assert outcome.code == 0
+        assert "missing blocks.1.mlp.fc2.weight" in outcome.out
+        assert "left over blocks.0.attn.q_norm.weight" in outcome.out
+
+
+def test_info_reports_on_a_file_without_reading_its_numbers(vitkit: Any, checkpoint: Path) -> None:
+    text = vitkit("info", checkpoint, "--heads", 4).out
+    assert "timm: 44 of 44 tensors loaded (100 %)" in text
+    assert "note: taken from model" in text
+    told = json.loads(vitkit("info", checkpoint, "--heads", 4, "--json").out)
+    assert told["report"]["complete"]
+    assert told["report"]["format"] == "timm"
+    assert told["config"]["heads"] == 4
+    assert told["parameters"] == sum(parameter.numel() for parameter in build(image_size=(16, 16)).parameters())
+
+
+def test_predict_takes_a_checkpoint_and_says_what_it_assumed(vitkit: Any, checkpoint: Path, photo: Path) -> None:
+    outcome = vitkit("predict", checkpoint, photo)
+    (row,) = csv.DictReader(io.StringIO(outcome.out))
+    assert row["label"] in set("0123456")
+    notes = outcome.err.splitlines()
+    assert {note.split(":")[1].strip() for note in notes} == {
+        f"{what} assumed" for what in ("heads", "preprocess", "classes")
+    }
+
+
+def test_predict_without_a_head_says_so(vitkit: Any, photo: Path, tmp_path: Path) -> None:
+    save_file(build(image_size=(16, 16), num_classes=0).state_dict(), tmp_path / "bare.safetensors")
+    outcome = vitkit("predict", tmp_path / "bare.safetensors", photo)
+    assert outcome.code == 2
+    assert "the model has no head" in outcome.err
+
+
+def test_the_published_weights_are_listed(vitkit: Any) -> None:
+    out = vitkit("models", "--weights", "augreg_best").out
+    assert out.count("augreg_best") == 18
+    assert "85.99" in out
+    entries = json.loads(vitkit("models", "--weights", "facebook/dinov2", "--json").out)
+    assert {entry["licence"] for entry in entries} == {"Apache-2.0"}
+    assert vitkit("models", "--weights", "resnet").code == 2

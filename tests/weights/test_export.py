@@ -1,0 +1,256 @@
+"""What we write in other layouts comes back to the bit, and timm and transformers themselves load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+
+from tiny import VARIETY, build, images, largest_difference
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.names import MIXTURES
+from vitkit.weights import inspect, load
+from vitkit.weights.export import To, write
+
+SQUARE = {"image_size": (16, 16)}
+DINO = {"layer_scale": 0.1, "classifier": "token+gap", "mlp_size": 64}
+# Models that a layout can express: the layouts, and the fields that differ from the tiny model.
+EXPRESSIBLE: dict[str, tuple[tuple[To, ...], dict[str, Any]]] = {
+    "token": (("npz", "timm", "hf"), {}),
+    "tanh": (("npz", "timm", "hf"), {"gelu": "tanh"}),
+    "one channel": (("npz", "timm", "hf"), {"in_channels": 1}),
+    "no head": (("npz", "timm", "hf"), {"num_classes": 0}),
+    "gap": (("npz", "timm"), {"classifier": "gap"}),
+    "representation": (("npz",), {"representation_size": 20}),
+    "representation without a head": (("npz", "hf"), {"representation_size": 32, "num_classes": 0}),
+    "no qkv bias": (("timm", "hf"), {"qkv_bias": False}),
+    "eps": (("hf",), {"norm_eps": 1e-12}),
+    "distilled": (("timm", "hf"), {"distill_token": True, "distill_head": True}),
+    "distil token alone": (("hf",), {"distill_token": True}),
+    "DeiT III": (("timm",), {"layer_scale": 0.1, "prefix_positions": False}),
+    "fc_norm": (("timm",), {"classifier": "gap", "class_token": True, "fc_norm": True}),
+    "registers": (("timm",), {"registers": 3, "layer_scale": 0.1, "prefix_positions": False}),
+    "registers with positions": (("timm",), {"registers": 3}),
+    "swiglu": (("timm",), {"mlp_kind": "swiglu", "layer_scale": 0.1, "mlp_size": 88}),
+    "DINOv2": (("hf",), DINO),
+    "DINOv2 swiglu": (("hf",), {**DINO, "mlp_kind": "swiglu", "mlp_size": 88}),
+    "DINOv2 registers": (("hf",), {**DINO, "registers": 4, "prefix_positions": False}),
+    "root hybrid": (("timm",), {"stem": (), "stem_kind": "timm", "image_size": (32, 32), "patch_size": 4}),
+    "reference hybrid": (("npz",), {"stem": (1, 2), "image_size": (32, 32), "patch_size": 1}),
+}
+CASES = [(name, to) for name, (layouts, _) in EXPRESSIBLE.items() for to in layouts]
+
+
+def classifier(**fields: Any) -> Classifier:
+    model = build(**{**SQUARE, **fields})
+    channels, names = model.config.in_channels, range(model.config.num_classes)
+    preprocess = Preprocess(size=model.config.image_size, crop_pct=0.8, mean=(0.4,) * channels, std=(0.3,) * channels)
+    return Classifier(model, tuple(f"class {i}" for i in names), preprocess)
+
+
+def path_for(folder: Path, to: To) -> Path:
+    return folder / ("model.npz" if to == "npz" else "model")
+
+
+def written(name: str, to: To, tmp_path: Path) -> tuple[Classifier, Path]:
+    source = classifier(**EXPRESSIBLE[name][1])
+    write(source, path_for(tmp_path, to), to)
+    return source, path_for(tmp_path, to)
+
+
+def assert_same_numbers(ours: Classifier, again: Classifier) -> None:
+    expected, found = ours.model.state_dict(), again.model.state_dict()
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(("name", "to"), CASES)
+def test_a_round_trip_changes_no_bit(tmp_path: Path, name: str, to: To) -> None:
+    source, path = written(name, to, tmp_path)
+    again = load(path)
+    assert_same_numbers(source, again)
+    batch = images(config=source.model.config)
+    assert torch.equal(again.model(batch), source.model(batch))
+    assert again.classes == source.classes
+    assert again.preprocess.mean == source.preprocess.mean
+    assert again.preprocess.before_crop == source.preprocess.before_crop
+    assert again.report is not None
+    assert again.report.is_complete
+    assert not again.report.assumed
+
+
+@pytest.mark.parametrize(("name", "to"), [(name, to) for name, to in CASES if to != "npz"])  # timm reads npz below
+def test_other_libraries_load_it_and_give_the_same_logits(tmp_path: Path, name: str, to: To) -> None:
+    source, path = written(name, to, tmp_path)
+    batch = images(config=source.model.config)
+    with torch.no_grad():
+        ours = source.model(batch)
+        if to == "timm":
+            theirs = timm.create_model(f"local-dir:{path}", pretrained=True).eval()(batch)
+        else:
+            theirs = transformers_output(path, batch)
+    assert largest_difference(theirs, ours) <= 1e-5
+
+
+@pytest.fixture(autouse=True)
+def quiet_transformers() -> Iterator[None]:
+    transformers.logging.disable_progress_bar()
+    yield
+    transformers.logging.enable_progress_bar()
+
+
+def transformers_output(path: Path, batch: torch.Tensor) -> torch.Tensor:
+    described = json.loads((path / "config.json").read_text())
+    cls = getattr(transformers, described["architectures"][0])
+    model, loading = cls.from_pretrained(path, output_loading_info=True)
+    missing = {name for name in loading["missing_keys"] if not name.startswith("pooler.")}
+    assert not missing
+    assert not loading["unexpected_keys"]
+    output = model.eval()(batch)
+    if hasattr(output, "logits"):
+        return output.logits
+    return output.last_hidden_state[:, 0] if loading["missing_keys"] else output.pooler_output
+
+
+@pytest.mark.parametrize("fields", [{}, {"classifier": "gap"}], ids=["token", "gap"])
+def test_timm_reads_our_npz(tmp_path: Path, fields: dict[str, Any]) -> None:
+    source = classifier(**fields)
+    config = source.model.config
+    write(source, tmp_path / "model.npz", "npz")
+    gap = {"class_token": False, "global_pool": "avg", "fc_norm": False} if fields else {}
+    theirs = timm.models.VisionTransformer(
+        img_size=config.image_size,
+        patch_size=config.patch_size,
+        embed_dim=config.hidden_size,
+        depth=config.layers,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_size / config.hidden_size,
+        num_classes=config.num_classes,
+        **gap,
+    ).eval()
+    theirs.load_pretrained(str(tmp_path / "model.npz"))
+    batch = images(config=config)
+    with torch.no_grad():
+        assert largest_difference(theirs(batch), source.model(batch)) <= 1e-5
+
+
+def test_the_npz_has_the_names_of_the_published_files(tmp_path: Path) -> None:
+    write(classifier(representation_size=20, layers=1), tmp_path / "model.npz", "npz")
+    with np.load(tmp_path / "model.npz") as arrays:
+        shapes = {name: arrays[name].shape for name in arrays}
+    block = "Transformer/encoderblock_0"
+    assert shapes["embedding/kernel"] == (4, 4, 3, 32)
+    assert shapes["Transformer/posembed_input/pos_embedding"] == (1, 17, 32)
+    assert shapes[f"{block}/MultiHeadDotProductAttention_1/query/kernel"] == (32, 4, 8)
+    assert shapes[f"{block}/MultiHeadDotProductAttention_1/out/kernel"] == (4, 8, 32)
+    assert shapes[f"{block}/MlpBlock_3/Dense_0/kernel"] == (32, 48)
+    assert shapes["pre_logits/kernel"] == (32, 20)
+    assert shapes["head/kernel"] == (20, 7)
+    assert {"cls", f"{block}/LayerNorm_2/scale", "Transformer/encoder_norm/bias"} <= set(shapes)
+
+
+REFUSED: list[tuple[To, dict[str, Any], str]] = [
+    ("npz", {"layer_scale": 0.1}, "layer_scale"),
+    ("npz", {"registers": 2}, "registers"),
+    ("npz", {"distill_token": True}, "distill_token"),
+    ("npz", {"qkv_bias": False}, "qkv_bias"),
+    ("npz", {"norm_eps": 1e-5}, "norm_eps"),
+    ("npz", {"mlp_kind": "swiglu"}, "mlp_kind"),
+    ("npz", {"classifier": "token+gap"}, "classifier"),
+    ("npz", {"stem": (), "stem_kind": "timm", "image_size": (32, 32)}, "stem_kind"),
+    ("timm", {"representation_size": 20}, "representation_size"),
+    ("timm", {"stem": (1, 1), "stem_kind": "timm", "image_size": (32, 32)}, "stem"),
+    ("timm", {"norm_eps": 1e-5}, "norm_eps"),
+    ("timm", {"classifier": "token+gap"}, "classifier"),
+    ("hf", {"classifier": "gap"}, "classifier"),
+    ("hf", {"representation_size": 32}, "representation_size"),
+    ("hf", {**DINO, "classifier": "token"}, "classifier"),
+    ("hf", {**DINO, "mlp_size": 48}, "mlp_size"),
+    ("hf", {"stem": (), "image_size": (32, 32)}, "stem"),
+    *[
+        (to, fields, name)
+        for to in ("npz", "timm", "hf")
+        for fields, name in (
+            ({"norm": "post"}, "norm"),
+            ({"qk_scale": 0.3}, "qk_scale"),
+            ({"position": "sincos_2d"}, "position"),
+            ({"position": "none"}, "position"),
+            ({"position_at": "every_layer"}, "position_at"),
+            ({"patch_norm": True}, "patch_norm"),
+            ({"projection": "conv"}, "projection"),
+            ({"mlp_kind": "conv"}, "mlp_kind"),
+            ({"conv_layers": (0,)}, "conv_layers"),
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize(("to", "fields", "name"), REFUSED)
+def test_what_a_layout_cannot_express_is_refused_by_name(
+    tmp_path: Path, to: To, fields: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(VitkitError, match=rf"cannot express {name}\b"):
+        write(classifier(**fields), path_for(tmp_path, to), to)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash", "squash_crop", "pad"])
+@pytest.mark.parametrize("to", ["npz", "timm", "hf"])
+def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: To) -> None:
+    source = classifier()
+    source.preprocess = Preprocess(size=(16, 16), fit=fit, crop_pct=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
+    try:
+        write(source, path_for(tmp_path, to), to)
+    except VitkitError as error:
+        assert fit in str(error)
+        assert (fit, to) in [("pad", "timm"), ("pad", "hf"), ("squash_crop", "timm")]
+        return
+    again = load(path_for(tmp_path, to)).preprocess
+    assert (again.fit, again.interpolation, again.mean) == (fit, "bilinear", (0.1, 0.2, 0.3))
+    if fit.endswith("crop"):
+        assert again.before_crop == source.preprocess.before_crop
+
+
+@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+def test_our_own_folder_holds_every_kind_of_model(tmp_path: Path, fields: dict[str, Any]) -> None:
+    source = classifier(**fields)
+    write(source, tmp_path / "model", "folder")
+    again = load(tmp_path / "model")
+    assert again.model.config == source.model.config
+    assert_same_numbers(source, again)
+    assert torch.equal(again.model(images(config=again.model.config)), source.model(images(config=again.model.config)))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_the_named_mixtures_and_hybrids_survive_their_folder(tmp_path: Path, mixture: str) -> None:
+    from vitkit import create_model
+
+    model = create_model(f"vit_micro_{mixture}_patch4_16", num_classes=3, init="reference").eval()
+    source = Classifier(model, ("a", "b", "c"), Preprocess(size=(16, 16)))
+    source.save(tmp_path / "model")
+    assert_same_numbers(source, load(tmp_path / "model"))
+    assert inspect(tmp_path / "model").config == model.config
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.weights import export
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "save_file", full)
+    monkeypatch.setattr(export.np, "savez", full)
+    for to in ("npz", "timm", "hf"):
+        with pytest.raises(OSError, match="No space"):
+            write(classifier(), path_for(tmp_path, to), to)
+    assert not list(tmp_path.iterdir())
