@@ -33,6 +33,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         pieces |= folded_positions("cls_token", "pos_embed")
     fields: dict[str, Any] = {
         "gelu": "erf",
+        "class_token": True,
         "norm_eps": 1e-6,
         "position_resize": "timm" if "register_tokens" in names else "dinov2",  # with registers: size and antialias
     }

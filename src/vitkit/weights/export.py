@@ -111,6 +111,7 @@ def _comment(classifier: Classifier) -> bytes:
     config = classifier.model.config
     said: dict[str, Any] = {
         "config": {name: getattr(config, name) for name in ("gelu", "position_resize")},
+        "patch_size": list(config.patch_size),
         "image_size": list(config.image_size),
         "preprocess": _pixels(classifier.preprocess),
         "classes": list(classifier.classes),

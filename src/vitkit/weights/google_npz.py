@@ -52,6 +52,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         positions = "pos_embedding"
     said = json.loads(checkpoint.metadata.get("vitkit", "{}"))  # by vitkit's own export
     fields: dict[str, Any] = {**FIELDS, "heads": _heads(own), **said.get("config", {})}
+    if "patch_size" in said:
+        fields["patch_size"] = tuple(said["patch_size"])
     pixels = {k: tuple(v) if isinstance(v, list) else v for k, v in said.get("preprocess", {}).items()}
     stacked = any(name.startswith(_BIG_VISION) for name in own)
     depth = _stacked_depth(own) if stacked else _depth(own)

@@ -170,12 +170,15 @@ def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: tuple[s
 def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "norm_eps": config.get("layer_norm_eps", 1e-6 if family.startswith("dinov2") else 1e-12),
+        "class_token": True,
         "gelu": _activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
     for ours, theirs in _WRITTEN.items():
         if theirs in config:
             fields[ours] = config[theirs]
+    if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
+        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     if config.get("pooler_act", "tanh") != "tanh" and any("pooler." in name for name in checkpoint.tensors):
         raise VitkitError(f"config.json: pooler_act {config['pooler_act']!r} is not supported; expected tanh")
     if config.get("apply_layernorm") is False:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,7 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
         if name not in shapes and given.fields.get("position", "learned_1d") == "learned_1d":
             raise VitkitError(f"{given.theirs(name)} is missing")
     kernel = shapes["patch_embed.proj.weight"]
-    if len(kernel) != 4:
-        raise VitkitError(f"{given.theirs('patch_embed.proj.weight')} must be a convolution, not of shape {kernel}")
+    _check_kernel(kernel, given)
     layers = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
     hidden_size = _vote(shape[0] for name, shape in shapes.items() if _ENCODER_NORM.match(name))
     if not layers or not hidden_size:
@@ -76,13 +75,14 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
         **_stem(shapes),
         **_tokens(shapes),
     }
-    fields |= _head(shapes, fields)
+    fields |= _head(shapes, fields, given)
+    if fields["layer_scale"] and not fields["class_token"] and not {"classifier", "class_token"} & set(given.fields):
+        # DeiT III and DINOv2 have positions for the patches alone: without this they would pass for mean-pooled models.
+        raise VitkitError(f"{given.theirs('cls_token')} is missing; if there is none to be, say classifier='gap'")
     inferred = Inferred(ViTConfig(), {})
     told = {name: value for name, value in given.fields.items() if value is not None}
-    _check_told(fields, told)
+    _check_told(fields, told, given)
     fields |= told
-    if "classifier" in told and told["classifier"] != "gap":
-        fields.setdefault("class_token", True)
     fields["heads"] = _heads(fields, inferred.assumed)
     grid = _grid(shapes, fields, given, inferred.assumed)
     stride = stride_of(fields["stem"])
@@ -141,26 +141,62 @@ def _tokens(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     }
 
 
-def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) -> dict[str, Any]:
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
-    pre_logits = _vote(_last(shapes, r"^pre_logits\.fc\.(weight|bias)$", 0)) or None
+    pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), given) or None
     width = shapes["head.weight"][-1] if "head.weight" in shapes else 0
-    classifier = "token" if fields["class_token"] and not has_fc_norm else "gap"
+    has_token = given.fields.get("class_token", fields["class_token"])
+    classifier = "token" if has_token and not has_fc_norm else "gap"
     if classifier == "token" and width == 2 * fields["hidden_size"] and pre_logits is None:
         classifier = "token+gap"
     return {
         "classifier": classifier,
         "fc_norm": has_fc_norm,
         "representation_size": pre_logits,
-        "num_classes": _vote(_last(shapes, r"^head(_dist)?\.(weight|bias)$", 0)),
+        "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), given),
     }
 
 
-def _check_told(fields: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], given: Given) -> int:
+    """The first axis of these tensors, as most of them have it; 0 when none is there.
+
+    Raises:
+        VitkitError: there is no majority; which is the damaged one cannot be told.
+    """
+    sizes = {name: shapes[name][0] for name in names if shapes.get(name)}
+    size = _vote(sizes.values())
+    if sizes and 2 * list(sizes.values()).count(size) <= len(sizes) and len(sizes) > 1:
+        raise VitkitError(" and ".join(f"{given.theirs(name)} ({size})" for name, size in sizes.items()) + " disagree")
+    return size
+
+
+# Fields that the tensors tell, and a tensor that does.
+_TOLD_BY = {
+    "layers": "norm.weight",
+    "hidden_size": "norm.weight",
+    "in_channels": "patch_embed.proj.weight",
+    "qkv_bias": "blocks.0.attn.qkv.bias",
+    "registers": "reg_token",
+    "distill_token": "dist_token",
+    "mlp_size": "blocks.0.mlp.fc1.weight",
+    "patch_size": "patch_embed.proj.weight",
+}
+
+
+def _check_told(fields: Mapping[str, Any], told: Mapping[str, Any], given: Given) -> None:
     """What the tensors tell cannot be told otherwise."""
-    for name in ("layers", "hidden_size", "in_channels", "qkv_bias", "registers", "distill_token", "mlp_size"):
+    for name, tensor in _TOLD_BY.items():
         if name in told and told[name] != fields[name]:
-            raise VitkitError(f"the weights have {name} {fields[name]}, not {told[name]}")
+            raise VitkitError(f"{given.theirs(tensor)}: the weights have {name} {fields[name]}, not {told[name]}")
+
+
+def _check_kernel(kernel: Shape, given: Given) -> None:
+    """Patches are square in every published model; anything else must be written down."""
+    name = given.theirs("patch_embed.proj.weight")
+    if len(kernel) != 4:
+        raise VitkitError(f"{name} must be a convolution, not of shape {kernel}")
+    if kernel[2] != kernel[3] and given.fields.get("patch_size") is None:
+        raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")
 
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:

@@ -29,11 +29,12 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     dropped = {
         name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
     }
+    names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
     described = _describe(checkpoint.config or {})
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
-        pieces={_our_name(name): same(name) for name in checkpoint.tensors},
+        pieces={_our_name(name): same(name) for name in names},
         fields={**FIELDS, **_written(checkpoint), **described.get("fields", {})},
         preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
         is_preprocess_known="preprocess" in described,
@@ -69,6 +70,8 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
     for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values")):
         if theirs in arguments:
             fields[ours] = arguments[theirs]
+    if isinstance(patch := arguments.get("patch_size"), (int, list, tuple)):
+        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
     if pool in ("avg", "token"):
         fields["classifier"] = "gap" if pool == "avg" else "token"

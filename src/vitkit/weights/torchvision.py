@@ -10,7 +10,13 @@ from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.weights.layout import Layout, Piece, pair, same
 from vitkit.weights.read import Checkpoint, Stored
 
-FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "torchvision", "qkv_bias": True}
+FIELDS: dict[str, Any] = {
+    "gelu": "erf",
+    "norm_eps": 1e-6,
+    "position_resize": "torchvision",
+    "qkv_bias": True,
+    "class_token": True,
+}
 PIXELS = {
     "fit": "crop",
     "interpolation": "bilinear",
