@@ -34,6 +34,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "label_smoothing": st.floats(0, 0.999),
     "crop_pct": st.floats(1e-3, 1),
     "zoom": st.floats(0, 0.99),
+    "distill_temperature": st.floats(1e-3, 1e3),
     "split": st.tuples(st.integers(1, 98), st.integers(0, 99))
     .map(lambda p: (p[0] / 100, min(p[1], 100 - p[0]) / 100))
     .map(lambda p: (*p, 1 - p[0] - p[1] if p[0] + p[1] < 1 else 0.0)),

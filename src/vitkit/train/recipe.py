@@ -48,6 +48,13 @@ class Recipe:
     clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit."] = 1.0
     label_smoothing: Annotated[float, "Probability spread over the other classes."] = 0.1
 
+    teacher: Annotated[
+        str | None, "Imitate this model: a folder or checkpoint, a torchvision CNN, or CNN:FILE for its weights."
+    ] = None
+    distillation: Annotated[Literal["hard", "soft"], "Imitate the teacher's decision, or its probabilities."] = "hard"
+    distill_alpha: Annotated[float, "Weight of the teacher in soft distillation."] = 0.1
+    distill_temperature: Annotated[float, "Softens both sides of soft distillation."] = 3.0
+
     dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
     attention_dropout: Annotated[float, "On the attention weights."] = 0.0
     drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0."] = 0.1
@@ -220,6 +227,8 @@ def _check(recipe: Recipe) -> None:
         "min_lr": (0, 1),
         "clip_grad": (0, 1e9),
         "label_smoothing": (0, 0.999),
+        "distill_alpha": (0, 1),
+        "distill_temperature": (1e-3, 1e3),
         "crop_pct": (1e-3, 1),
         "rotate": (0, 180),
         "translate": (0, 1),

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 
 import vitkit
-from vitkit.classifier import DESCRIPTION, WEIGHTS, Classifier
+from vitkit.classifier import DESCRIPTION, WEIGHTS, Classifier, is_model_folder, read_description
 from vitkit.data.datamodule import ImageData
 from vitkit.data.doctor import drop_unreadable
 from vitkit.data.source import ImageTable, locate, read_source
@@ -29,6 +30,7 @@ from vitkit.train.recipe import Recipe, build, load_fields
 from vitkit.train.setup import augment_of, check_weights, choose_precision, choose_workers, config_of, new_classifier
 from vitkit.train.summary import FINDINGS, PICTURES, draw_data, findings, report
 from vitkit.train.task import ClassificationTask
+from vitkit.train.teacher import Teacher, check_same, load_teacher
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
@@ -85,7 +87,8 @@ def train(
     table = read_source(recipe.data)
     check_weights(recipe)
     _check_free(out, table.root, force=force)
-    config_of(recipe, len(table.classes))  # what cannot be built should fail before the images are read
+    config = config_of(recipe, len(table.classes))  # what cannot be built should fail before the images are read
+    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, config.image_size)
     if recipe.limit is not None:
         table = take_stratified(table, recipe.limit, recipe.seed)
     table, unreadable = drop_unreadable(table, lambda done, total: progress("reading images", done, total))
@@ -99,7 +102,7 @@ def train(
         write_json(run.folder / FINDINGS, told)
         write_json(run.folder / SPLIT, split_to_dict(table))
         write_text(run.folder / RECIPE, recipe.to_toml())
-        return _train(run, recipe)
+        return _train(run, recipe, teacher)
     except BaseException:
         _discard_if_empty(run.folder)
         raise
@@ -118,16 +121,21 @@ def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent
     return _train(run, build(load_fields(run.folder / RECIPE), str(run.folder / RECIPE)))
 
 
-def _train(run: Run, recipe: Recipe) -> Path:
+def _train(run: Run, recipe: Recipe, teacher: Teacher | None = None) -> Path:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = locate(split_from_file(run.folder / SPLIT))
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = new_classifier(recipe, table, data_hash)
+    if recipe.teacher is not None:
+        teacher = teacher or _same_teacher(run.folder, recipe.teacher, classifier)
+        classifier.provenance["teacher"] = {"name": teacher.name, "sha256": teacher.sha256}
+        for note in teacher.notes:
+            run.say(f"note: {note}")
     draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     with _quiet_lightning():
-        _fit(run, recipe, table, classifier)
+        _fit(run, recipe, table, classifier, teacher)
     evaluation = report(run.folder, recipe, table, lambda done, total: run.progress("evaluating", done, total))
     run.say(
         f"accuracy {evaluation.accuracy:.4f} on {len(evaluation.labels)} {evaluation.split} images"
@@ -136,7 +144,15 @@ def _train(run: Run, recipe: Recipe) -> Path:
     return run.folder
 
 
-def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> None:
+def _same_teacher(folder: Path, name: str, classifier: Classifier) -> Teacher:
+    """The teacher of a run that is resumed."""
+    teacher = load_teacher(name, classifier.classes, classifier.preprocess.size)
+    if is_model_folder(folder):
+        check_same(teacher, read_description(folder)["provenance"])
+    return teacher
+
+
+def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, teacher: Teacher | None) -> None:
     data = ImageData(
         table,
         classifier.preprocess,
@@ -166,7 +182,8 @@ def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) ->
         num_sanity_val_steps=0,
         limit_val_batches=1.0 if len(data.val) else 0,
     )
-    task = ClassificationTask(classifier.model, recipe, batches * recipe.epochs)
+    imitate = None if teacher is None else partial(teacher.logits, student=classifier.preprocess)
+    task = ClassificationTask(classifier.model, recipe, batches * recipe.epochs, imitate)
     last = run.folder / LAST
     if last.is_file() and _has_finished(last, writer):
         run.say("the run had finished training")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,20 +13,26 @@ from torch import Tensor
 
 from vitkit.data.augment import mix_seeds
 from vitkit.model import VisionTransformer
+from vitkit.train.distill import distillation_loss, label_loss
 from vitkit.train.optim import build_optimizer, lr_factor
 from vitkit.train.recipe import Recipe
 
 
 class ClassificationTask(LightningModule):
-    """Cross-entropy on every head. Writes `train_loss`, `val_loss`, `val_acc` and `lr` into `metrics` each epoch.
+    """Cross-entropy on every head, or distillation from a teacher.
+
+    Writes `train_loss`, `val_loss`, `val_acc` and `lr` into `metrics` each epoch.
 
     The learning rate is a function of how far the training is: steps of the total, or seconds of the time budget,
     whichever is further. Nothing of it needs to be restored on resume but the seconds spent.
     """
 
-    def __init__(self, model: VisionTransformer, recipe: Recipe, steps: int) -> None:
+    def __init__(
+        self, model: VisionTransformer, recipe: Recipe, steps: int, imitate: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.model, self.recipe, self.steps = model, recipe, steps
+        self.imitate = imitate  # images to the teacher's logits; a function, so that no checkpoint holds the teacher
         self.metrics: dict[str, float] = {}
         self.spent = 0.0  # seconds of training before this process
         self._started = time.monotonic()
@@ -62,11 +69,19 @@ class ClassificationTask(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
-        losses = [
-            F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-            for logits in self.model.forward_heads(images)
-        ]
-        loss = torch.stack(losses).mean()
+        heads, smoothing = self.model.forward_heads(images), self.recipe.label_smoothing
+        if self.imitate is None:
+            loss = label_loss(heads, labels, smoothing)
+        else:
+            loss = distillation_loss(
+                heads,
+                labels,
+                self.imitate(images),
+                kind=self.recipe.distillation,
+                alpha=self.recipe.distill_alpha,
+                temperature=self.recipe.distill_temperature,
+                label_smoothing=smoothing,
+            )
         self._losses.append(loss.detach())
         return loss
 

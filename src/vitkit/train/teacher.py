@@ -1,0 +1,171 @@
+"""Who is imitated: a classifier of vitkit's, or a CNN of torchvision's.
+
+A teacher sees the very pictures that the student sees, in its own pixels: the student's normalisation is undone, the
+picture brought to the teacher's size, and the teacher's normalisation applied. It answers in the student's classes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.errors import VitkitError
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen network with its pixels.
+
+    Attributes:
+        name: as the recipe has it.
+        network: images (B, C, h, w) to logits (B, K'), in eval mode.
+        preprocess: the teacher's own pixels.
+        columns: which of its logits are the student's classes, in the student's order.
+        sha256: of its weights, so that a resumed run has the same teacher.
+        notes: what had to be assumed.
+    """
+
+    name: str
+    network: nn.Module
+    preprocess: Preprocess
+    columns: Tensor
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, student: Preprocess) -> Tensor:
+        """(B, C, height, width) as the student reads them -> (B, K) logits in the student's order, in float32."""
+        self.network.to(images.device)
+        seen = self._see(images, student)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.network(seen).float()[:, self.columns.to(images.device)]
+
+    def _see(self, images: Tensor, student: Preprocess) -> Tensor:
+        own = self.preprocess
+        if (student.mean, student.std, student.size) == (own.mean, own.std, own.size):
+            return images.float()
+        pixels = images.float() * _channels(student.std, images) + _channels(student.mean, images)
+        if student.size != own.size:
+            mode = "bilinear" if own.interpolation == "bilinear" else "bicubic"
+            pixels = F.interpolate(pixels, own.size, mode=mode, antialias=True).clamp(0, 1)
+        return (pixels - _channels(own.mean, images)) / _channels(own.std, images)
+
+
+def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device).view(1, -1, 1, 1)
+
+
+def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    """The teacher that a recipe names.
+
+    Args:
+        name: a model folder or any checkpoint that `vitkit.load` takes; a torchvision model, with its published
+            weights; or NAME:FILE, a torchvision model with the weights in a file, whose classes are in the student's order.
+        classes: the student's.
+        size: (height, width) that the student sees, for a NAME:FILE that does not say its own.
+
+    Raises:
+        VitkitError: there is no such teacher, it cannot be loaded, or it does not know one of the classes.
+    """
+    model, colon, file = name.partition(":")
+    if colon and not Path(name).exists() and model in _torchvision_names():
+        return _from_file(name, model, Path(file), classes, size)
+    if not Path(name).exists() and name in _torchvision_names():
+        return _from_torchvision(name, classes)
+    from vitkit.weights import load
+
+    try:
+        classifier = load(name)
+    except VitkitError as error:
+        close = difflib.get_close_matches(model, _torchvision_names(), n=2)
+        hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
+        raise VitkitError(f"teacher: {error}{hint}") from error
+    if len(classifier.preprocess.mean) != 3:
+        raise VitkitError(f"teacher {name} reads grey pictures; the student's have three channels")
+    assert classifier.report is not None
+    notes = tuple(f"teacher: {what} assumed: {taken}" for what, taken in classifier.report.assumed.items())
+    columns = _columns(name, classifier.classes, classes)
+    model_hash = _hash(classifier.model)
+    return Teacher(name, classifier.model.eval(), classifier.preprocess, columns, model_hash, notes)
+
+
+def _torchvision_names() -> list[str]:
+    from torchvision import models
+
+    names: list[str] = models.list_models(module=models)
+    return names
+
+
+def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
+    from torchvision import models
+
+    weights = models.get_model_weights(name).DEFAULT
+    try:
+        network = models.get_model(name, weights=weights)
+    except OSError as error:
+        raise VitkitError(
+            f"teacher {name}: its weights cannot be downloaded ({error}); name a file that you have: {name}:FILE"
+        ) from error
+    pixels = weights.transforms()
+    preprocess = Preprocess(
+        size=(pixels.crop_size[0], pixels.crop_size[0]),
+        interpolation=pixels.interpolation.value,
+        mean=tuple(pixels.mean),
+        std=tuple(pixels.std),
+    )
+    columns = _columns(name, tuple(weights.meta["categories"]), classes)
+    return Teacher(name, network.eval(), preprocess, columns, _hash(network))
+
+
+def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    from torchvision import models
+
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise VitkitError(f"teacher {name}: no such file: {file}") from error
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+        raise VitkitError(f"teacher {name}: {file} cannot be read: {str(error).splitlines()[0]}") from error
+    network = models.get_model(model, weights=None, num_classes=len(classes))
+    try:
+        network.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise VitkitError(f"teacher {name}: {file} is no {model} of {len(classes)} classes: {reason}") from error
+    preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    notes = (f"teacher {name}: its classes are taken to be in the student's order, its pixels to be ImageNet's",)
+    return Teacher(name, network.eval(), preprocess, torch.arange(len(classes)), _hash(network), notes)
+
+
+def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Tensor:
+    unknown = [each for each in classes if each not in known]
+    if unknown:
+        raise VitkitError(f"teacher {name} does not know the class {unknown[0]}: it must know all of the student's")
+    return torch.tensor([known.index(each) for each in classes])
+
+
+def _hash(network: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for tensor in network.state_dict().values():
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_same(teacher: Teacher, provenance: dict[str, Any]) -> None:
+    """Refuse to go on with another teacher than the run began with.
+
+    Raises:
+        VitkitError: the weights differ.
+    """
+    before = provenance.get("teacher")
+    if before is not None and before["sha256"] != teacher.sha256:
+        raise VitkitError(f"teacher {teacher.name} is not the one that the run began with: its weights have changed")
