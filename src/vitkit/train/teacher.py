@@ -69,7 +69,7 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
 
     Args:
         name: a model folder or any checkpoint that `vitkit.load` takes; a torchvision model, with its published
-            weights; or NAME:FILE, a torchvision model with the weights in a file, whose classes are in the student's order.
+            weights; or NAME:FILE, a torchvision model with its weights in a file, in the student's order of classes.
         classes: the student's.
         size: (height, width) that the student sees, for a NAME:FILE that does not say its own.
 

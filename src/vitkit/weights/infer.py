@@ -87,7 +87,7 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
     grid = _grid(shapes, fields, given, inferred.assumed)
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
-    inferred.config = ViTConfig(**fields)
+    inferred.config = ViTConfig.from_dict(fields)
     return inferred
 
 

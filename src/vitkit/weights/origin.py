@@ -122,9 +122,11 @@ def read_foreign(
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     elif not layout.is_preprocess_known:
         assumed["preprocess"] = f"{_say_pixels(pixels)}, as is usual for {layout.format}"
-    if classes is not None and config.num_classes and len(classes) != config.num_classes:
+    if classes and config.num_classes and len(classes) != config.num_classes:
         raise VitkitError(f"{checkpoint.path} names {len(classes)} classes for a head of {config.num_classes}")
-    if classes is None and config.num_classes:
+    if not config.num_classes:
+        classes = ()
+    elif classes is None:
         classes, reason = class_names(config.num_classes)
         assumed["classes"] = reason
     fits = [name for name in account.expected if name not in account.unfit]
@@ -135,7 +137,7 @@ def read_foreign(
         config=config,
         read={name: _reader(checkpoint, layout, name) for name in fits} | _fresh(config, account.unfit),
         pixels=pixels,
-        classes=unique(classes or ()),
+        classes=unique(classes),
         renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
         missing=tuple(account.missing),

@@ -1,0 +1,506 @@
+"""Checkpoints of other libraries, and of the reference implementation, give the logits that they give at home."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import foreign
+from tiny import build, images, largest_difference
+from vitkit import create_model
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
+from vitkit.errors import VitkitError
+from vitkit.weights import inspect, load
+from vitkit.weights.export import write
+from vitkit.weights.origin import read_foreign
+from vitkit.weights.read import Checkpoint, Stored
+
+HF = [name for name in foreign.NAMES if name.startswith("HF")]
+TIMM = [name for name in foreign.NAMES if name.startswith("timm")]
+ORACLES = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "oracle" / "jax"
+CASES = ("token", "token_rep", "gap", "hybrid_stem", "hybrid_two_stages")
+
+
+def answers(classifier: Classifier, batch: Tensor) -> Tensor:
+    with torch.no_grad():
+        return classifier.model(batch)
+
+
+def assert_agrees(classifier: Classifier, other: foreign.Foreign) -> None:
+    assert largest_difference(answers(classifier, foreign.images(other)), foreign.logits(other)) <= 1e-5
+    assert classifier.report is not None
+    assert len(classifier.report.matched) == classifier.report.parameters
+    assert classifier.report.is_complete
+
+
+# --- The reference implementation ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not ORACLES.is_dir(), reason="VITKIT_TEST_DATA does not name the reference's checkpoints")
+@pytest.mark.parametrize("case", CASES)
+def test_the_references_checkpoints_from_the_npz_alone(case: str) -> None:
+    classifier = load(ORACLES / case / "checkpoint.npz")
+    expected = json.loads((ORACLES / case / "config.json").read_text())
+    config = classifier.model.config
+    assert (config.heads, config.layers, config.mlp_size) == (expected["heads"], expected["depth"], expected["mlp"])
+    assert config.image_size == tuple(expected["img"])
+    assert config.stem == (None if expected["res"] is None else tuple(expected["res"]))
+    with np.load(ORACLES / case / "io.npz") as io, torch.no_grad():
+        batch = torch.from_numpy(io["images_nhwc"]).permute(0, 3, 1, 2)
+        tokens = classifier.model.forward_features(batch)
+        features = classifier.model.forward_head(tokens, pre_logits=True)
+        assert np.abs(features.numpy() - io["features"]).max() <= 2e-5
+        assert np.abs(classifier.model(batch).numpy() - io["logits"]).max() <= 2e-5
+
+
+# --- Other libraries, whatever the file ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("name", foreign.NAMES)
+def test_a_bare_state_dictionary(name: str, suffix: str, tmp_path: Path) -> None:
+    other = foreign.make(name)
+    path = foreign.save_state(other, tmp_path / f"weights{suffix}")
+    assert_agrees(load(path, **other.options), other)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+@pytest.mark.parametrize("name", HF)
+def test_a_hugging_face_folder(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    other = foreign.make(name)
+    classifier = load(foreign.save_folder(other, tmp_path / "model", **options))
+    assert_agrees(classifier, other)
+    config = other.model.config
+    assert classifier.model.config.norm_eps == config.layer_norm_eps
+    assert classifier.classes == tuple(config.id2label.values())
+
+
+def test_a_pickled_hugging_face_folder(tmp_path: Path) -> None:
+    other = foreign.make("HF ViT")
+    folder = foreign.save_folder(other, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    torch.save(other.model.state_dict(), folder / "pytorch_model.bin")
+    assert_agrees(load(folder), other)
+
+
+WRAPPINGS: dict[str, Any] = {
+    "model": lambda state: {"model": state, "epoch": 7, "optimizer": {"state": {}}},
+    "state_dict": lambda state: {"state_dict": state},
+    "model_ema": lambda state: {"model": {name: tensor + 1 for name, tensor in state.items()}, "model_ema": state},
+    "data parallel": lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
+    "lightning": lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}},
+    "both": lambda state: {"model": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()}},
+    "DINO": lambda state: {
+        "student": {f"module.backbone.{name}": tensor + 1 for name, tensor in state.items()},
+        "teacher": {f"backbone.{name}": tensor for name, tensor in state.items()},
+    },
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS.keys())
+def test_wrappers_and_prefixes_come_off(wrap: Any, tmp_path: Path) -> None:
+    other = foreign.make("timm token")
+    torch.save(wrap(other.model.state_dict()), tmp_path / "weights.pth")
+    assert_agrees(load(tmp_path / "weights.pth", heads=4), other)
+
+
+def test_what_was_passed_over_is_reported(tmp_path: Path) -> None:
+    state = foreign.make("timm token").model.state_dict()
+    torch.save(WRAPPINGS["model_ema"](state), tmp_path / "weights.pth")
+    notes = " ".join(inspect(tmp_path / "weights.pth", heads=4).report.notes)
+    assert "taken from model_ema" in notes
+    assert "model was passed over" in notes
+
+
+def test_decoders_and_projection_heads_are_dropped_and_reported(tmp_path: Path) -> None:
+    other = foreign.make("timm MAE")
+    extra = {"mask_token": torch.zeros(1, 1, 16), "decoder_blocks.0.norm1.weight": torch.zeros(16)}
+    extra |= {"head.mlp.0.weight": torch.zeros(9, 32), "head.last_layer.weight_g": torch.zeros(9, 1)}
+    torch.save({"model": {**other.model.state_dict(), **extra}}, tmp_path / "weights.pth")
+    classifier = load(tmp_path / "weights.pth", heads=4)
+    assert_agrees(classifier, other)
+    assert classifier.report is not None
+    assert set(classifier.report.dropped) == set(extra)
+    assert any("no head" in note for note in classifier.report.notes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    other = foreign.make("timm token")
+    rounded = {name: tensor.to(dtype) for name, tensor in other.model.state_dict().items()}
+    save_file(rounded, tmp_path / "weights.safetensors")
+    classifier = load(tmp_path / "weights.safetensors", heads=4)
+    assert all(parameter.dtype == torch.float32 for parameter in classifier.model.parameters())
+    other.model.load_state_dict({name: tensor.float() for name, tensor in rounded.items()})
+    assert_agrees(classifier, other)
+
+
+def dinov2_names(state: dict[str, Tensor], chunked: bool) -> dict[str, Tensor]:
+    """timm's register model as DINOv2's authors store it: the class token has a position of its own."""
+    renamed = {"mask_token": torch.zeros(1, 32)}
+    for name, tensor in state.items():
+        name = name.replace("reg_token", "register_tokens").replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3")
+        renamed[re.sub(r"^blocks\.", "blocks.0.", name) if chunked else name] = tensor
+    if "register_tokens" in renamed:
+        own = torch.full((1, 1, 32), 0.25)
+        renamed["cls_token"] = renamed["cls_token"] - own
+        renamed["pos_embed"] = torch.cat([own, renamed["pos_embed"]], dim=1)
+    return renamed
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("name", ["timm DINOv2 registers", "timm DINOv2 swiglu"])
+def test_the_authors_files_of_dinov2(name: str, chunked: bool, tmp_path: Path) -> None:
+    other = foreign.make(name)
+    torch.save(dinov2_names(other.model.state_dict(), chunked), tmp_path / "weights.pth")
+    classifier = load(tmp_path / "weights.pth", heads=4)
+    assert classifier.report is not None
+    assert classifier.report.format == "DINOv2"
+    assert_agrees(classifier, other)
+
+
+def test_torchvisions_older_names(tmp_path: Path) -> None:
+    other = foreign.make("torchvision")
+    state = other.model.state_dict()
+    older = {n.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): t for n, t in state.items()}
+    torch.save(older, tmp_path / "weights.pth")
+    assert_agrees(load(tmp_path / "weights.pth", heads=4), other)
+
+
+def test_a_pooler_is_the_representation_layer(tmp_path: Path) -> None:
+    import transformers
+
+    config = foreign.make("HF ViT").model.config
+    torch.manual_seed(0)
+    model = transformers.ViTModel(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    classifier = load(tmp_path / "model")
+    batch = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert largest_difference(classifier.model(batch), model(batch).pooler_output) <= 1e-5
+
+
+# --- The seeds' files, big_vision, variants of the npz ---------------------------------------------------
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> tuple[Classifier, dict[str, np.ndarray], Path]:
+    model = build(image_size=(16, 16), gelu="tanh")
+    source = Classifier(model, tuple(map(str, range(7))), Preprocess(size=(16, 16)))
+    write(source, tmp_path / "published.npz", "npz")
+    with np.load(tmp_path / "published.npz") as arrays:
+        return source, dict(arrays), tmp_path / "variant.npz"
+
+
+def newer(name: str) -> str:
+    for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
+        name = name.replace(old, new)
+    return name
+
+
+def stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As big_vision stores a scanned encoder: one array for all blocks, positions at top level."""
+    pattern = re.compile(r"Transformer/encoderblock_(\d+)/(.*)")
+    whole = {newer(name): array for name, array in arrays.items()}
+    rest = {name: array for name, array in whole.items() if not pattern.match(name)}
+    kinds = {match[2] for name in whole if (match := pattern.match(name))}
+    for kind in kinds:
+        rows = [whole[f"Transformer/encoderblock_{layer}/{kind}"] for layer in range(3)]
+        rest[f"Transformer/encoderblock/{kind}"] = np.stack(rows)
+    positions = rest.pop("Transformer/posembed_input/pos_embedding")
+    rest["cls"] = rest["cls"] + positions[:, :1]  # the class token's position is folded into it
+    rest["pos_embedding"] = positions[:, 1:]
+    return {f"params/{name}": array for name, array in rest.items()}
+
+
+VARIANTS: dict[str, Any] = {
+    "newer numbering": lambda arrays: {newer(name): array for name, array in arrays.items()},
+    "opt/target": lambda arrays: {f"opt/target/{n}": a for n, a in arrays.items()} | {"opt/state/step": np.zeros(1)},
+    "params": lambda arrays: {f"params/{newer(name)}": array for name, array in arrays.items()},
+    "params/img": lambda arrays: {f"params/img/{n}": a for n, a in arrays.items()} | {"params/txt/t": np.zeros(1)},
+    "big_vision stacked": stacked,
+    "float16": lambda arrays: arrays,
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_the_npz(name: str, npz: tuple[Classifier, dict[str, np.ndarray], Path]) -> None:
+    source, arrays, path = npz
+    np.savez(path, **VARIANTS[name](arrays))
+    classifier = load(path)
+    assert classifier.report is not None
+    assert classifier.report.is_complete
+    assert classifier.model.config.gelu == "tanh"
+    assert classifier.preprocess.fit == "squash"
+    batch = images(config=source.model.config)
+    assert largest_difference(answers(classifier, batch), answers(source, batch)) <= 1e-6
+
+
+def test_compressed_half_and_bfloat16_arrays(npz: tuple[Classifier, dict[str, np.ndarray], Path]) -> None:
+    source, arrays, path = npz
+    batch = images(config=source.model.config)
+    np.savez_compressed(path, **{name: array.astype(np.float16) for name, array in arrays.items()})
+    half = load(path)
+    for tensor, original in zip(half.model.state_dict().values(), source.model.state_dict().values(), strict=True):
+        assert torch.equal(tensor, original.half().float())
+    brain = {n: torch.from_numpy(a).bfloat16().view(torch.int16).numpy().view("V2") for n, a in arrays.items()}
+    np.savez(path, **brain)
+    for tensor, original in zip(
+        load(path).model.state_dict().values(), source.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(tensor, original.bfloat16().float())
+    assert answers(half, batch).shape == (2, 7)
+
+
+@pytest.mark.parametrize("has_logits", [True, False, None])
+def test_the_seeds_own_files(has_logits: bool | None, tmp_path: Path) -> None:
+    model = build(image_size=(16, 16), num_classes=21843, representation_size=32)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    state = dict(model.state_dict())
+    state["pos_embedding.pos_embedding"] = state.pop("pos_embed")
+    torch.save(state, tmp_path / "jx.pth")
+    options = {} if has_logits is None else {"has_logits": has_logits}
+    classifier = load(tmp_path / "jx.pth", heads=4, **options)
+    assert classifier.report is not None
+    assert any("all zeros" in note for note in classifier.report.notes)
+    assert classifier.model.config.representation_size == (None if has_logits is False else 32)
+    assert ("pre_logits.fc.weight" in classifier.report.dropped) == (has_logits is False)
+    with torch.no_grad():
+        batch = images(config=model.config)
+        tokens = classifier.model.forward_features(batch)
+        assert largest_difference(tokens, model.forward_features(batch)) == 0
+
+
+# --- Heads, classes, pixels -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    save_file(build(image_size=(16, 16), representation_size=20).state_dict(), tmp_path / "plain.safetensors")
+    return tmp_path / "plain.safetensors"
+
+
+def test_another_number_of_classes_gives_a_new_head_of_zeros(plain: Path) -> None:
+    classifier = load(plain, num_classes=5, heads=4)
+    assert classifier.report is not None
+    assert not classifier.model.head.weight.any()
+    assert set(classifier.report.replaced) == {"head.weight", "head.bias"}
+    assert set(classifier.report.dropped) == {"pre_logits.fc.weight", "pre_logits.fc.bias"}
+    assert classifier.classes == ("0", "1", "2", "3", "4")
+    kept = load(plain, classes=["a", "b"], heads=4, has_logits=True)
+    assert kept.classes == ("a", "b")
+    assert kept.model.config.representation_size == 20
+
+
+def test_the_same_number_of_classes_keeps_the_head(plain: Path) -> None:
+    assert load(plain, classes=list("abcdefg"), heads=4).model.head.weight.any()
+
+
+def test_no_classes_give_no_head(plain: Path) -> None:
+    classifier = load(plain, num_classes=0, heads=4)
+    assert classifier.model.head is None
+    assert classifier.classes == ()
+
+
+def test_a_thousand_classes_are_taken_for_imagenets(tmp_path: Path) -> None:
+    save_file(build(image_size=(16, 16), num_classes=1000).state_dict(), tmp_path / "w.safetensors")
+    plan = inspect(tmp_path / "w.safetensors", heads=4)
+    assert (plan.classes[0], plan.classes[985], len(plan.classes)) == ("tench", "daisy", 1000)
+    assert "1000" in plan.report.assumed["classes"]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "owner", "expected"),
+    [
+        (False, None, ("crop", 0.9, (0.5, 0.5, 0.5))),
+        (True, None, ("crop", 0.875, IMAGENET_MEAN)),
+        (False, "google", ("squash", 0.875, (0.5, 0.5, 0.5))),
+    ],
+)
+def test_pixels_are_those_of_the_layout_unless_said(
+    wrap: bool, owner: str | None, expected: Any, tmp_path: Path
+) -> None:
+    state = build(image_size=(16, 16)).state_dict()
+    torch.save({"model": state} if wrap else state, tmp_path / "w.pth")
+    plan = inspect(tmp_path / "w.pth", heads=4, preprocess=owner)
+    assert (plan.preprocess.fit, plan.preprocess.crop_pct, plan.preprocess.mean) == expected
+    assert ("preprocess" in plan.report.assumed) == (owner is None)
+    with pytest.raises(VitkitError, match="google, augreg"):
+        inspect(tmp_path / "w.pth", heads=4, preprocess="somebody")
+
+
+PROCESSORS: dict[str, tuple[dict[str, Any], tuple[str, float, str]]] = {
+    "ViT": ({"size": {"height": 16, "width": 16}, "resample": 2}, ("squash", 0.875, "bilinear")),
+    "old ViT": ({"size": 16, "resample": 3}, ("squash", 0.875, "bicubic")),
+    "Bit": (
+        {
+            "size": {"shortest_edge": 20},
+            "do_center_crop": True,
+            "crop_size": {"height": 16, "width": 16},
+            "resample": 3,
+        },
+        ("crop", 0.8, "bicubic"),
+    ),
+    "DeiT": ({"size": 20, "do_center_crop": True, "crop_size": 16, "resample": 3}, ("squash_crop", 0.8, "bicubic")),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_preprocessor_of_a_folder_counts(name: str, tmp_path: Path) -> None:
+    folder = foreign.save_folder(foreign.make("HF ViT"), tmp_path / "model")
+    written, (fit, crop_pct, interpolation) = PROCESSORS[name]
+    description = {**written, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(description))
+    plan = inspect(folder)
+    assert (plan.preprocess.fit, plan.preprocess.interpolation) == (fit, interpolation)
+    assert plan.preprocess.crop_pct == pytest.approx(crop_pct)
+    assert (plan.preprocess.mean, plan.preprocess.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert "preprocess" not in plan.report.assumed
+
+
+# --- Another image size -----------------------------------------------------------------------------------
+
+
+def test_positions_are_resized_as_timm_does(tmp_path: Path) -> None:
+    other = foreign.make("timm token")
+    path = foreign.save_state(other, tmp_path / "w.safetensors")
+    classifier = load(path, image_size=(24, 20), heads=4)
+    other.model.set_input_size(img_size=(24, 20))  # type: ignore[operator]
+    batch = torch.randn(2, 3, 24, 20)
+    with torch.no_grad():
+        assert largest_difference(answers(classifier, batch), other.model(batch)) <= 1e-5
+    assert classifier.report is not None
+    (resized,) = classifier.report.resized
+    assert (resized.old, resized.new, resized.convention) == ((4, 4), (6, 5), "timm")
+    assert classifier.preprocess.size == (24, 20)
+
+
+@pytest.mark.parametrize("name", ["HF ViT", "HF Dinov2", "HF Dinov2 registers"])
+def test_positions_are_resized_as_transformers_does(name: str, tmp_path: Path) -> None:
+    other = foreign.make(name)
+    classifier = load(foreign.save_folder(other, tmp_path / "model"), image_size=(24, 20))
+    batch = torch.randn(2, 3, 24, 20)
+    options = {"interpolate_pos_encoding": True} if name == "HF ViT" else {}
+    with torch.no_grad():
+        theirs = other.model(batch, **options).logits
+    assert largest_difference(answers(classifier, batch), theirs) <= 1e-5
+
+
+def test_positions_are_resized_as_torchvision_does(tmp_path: Path) -> None:
+    from torchvision.models.vision_transformer import interpolate_embeddings
+
+    other = foreign.make("torchvision")
+    path = foreign.save_state(other, tmp_path / "w.pth")
+    expected = interpolate_embeddings(24, 4, other.model.state_dict())["encoder.pos_embedding"]
+    found = load(path, image_size=24, heads=4).model.pos_embed
+    assert isinstance(found, Tensor)
+    assert largest_difference(found, expected) <= 1e-5
+
+
+def test_a_grid_that_is_not_square_is_settled_by_the_image_size(tmp_path: Path) -> None:
+    model = build(image_size=(8, 24))
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(VitkitError, match="image_size"):
+        load(tmp_path / "w.safetensors", heads=4)
+    classifier = load(tmp_path / "w.safetensors", image_size=(8, 24), heads=4)
+    batch = images(config=model.config)
+    assert torch.equal(answers(classifier, batch), model(batch))
+    other = load(tmp_path / "w.safetensors", image_size=(16, 16), grid=(2, 6), heads=4)
+    assert other.report is not None
+    assert other.report.resized[0].old == (2, 6)
+
+
+def test_as_many_patches_in_another_grid_is_said_aloud(tmp_path: Path) -> None:
+    save_file(build(image_size=(16, 16)).state_dict(), tmp_path / "w.safetensors")
+    plan = inspect(tmp_path / "w.safetensors", image_size=(8, 32), heads=4)
+    assert plan.report.resized == ()
+    assert "2x8" in plan.report.assumed["grid"]
+    plan = inspect(tmp_path / "w.safetensors", image_size=(8, 32), grid=(4, 4), heads=4)
+    assert (plan.report.resized[0].old, plan.report.resized[0].new) == ((4, 4), (2, 8))
+
+
+def test_another_patch_size(tmp_path: Path) -> None:
+    save_file(build(image_size=(16, 16)).state_dict(), tmp_path / "w.safetensors")
+    classifier = load(tmp_path / "w.safetensors", patch_size=8, heads=4)
+    assert classifier.model.config.image_size == (32, 32)
+    assert classifier.report is not None
+    assert classifier.report.resized[0].convention == "FlexiViT"
+
+
+# --- Full size, without the weights ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224", "vit_huge_patch14_224"])
+def test_names_and_shapes_at_full_size_are_timms(name: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(name, num_classes=1000).state_dict()
+        ours = create_model(name).state_dict()
+    assert {key: tensor.shape for key, tensor in ours.items()} == {key: tensor.shape for key, tensor in theirs.items()}
+
+
+def shapes_alone(state: dict[str, Tensor], config: dict[str, Any] | None = None) -> Checkpoint:
+    def read() -> Tensor:
+        raise AssertionError("the numbers are not needed")
+
+    stored = {name: Stored(tuple(tensor.shape), torch.float32, read) for name, tensor in state.items()}
+    return Checkpoint(path=Path("huge"), tensors=stored, config=config)
+
+
+def huge(library: str) -> Checkpoint:
+    with torch.device("meta"):
+        if library == "timm":
+            return shapes_alone(timm.create_model("vit_huge_patch14_224", num_classes=1000).state_dict())
+        if library == "torchvision":
+            from torchvision.models import vit_h_14
+
+            return shapes_alone(vit_h_14(image_size=518).state_dict())
+        import transformers
+
+        sizes = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
+        config = transformers.ViTConfig(**sizes, num_attention_heads=16)
+        written = {"model_type": "vit", "num_attention_heads": 16} if library == "transformers" else None
+        return shapes_alone(transformers.ViTForImageClassification(config).state_dict(), written)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision", "transformers", "transformers without config.json"])
+def test_huge_has_sixteen_heads(library: str) -> None:
+    origin = read_foreign(huge(library), None, {}, allow_partial=False, image_size=None, grid=None, patch_size=None)
+    assert (origin.config.heads, origin.config.layers, origin.config.patch_size) == (16, 32, (14, 14))
+    assert "heads" not in origin.assumed
+
+
+def test_unknown_sizes_assume_64_features_a_head_and_say_so(tmp_path: Path) -> None:
+    save_file(build(image_size=(16, 16), hidden_size=128).state_dict(), tmp_path / "w.safetensors")
+    plan = inspect(tmp_path / "w.safetensors")
+    assert plan.config.heads == 2
+    assert "64" in plan.report.assumed["heads"]
+
+
+def test_what_the_tensors_say_cannot_be_said_otherwise(plain: Path) -> None:
+    with pytest.raises(VitkitError, match="the weights have layers 3, not 4"):
+        load(plain, heads=4, layers=4)
+    with pytest.raises(VitkitError, match="unknown"):
+        load(plain, heads=4, nonsense=1)
+
+
+def test_the_zip_comment_of_an_npz_is_only_a_note(npz: tuple[Classifier, dict[str, np.ndarray], Path]) -> None:
+    source, arrays, path = npz
+    np.savez(path, **arrays)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"somebody else's remark"
+    batch = images(config=source.model.config)
+    assert torch.equal(answers(load(path), batch), answers(source, batch))
