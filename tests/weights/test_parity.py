@@ -65,6 +65,28 @@ def test_the_references_checkpoints_from_the_npz_alone(case: str) -> None:
         assert np.abs(classifier.model(batch).numpy() - io["logits"]).max() <= 2e-5
 
 
+DATA = ORACLES.parents[1]
+DEIT, FLOWERS = DATA / "weights" / "deit_tiny_patch16_224.pth", DATA / "data" / "flowers"
+
+
+@pytest.mark.skipif(not DEIT.is_file(), reason="VITKIT_TEST_DATA does not name DeiT's weights")
+def test_real_weights_on_real_photographs() -> None:
+    classifier = load(DEIT)
+    assert classifier.report is not None
+    assert len(classifier.report.matched) == classifier.report.parameters == 152
+    assert classifier.report.is_complete
+    assert not classifier.report.dropped
+    theirs = timm.create_model("deit_tiny_patch16_224").eval()
+    theirs.load_state_dict(torch.load(DEIT, weights_only=True)["model"])
+    paths = [path for kind in sorted(FLOWERS.iterdir()) for path in sorted(kind.glob("*.jpg"))[:10]]
+    assert len(paths) == 50
+    batch = torch.stack([classifier.read(path) for path in paths])
+    with torch.no_grad():
+        assert largest_difference(classifier.model(batch), theirs(batch)) <= 1e-4
+    named = [prediction.label for prediction in classifier.predict(sorted((FLOWERS / "daisy").glob("*.jpg"))[:30])]
+    assert named.count("daisy") >= 20
+
+
 # --- Other libraries, whatever the file ------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ class Origin:
     classes: tuple[str, ...]
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    missing: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()  # tensors of ours that the source lacks, or has in another shape
     left_over: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def read_foreign(
         classes=unique(classes),
         renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
-        missing=tuple(account.missing),
+        unfit=tuple(account.unfit),
         left_over=tuple(account.left_over),
         assumed=assumed,
         notes=notes if config.num_classes else (*notes, "there is no head: the model returns features"),

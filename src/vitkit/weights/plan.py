@@ -86,7 +86,7 @@ def make_plan(
     adapted = adapt(origin.read, origin.config, target, shapes)
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))
-    new = {*adapted.replaced, *origin.missing}
+    new = {*adapted.replaced, *origin.unfit}
     report = LoadReport(
         source=name,
         format=origin.format,
@@ -96,7 +96,7 @@ def make_plan(
         resized=tuple(adapted.resized),
         replaced=adapted.replaced,
         dropped={**origin.dropped, **adapted.dropped},
-        missing=origin.missing,
+        missing=tuple(name for name in origin.unfit if name in shapes),
         left_over=origin.left_over,
         assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
         notes=origin.notes,

@@ -10,6 +10,8 @@ import argparse
 import json
 import math
 import pickle
+import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -266,18 +268,16 @@ def _read_torch(path: Path) -> Checkpoint:
     is_zip = zipfile.is_zipfile(path)
     try:
         # Authors keep their command line beside the weights; a Namespace holds plain values and runs nothing.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        reason = str(error)
-        if "Unsupported global" in reason or "Unsupported class" in reason or "WeightsUnpickler" in reason:
-            unsafe = next((line.strip() for line in reason.splitlines() if "GLOBAL" in line.upper()), "Python objects")
-            raise VitkitError(
-                f"{path} holds more than tensors, which could run code; it is not read ({unsafe.split('. ')[0]})"
-            ) from error
-        raise VitkitError(f"{path} is damaged: {reason.splitlines()[0]}") from error
+        if "truncated" in str(error):
+            raise VitkitError(f"{path} is damaged: it ends too early") from error
+        found = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
+        what = f", such as {next(filter(None, found.groups()))}" if found else ""
+        raise VitkitError(f"{path} holds more than tensors{what}, which could run code; it is not read") from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise VitkitError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+        raise VitkitError(f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
     passed_over: dict[str, str] = {}
     wrappers, state = _unwrap(content, path, passed_over)
     tensors = {name: _of_torch(tensor) for name, tensor in state}
