@@ -131,6 +131,7 @@ def count_by_hand(name: str) -> int:
 
 RESNETS = {  # units of each stage, patch, stride
     "_s16_p8": ((), 8, 4),
+    "_s4": ((), 1, 4),
     "26_s32": ((2, 2, 2, 2), 1, 32),
     "50_s16": ((3, 4, 9), 1, 16),
     "50_s32": ((3, 4, 6, 3), 1, 32),

@@ -41,6 +41,7 @@ PUBLISHED_RESOLUTIONS = (224, 384)
 # The paper's hybrids: units of each ResNet stage, and the patch on the stem's feature map.
 STEMS: dict[str, dict[str, Any]] = {
     "r_s16_p8": {"stem": (), "patch_size": 8},  # the stem's root alone: 32 pixels a patch, in spite of the name
+    "r_s4": {"stem": (), "patch_size": 1},  # ours: the root alone in front of the digits
     "r26_s32": {"stem": (2, 2, 2, 2), "patch_size": 1},
     "r50_s16": {"stem": (3, 4, 9), "patch_size": 1},
     "r50_s32": {"stem": (3, 4, 6, 3), "patch_size": 1},
@@ -129,5 +130,5 @@ def list_models(pattern: str = "*") -> list[str]:
         for distilled in ("", "_distilled")
         for resolution in PUBLISHED_RESOLUTIONS
     ]
-    names += ["vit_micro_patch4_16", *(f"vit_micro_{mixture}_patch4_16" for mixture in MIXTURES)]
+    names += ["vit_micro_patch4_16", "vit_micro_r_s4_16", *(f"vit_micro_{mixture}_patch4_16" for mixture in MIXTURES)]
     return [name for name in names if fnmatch.fnmatch(name, pattern) or pattern in name]
