@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ class ResNetStem(nn.Module):
 
     `stages` has the bottlenecks of each stage; () is the root alone. `kind` is whose arithmetic the weights were
     trained with: the reference divides by (deviation + 1e-5), timm by the root of (variance + 1e-8).
+    `init.initialise` fills it: kernels LeCun normal and, in the reference, the scale of every unit's norm3 zero.
     """
 
     def __init__(self, in_channels: int, stages: tuple[int, ...], kind: StemKind = "reference") -> None:
@@ -56,15 +58,16 @@ class StandardisedConv2d(nn.Conv2d):
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel = _standardise(self.weight.float(), self.kind).to(x.dtype)
+        precise = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # halves lose small deviations
+        kernel = _standardise(precise, self.kind).to(x.dtype)
         return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0]), kernel, None, self.stride)
 
 
 def _standardise(kernel: Tensor, kind: StemKind) -> Tensor:
     if kind == "timm":  # batch normalisation is just that, and rounds as timm does
         return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
-    centred = kernel - kernel.mean((1, 2, 3), keepdim=True)
-    return centred / (kernel.var((1, 2, 3), correction=0, keepdim=True).sqrt() + 1e-5)
+    deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0
+    return (kernel - mean) / (deviation + 1e-5)
 
 
 class Root(nn.Module):
