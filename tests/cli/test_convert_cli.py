@@ -45,9 +45,12 @@ def test_a_checkpoint_goes_through_every_layout_unchanged(
     assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in again.state_dict().items())
 
 
-def test_npz_is_written_where_the_name_says_so(vitkit: Any, checkpoint: Path, tmp_path: Path) -> None:
-    assert vitkit("convert", checkpoint, tmp_path / "out.npz", "--heads", 4).code == 0
-    assert (tmp_path / "out.npz").read_bytes().startswith(b"PK")
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
+def test_files_are_written_where_the_name_says_so(vitkit: Any, checkpoint: Path, tmp_path: Path, suffix: str) -> None:
+    outcome = vitkit("convert", checkpoint, tmp_path / f"out{suffix}", "--heads", 4)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert (tmp_path / f"out{suffix}").is_file()
+    assert load(tmp_path / f"out{suffix}", heads=4).model.config.heads == 4
 
 
 def test_a_new_head_another_size_and_other_pixels(vitkit: Any, checkpoint: Path, tmp_path: Path) -> None:

@@ -159,6 +159,26 @@ def test_the_npz_has_the_names_of_the_published_files(tmp_path: Path) -> None:
     assert {"cls", f"{block}/LayerNorm_2/scale", "Transformer/encoder_norm/bias"} <= set(shapes)
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_timms_names_in_one_file(tmp_path: Path, suffix: str) -> None:
+    source = classifier(gelu="tanh", patch_size=(4, 8))
+    path = tmp_path / f"model{suffix}"
+    write(source, path, "timm")
+    if suffix == ".pth":  # which cannot say what its tensors do not
+        with pytest.raises(VitkitError, match="not square"):
+            load(path)
+        state = torch.load(path, weights_only=True)
+        assert all(torch.equal(tensor, state[name]) for name, tensor in source.model.state_dict().items())
+        return
+    again = load(path)
+    assert_same_numbers(source, again)
+    assert (again.model.config.gelu, again.model.config.heads) == ("tanh", 4)
+    assert again.classes == source.classes
+    assert again.preprocess == source.preprocess
+    assert again.report is not None
+    assert not again.report.assumed
+
+
 REFUSED: list[tuple[To, dict[str, Any], str]] = [
     ("npz", {"layer_scale": 0.1}, "layer_scale"),
     ("npz", {"registers": 2}, "registers"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def convert(
     source: ModelSource,
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder, or .npz file, to write.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder, or .npz, .safetensors or .pth file.")],
     to: Annotated[
         Literal["folder", "npz", "timm", "hf"] | None,
         typer.Option("--to", help="folder (vitkit's own), npz (Google's), timm or hf; by default as DST ends."),
@@ -41,7 +41,7 @@ def convert(
 
     Example: vitkit convert deit_tiny_patch16_224.pth models/deit-tiny
     """
-    kind = to or ("npz" if destination.suffix == ".npz" else "folder")
+    kind = to or _kind_of(destination)
     _check_free(destination, kind, force=force)
     from vitkit.cli.progress import Bar
     from vitkit.weights import load
@@ -57,6 +57,12 @@ def convert(
     write(classifier, destination, kind)
     _compare(classifier, destination)
     print(f"written and read back, every number the same: {destination}")
+
+
+def _kind_of(destination: Path) -> Literal["folder", "npz", "timm"]:
+    if destination.suffix == ".npz":
+        return "npz"
+    return "timm" if destination.suffix in (".safetensors", ".pth", ".pt") else "folder"
 
 
 def _check_free(destination: Path, kind: str, *, force: bool) -> None:
@@ -80,7 +86,9 @@ def _is_model(folder: Path) -> bool:
 def _compare(classifier: Classifier, destination: Path) -> None:
     from vitkit.weights import inspect
 
-    written = inspect(destination).read
+    is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
+    options: dict[str, Any] = {"heads": classifier.model.config.heads} if is_bare else {}
+    written = inspect(destination, **options).read
     for name, tensor in classifier.model.state_dict().items():
         if name not in written or not written[name]().equal(tensor):
             raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

@@ -36,11 +36,15 @@ _PLAIN: dict[str, Any] = {  # what no foreign layout can say
     "projection": "linear",
     "conv_layers": (),
 }
+STATE_FILES = (".safetensors", ".pth", ".pt")
 _NPZ_COMMENT = 65535  # bytes that a zip file has room for
 
 
 def write(classifier: Classifier, destination: Path, to: To) -> None:
     """Write a classifier: `folder` is vitkit's own, `npz` a file, `timm` and `hf` folders as their hub has them.
+
+    `timm` into a name that ends in .safetensors, .pth or .pt is the bare state dictionary; of these .safetensors alone
+    has room for a note of what tensors cannot say.
 
     Raises:
         VitkitError: the layout cannot express the model; the message names the field.
@@ -50,6 +54,8 @@ def write(classifier: Classifier, destination: Path, to: To) -> None:
         classifier.save(destination)
     elif to == "npz":
         _write_npz(classifier, destination)
+    elif to == "timm" and destination.suffix in STATE_FILES:
+        _write_state(classifier, destination)
     else:
         _write_folder(classifier, destination, _timm_files if to == "timm" else _hf_files)
 
@@ -107,18 +113,34 @@ def _write_npz(classifier: Classifier, destination: Path) -> None:
 
 
 def _comment(classifier: Classifier) -> bytes:
-    """What arrays cannot say, where every reader of zip files passes it over."""
+    """The note, where every reader of zip files passes it over."""
+    said = _said(classifier)
+    if len(json.dumps({"vitkit": said})) > _NPZ_COMMENT:
+        del said["classes"]
+    return json.dumps({"vitkit": said}).encode()
+
+
+def _said(classifier: Classifier) -> dict[str, Any]:
+    """What arrays cannot say."""
     config = classifier.model.config
-    said: dict[str, Any] = {
-        "config": {name: getattr(config, name) for name in ("gelu", "position_resize")},
+    fields = ("gelu", "position_resize", "heads", "classifier")
+    return {
+        "config": {name: getattr(config, name) for name in fields},
         "patch_size": list(config.patch_size),
         "image_size": list(config.image_size),
         "preprocess": _pixels(classifier.preprocess),
         "classes": list(classifier.classes),
     }
-    if len(json.dumps(said)) > _NPZ_COMMENT:
-        del said["classes"]
-    return json.dumps({"vitkit": said}).encode()
+
+
+def _write_state(classifier: Classifier, destination: Path) -> None:
+    """timm's names in one file."""
+    tensors, _ = _timm_files(classifier)
+    with replacing(destination) as temporary:
+        if destination.suffix == ".safetensors":
+            save_file(tensors, temporary, {"format": "pt", "vitkit": json.dumps(_said(classifier))})
+        else:
+            torch.save(tensors, temporary)
 
 
 def _pixels(preprocess: Preprocess) -> dict[str, Any]:

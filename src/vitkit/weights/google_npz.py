@@ -6,7 +6,6 @@ Published files number the sublayers of a block 0, 1, 2, 3; a fresh save counts 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from vitkit.config import ViTConfig
 from vitkit.weights.layout import Layout, Piece, same
-from vitkit.weights.read import Checkpoint, Stored
+from vitkit.weights.read import Checkpoint, Stored, noted
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 _OLD, _NEW = (
@@ -50,11 +49,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     positions = "Transformer/posembed_input/pos_embedding"
     if "pos_embedding" in own and positions not in own:
         positions = "pos_embedding"
-    said = json.loads(checkpoint.metadata.get("vitkit", "{}"))  # by vitkit's own export
-    fields: dict[str, Any] = {**FIELDS, "heads": _heads(own), **said.get("config", {})}
-    if "patch_size" in said:
-        fields["patch_size"] = tuple(said["patch_size"])
-    pixels = {k: tuple(v) if isinstance(v, list) else v for k, v in said.get("preprocess", {}).items()}
+    note = noted(checkpoint)
+    fields: dict[str, Any] = {**FIELDS, "heads": _heads(own), **note.get("fields", {})}
     stacked = any(name.startswith(_BIG_VISION) for name in own)
     depth = _stacked_depth(own) if stacked else _depth(own)
     sublayers = _OLD if any("MlpBlock_3" in name for name in own) else _NEW
@@ -65,10 +61,10 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         else "big_vision npz",
         pieces={ours: _prefixed(piece, prefix) for ours, piece in pieces.items()},
         fields=fields,
-        preprocess=pixels or PIXELS,
-        is_preprocess_known=bool(pixels),
-        classes=tuple(said["classes"]) if "classes" in said else None,
-        image_size=tuple(said["image_size"]) if "image_size" in said else None,
+        preprocess=note.get("preprocess", PIXELS),
+        is_preprocess_known="preprocess" in note,
+        classes=note.get("classes"),
+        image_size=note.get("image_size"),
         dropped=dropped,
     )
 

@@ -65,6 +65,20 @@ class Checkpoint:
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
 
+def noted(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What vitkit's export noted beside the tensors: fields of the configuration, pixels, classes, image size."""
+    said = json.loads(checkpoint.metadata.get("vitkit", "{}"))
+    if not said:
+        return {}
+    pixels = {name: tuple(value) if isinstance(value, list) else value for name, value in said["preprocess"].items()}
+    note: dict[str, Any] = {
+        "fields": {**said["config"], "patch_size": tuple(said["patch_size"])},
+        "preprocess": pixels,
+        "image_size": tuple(said["image_size"]),
+    }
+    return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """The names and shapes in a checkpoint file, or in a folder as the Hugging Face hub has them.
 

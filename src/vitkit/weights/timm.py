@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.config import ViTConfig
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.weights.layout import Layout, same
-from vitkit.weights.read import Checkpoint
+from vitkit.weights.read import Checkpoint, noted
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -30,7 +30,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
     }
     names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
-    described = _describe(checkpoint.config or {})
+    described = _described(checkpoint)
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
@@ -58,6 +58,12 @@ def _our_name(name: str) -> str:
     if name == "pos_embedding.pos_embedding":  # the seeds' tutorials
         return "pos_embed"
     return name.replace("patch_embed.backbone.", "patch_embed.backbone.stem.") if name in _ROOT else name
+
+
+def _described(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What stands beside the tensors: timm's config.json, or the note of vitkit's own export."""
+    note = noted(checkpoint)
+    return note if note else _describe(checkpoint.config or {})
 
 
 def _written(checkpoint: Checkpoint) -> dict[str, Any]:
