@@ -365,6 +365,11 @@ def test_pixels_are_those_of_the_layout_unless_said(
         inspect(tmp_path / "w.pth", heads=4, preprocess="somebody")
 
 
+def test_at_384_pixels_timms_models_see_the_whole_picture(tmp_path: Path) -> None:
+    save_file(build(image_size=(384, 384), patch_size=(32, 32)).state_dict(), tmp_path / "w.safetensors")
+    assert inspect(tmp_path / "w.safetensors", heads=4).preprocess.crop_pct == 1.0
+
+
 PROCESSORS: dict[str, tuple[dict[str, Any], tuple[str, float, str]]] = {
     "ViT": ({"size": {"height": 16, "width": 16}, "resample": 2}, ("squash", 0.875, "bilinear")),
     "old ViT": ({"size": 16, "resample": 3}, ("squash", 0.875, "bicubic")),

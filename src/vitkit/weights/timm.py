@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -115,4 +116,14 @@ def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, An
     """The pixels that such files are trained with, where nothing beside the weights says so."""
     if has_layer_scale:  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
-    return DEIT if checkpoint.wrappers else AUGREG  # DeiT's, MAE's and DINO's authors wrap theirs
+    if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs
+        return DEIT
+    return {**AUGREG, "crop_pct": 1.0} if _side(checkpoint) >= 384 else AUGREG
+
+
+def _side(checkpoint: Checkpoint) -> int:
+    """Pixels that a square image of a model without a stem has; 0 where that cannot be told."""
+    positions, kernel = (checkpoint.tensors.get(name) for name in ("pos_embed", "patch_embed.proj.weight"))
+    if positions is None or kernel is None or len(positions.shape) != 3 or len(kernel.shape) != 4:
+        return 0
+    return math.isqrt(positions.shape[1]) * kernel.shape[-1]
