@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from vitkit.model import VisionTransformer
 if TYPE_CHECKING:
     from vitkit.weights.report import LoadReport
 
+Features = Literal["head", "class", "mean", "patches"]
 FORMAT_VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 _NEXT = "model.json.next"  # the description of weights that are about to take their place
@@ -102,6 +103,26 @@ class Classifier:
         """
         return torch.from_numpy(self.preprocess(decode(path, self.preprocess.short_side)))
 
+    @torch.inference_mode()
+    def features(self, images: Tensor, what: Features = "head") -> Tensor:
+        """(B, C, height, width), preprocessed -> features, in float32.
+
+        Args:
+            images: what the model sees.
+            what: `head`, what the head reads (B, D); `class`, the class token (B, D); `mean`, the mean of the patches
+                (B, D); `patches`, every patch (B, h * w, D), row by row.
+
+        Raises:
+            VitkitError: the model has no class token.
+        """
+        if what == "class" and not self.model.config.class_token:
+            raise VitkitError("the model has no class token: take mean, patches or head")
+        tokens = self.model.forward_features(images)  # (B, N, D)
+        if what == "head":
+            return self.model.forward_head(tokens, pre_logits=True)
+        patches = tokens[:, self.model.config.prefix_tokens :]
+        return {"class": tokens[:, 0], "mean": patches.mean(dim=1), "patches": patches}[what]
+
     def stream(
         self, paths: Iterable[str | Path], batch_size: int = 32
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
@@ -112,18 +133,27 @@ class Classifier:
         Raises:
             VitkitError: batch_size is not at least 1, or the model has no head.
         """
+        if not self.classes:
+            raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
+        return self._map(self.probabilities, paths, batch_size)
+
+    def embed(
+        self, paths: Iterable[str | Path], what: Features = "head", batch_size: int = 32
+    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
+        """As `stream`, with `features` in the place of probabilities."""
+        return self._map(lambda images: self.features(images, what), paths, batch_size)
+
+    def _map(
+        self, compute: Callable[[Tensor], Tensor], paths: Iterable[str | Path], batch_size: int
+    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         if batch_size < 1:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
-        if not self.classes:
-            raise VitkitError(
-                "the model has no head, and so no classes to predict: train one, or load with num_classes"
-            )
         names = map(str, paths)
         with ThreadPoolExecutor() as pool:  # decoding happens outside the interpreter's lock
             while batch := list(islice(names, batch_size)):
                 images = list(pool.map(self._try_read, batch))
                 readable = [image for image in images if isinstance(image, Tensor)]
-                rows = iter(self.probabilities(torch.stack(readable)).numpy() if readable else ())
+                rows = iter(compute(torch.stack(readable)).numpy() if readable else ())
                 for path, image in zip(batch, images, strict=True):
                     yield path, image if isinstance(image, str) else next(rows)
 

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import vitkit
-from vitkit.cli import convert, info, models, predict, train
+from vitkit.cli import convert, embed, info, models, predict, train
 from vitkit.cli import eval as eval_
 from vitkit.errors import Interrupted, VitkitError
 
@@ -25,6 +25,7 @@ app.command("train")(train.train)
 app.command("eval")(eval_.evaluate)
 app.command("predict")(predict.predict)
 app.command("convert")(convert.convert)
+app.command("embed")(embed.embed)
 app.command("info")(info.info)
 app.command("models")(models.models)
 

@@ -38,7 +38,7 @@ def distillation_loss(
         label_smoothing: of the true labels alone.
     """
     true = F.cross_entropy(heads[0], labels, label_smoothing=label_smoothing)
-    student = heads[-1]
+    student = heads[-1].to(teacher.dtype)  # the divergence of bfloat16 logits would be off by 1e-4
     if kind == "hard":
         return (true + F.cross_entropy(student, teacher.argmax(dim=1))) / 2
     imitation = F.kl_div(

@@ -18,7 +18,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 import vitkit
-from vitkit.classifier import DESCRIPTION, WEIGHTS, Classifier, is_model_folder, read_description
+from vitkit.classifier import DESCRIPTION, WEIGHTS, Classifier
 from vitkit.data.datamodule import ImageData
 from vitkit.data.doctor import drop_unreadable
 from vitkit.data.source import ImageTable, locate, read_source
@@ -30,7 +30,7 @@ from vitkit.train.recipe import Recipe, build, load_fields
 from vitkit.train.setup import augment_of, check_weights, choose_precision, choose_workers, config_of, new_classifier
 from vitkit.train.summary import FINDINGS, PICTURES, draw_data, findings, report
 from vitkit.train.task import ClassificationTask
-from vitkit.train.teacher import Teacher, check_same, load_teacher
+from vitkit.train.teacher import Teacher, check_distillation, load_teacher, teacher_of_run
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
@@ -86,7 +86,8 @@ def train(
         raise VitkitError("the recipe names no data")
     table = read_source(recipe.data)
     check_weights(recipe)
-    _check_free(out, table.root, force=force)
+    check_distillation(recipe)
+    _check_free(out, table.root, recipe.teacher, force=force)
     config = config_of(recipe, len(table.classes))  # what cannot be built should fail before the images are read
     teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, config.image_size)
     if recipe.limit is not None:
@@ -127,7 +128,8 @@ def _train(run: Run, recipe: Recipe, teacher: Teacher | None = None) -> Path:
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = new_classifier(recipe, table, data_hash)
     if recipe.teacher is not None:
-        teacher = teacher or _same_teacher(run.folder, recipe.teacher, classifier)
+        if teacher is None or teacher.classes != classifier.classes:  # resumed, or a class had no readable image
+            teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
         classifier.provenance["teacher"] = {"name": teacher.name, "sha256": teacher.sha256}
         for note in teacher.notes:
             run.say(f"note: {note}")
@@ -142,14 +144,6 @@ def _train(run: Run, recipe: Recipe, teacher: Teacher | None = None) -> Path:
         f" ({evaluation.loss:.4f} log loss); report: {run.folder / 'report.html'}"
     )
     return run.folder
-
-
-def _same_teacher(folder: Path, name: str, classifier: Classifier) -> Teacher:
-    """The teacher of a run that is resumed."""
-    teacher = load_teacher(name, classifier.classes, classifier.preprocess.size)
-    if is_model_folder(folder):
-        check_same(teacher, read_description(folder)["provenance"])
-    return teacher
 
 
 def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, teacher: Teacher | None) -> None:
@@ -236,7 +230,7 @@ class _ShowSteps(Callback):
         )
 
 
-def _check_free(out: str | Path | None, data: Path, *, force: bool) -> None:
+def _check_free(out: str | Path | None, data: Path, teacher: str | None, *, force: bool) -> None:
     """Refuse a run folder among the photographs, or one that holds something, unless it is a run to be written over."""
     folder = Path("runs" if out is None else out)
     if folder.resolve().is_relative_to(data):
@@ -253,6 +247,8 @@ def _check_free(out: str | Path | None, data: Path, *, force: bool) -> None:
         raise VitkitError(f"--out {out} exists and is not empty: choose a new name, or --force to write over it")
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"--out {out} is not empty and no run of vitkit's: choose a new name")
+    if teacher is not None and Path(teacher).resolve().is_relative_to(folder.resolve()):
+        raise VitkitError(f"--out {out} would write over the teacher {teacher}: choose a new name")
 
 
 def _claim(out: str | Path | None, name: str) -> Path:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.classifier import is_model_folder, read_description
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
+from vitkit.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Teacher:
         name: as the recipe has it.
         network: images (B, C, h, w) to logits (B, K'), in eval mode.
         preprocess: the teacher's own pixels.
+        classes: the student's.
         columns: which of its logits are the student's classes, in the student's order.
         sha256: of its weights, so that a resumed run has the same teacher.
         notes: what had to be assumed.
@@ -37,6 +39,7 @@ class Teacher:
     name: str
     network: nn.Module
     preprocess: Preprocess
+    classes: tuple[str, ...]
     columns: Tensor
     sha256: str
     notes: tuple[str, ...] = ()
@@ -64,6 +67,22 @@ def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=like.device).view(1, -1, 1, 1)
 
 
+def check_distillation(recipe: Recipe) -> None:
+    """Refuse choices of distillation that nothing would read.
+
+    Raises:
+        VitkitError: they are made without a teacher, or those of soft distillation for hard.
+    """
+    default = Recipe()
+    soft = [
+        name for name in ("distill_alpha", "distill_temperature") if getattr(recipe, name) != getattr(default, name)
+    ]
+    if recipe.teacher is None and (soft or recipe.distillation == "soft"):
+        raise VitkitError(f"{soft[0] if soft else 'soft distillation'} needs a teacher: name one with --teacher")
+    if recipe.distillation == "hard" and soft:
+        raise VitkitError(f"{soft[0]} is of soft distillation: add --distillation soft, or leave it out")
+
+
 def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     """The teacher that a recipe names.
 
@@ -74,8 +93,28 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
         size: (height, width) that the student sees, for a NAME:FILE that does not say its own.
 
     Raises:
-        VitkitError: there is no such teacher, it cannot be loaded, or it does not know one of the classes.
+        VitkitError: there is no such teacher, it cannot be loaded, it does not know one of the classes, or it has no
+            answer to a picture of the student's.
     """
+    teacher = _find(name, classes, size)
+    _try(teacher, size)
+    return teacher
+
+
+def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    """`load_teacher` for a run; if it was begun, with the teacher that it was begun with.
+
+    Raises:
+        VitkitError: as `load_teacher`; or the weights have changed since.
+    """
+    teacher = load_teacher(name, classes, size)
+    before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
+    if before is not None and before["sha256"] != teacher.sha256:
+        raise VitkitError(f"teacher {name} is not the one that the run began with: its weights have changed")
+    return teacher
+
+
+def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     model, colon, file = name.partition(":")
     if colon and not Path(name).exists() and model in _torchvision_names():
         return _from_file(name, model, Path(file), classes, size)
@@ -95,7 +134,7 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
     notes = tuple(f"teacher: {what} assumed: {taken}" for what, taken in classifier.report.assumed.items())
     columns = _columns(name, classifier.classes, classes)
     model_hash = _hash(classifier.model)
-    return Teacher(name, classifier.model.eval(), classifier.preprocess, columns, model_hash, notes)
+    return Teacher(name, classifier.model.eval(), classifier.preprocess, classes, columns, model_hash, notes)
 
 
 def _torchvision_names() -> list[str]:
@@ -111,7 +150,7 @@ def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
     weights = models.get_model_weights(name).DEFAULT
     try:
         network = models.get_model(name, weights=weights)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's word for a download that arrived damaged is a RuntimeError
         raise VitkitError(
             f"teacher {name}: its weights cannot be downloaded ({error}); name a file that you have: {name}:FILE"
         ) from error
@@ -123,27 +162,31 @@ def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
         std=tuple(pixels.std),
     )
     columns = _columns(name, tuple(weights.meta["categories"]), classes)
-    return Teacher(name, network.eval(), preprocess, columns, _hash(network))
+    return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network))
 
 
 def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     from torchvision import models
 
+    from vitkit.weights.read import read_checkpoint
+
+    if not file.is_file():
+        raise VitkitError(f"teacher {name}: no such file: {file}")
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise VitkitError(f"teacher {name}: no such file: {file}") from error
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
-        raise VitkitError(f"teacher {name}: {file} cannot be read: {str(error).splitlines()[0]}") from error
-    network = models.get_model(model, weights=None, num_classes=len(classes))
+        state = {key: stored.read() for key, stored in read_checkpoint(file).tensors.items()}
+    except VitkitError as error:
+        raise VitkitError(f"teacher {name}: {error}") from error
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of initial weights, which are replaced
+        network = models.get_model(model, weights=None, num_classes=len(classes))
     try:
         network.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except RuntimeError as error:
+        reason = " ".join(str(error).partition(":\n")[2].split())[:200]
         raise VitkitError(f"teacher {name}: {file} is no {model} of {len(classes)} classes: {reason}") from error
     preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     notes = (f"teacher {name}: its classes are taken to be in the student's order, its pixels to be ImageNet's",)
-    return Teacher(name, network.eval(), preprocess, torch.arange(len(classes)), _hash(network), notes)
+    columns = torch.arange(len(classes))
+    return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network), notes)
 
 
 def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Tensor:
@@ -153,19 +196,22 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
     return torch.tensor([known.index(each) for each in classes])
 
 
+def _try(teacher: Teacher, size: tuple[int, int]) -> None:
+    """What has no answer is found out before a run begins; hard distillation would take NaN for the first class."""
+    height, width = size
+    try:
+        logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise VitkitError(
+            f"teacher {teacher.name} cannot see the student's {height}x{width} pictures: {reason}"
+        ) from error
+    if not logits.isfinite().all():
+        raise VitkitError(f"teacher {teacher.name}: its answer is not finite; its weights are damaged")
+
+
 def _hash(network: nn.Module) -> str:
     digest = hashlib.sha256()
     for tensor in network.state_dict().values():
         digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def check_same(teacher: Teacher, provenance: dict[str, Any]) -> None:
-    """Refuse to go on with another teacher than the run began with.
-
-    Raises:
-        VitkitError: the weights differ.
-    """
-    before = provenance.get("teacher")
-    if before is not None and before["sha256"] != teacher.sha256:
-        raise VitkitError(f"teacher {teacher.name} is not the one that the run began with: its weights have changed")
