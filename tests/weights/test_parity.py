@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
+from torchvision.models import get_model_weights, get_weight, vision_transformer
 
 import foreign
-from tiny import build, images, largest_difference
+from tiny import build, images, largest_difference, randomise
 from vitkit import create_model
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
@@ -531,3 +533,293 @@ def test_the_zip_comment_of_an_npz_is_only_a_note(npz: tuple[Classifier, dict[st
         archive.comment = b"somebody else's remark"
     batch = images(config=source.model.config)
     assert torch.equal(answers(load(path), batch), answers(source, batch))
+
+
+# --- More of what is published: shapes of image, names of averages, chunks, poolers -------------------------
+
+
+def test_an_image_that_is_not_square_is_timms(tmp_path: Path) -> None:
+    other = foreign.make("timm token")
+    other.model.set_input_size(img_size=(8, 24))  # type: ignore[operator]
+    path = foreign.save_state(other, tmp_path / "w.pth")
+    classifier = load(path, image_size=(8, 24), heads=4)
+    assert classifier.report is not None
+    assert classifier.report.resized == ()
+    batch = torch.randn(2, 3, 8, 24)
+    with torch.no_grad():
+        assert largest_difference(answers(classifier, batch), other.model(batch)) <= 1e-5
+
+
+def test_timms_averaged_weights_are_preferred(tmp_path: Path) -> None:
+    other = foreign.make("timm token")
+    state = other.model.state_dict()
+    raw = {name: tensor + 1 for name, tensor in state.items()}
+    torch.save({"state_dict": raw, "state_dict_ema": state, "arch": "vit"}, tmp_path / "w.pth")
+    classifier = load(tmp_path / "w.pth", heads=4)
+    assert_agrees(classifier, other)
+    assert classifier.report is not None
+    assert any("state_dict was passed over" in note for note in classifier.report.notes)
+
+
+def test_a_whole_training_checkpoint_of_dino(tmp_path: Path) -> None:
+    other = foreign.make("timm MAE")
+    teacher = {f"module.backbone.{name}": tensor for name, tensor in other.model.state_dict().items()}
+    head = {"head.mlp.0.weight": torch.zeros(9, 32), "head.last_layer.weight_g": torch.zeros(9, 1)}
+    teacher |= {f"module.{name}": tensor for name, tensor in head.items()}
+    student = {name: tensor + 1 for name, tensor in teacher.items()}
+    content = {"student": student, "teacher": teacher, "epoch": 3, "dino_loss": {"center": torch.zeros(1, 9)}}
+    torch.save(content, tmp_path / "w.pth")
+    classifier = load(tmp_path / "w.pth", heads=4)
+    assert_agrees(classifier, other)
+    assert classifier.report is not None
+    assert set(classifier.report.dropped) == set(head)
+
+
+def test_several_chunks_of_dinov2(tmp_path: Path) -> None:
+    other = foreign.make("timm DINOv2")
+    state = {"mask_token": torch.zeros(1, 32)}
+    for name, tensor in other.model.state_dict().items():
+        state[re.sub(r"^blocks\.(\d+)\.", r"blocks.\1.\1.", name)] = tensor  # one block a chunk
+    torch.save(state, tmp_path / "w.pth")
+    assert_agrees(load(tmp_path / "w.pth", heads=4), other)
+
+
+CONFIGURED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "eps": ("ViT", "ViTForImageClassification", {"layer_norm_eps": 1e-2}),
+    "tanh": ("ViT", "ViTForImageClassification", {"hidden_act": "gelu_pytorch_tanh"}),
+    "grey": ("ViT", "ViTForImageClassification", {"num_channels": 1}),
+    "image": ("ViT", "ViTForImageClassification", {"image_size": [8, 24]}),
+    "patch": ("ViT", "ViTForImageClassification", {"patch_size": [2, 4]}),
+    "labels": ("ViT", "ViTForImageClassification", {"num_labels": 12}),
+    "no head": ("Dinov2", "Dinov2Model", {}),
+    "registers, no head": ("Dinov2WithRegisters", "Dinov2WithRegistersModel", {}),
+    "no qkv bias": ("Dinov2", "Dinov2ForImageClassification", {"qkv_bias": False, "layerscale_value": 0.3}),
+    "registers, gated": ("Dinov2WithRegisters", "Dinov2WithRegistersForImageClassification", {"use_swiglu_ffn": True}),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_what_config_json_says_counts(name: str, tmp_path: Path) -> None:
+    family, model, options = CONFIGURED[name]
+    other = randomise(foreign._hugging_face(family, model, **options).model).eval()
+    config = other.config
+    if "num_labels" in options:
+        config.id2label = {index: f"class {index}" for index in range(12)}  # "10" comes before "2" in the file
+    other.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    classifier = load(tmp_path / "model")
+    ours = classifier.model.config
+    batch = torch.randn(2, ours.in_channels, *ours.image_size)
+    with torch.no_grad():
+        output = other(batch)
+    expected = output.logits if "logits" in output else output.pooler_output
+    assert largest_difference(answers(classifier, batch), expected) <= 1e-5
+    if "num_labels" in options:
+        assert classifier.classes == tuple(f"class {index}" for index in range(12))
+
+
+def test_shards_of_pickles(tmp_path: Path) -> None:
+    other = foreign.make("HF ViT")
+    folder = foreign.save_folder(other, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    state = other.model.state_dict()
+    placed = {name: f"pytorch_model-0000{1 + index % 2}-of-00002.bin" for index, name in enumerate(state)}
+    for file in set(placed.values()):
+        torch.save({name: tensor for name, tensor in state.items() if placed[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+    assert_agrees(load(folder), other)
+
+
+@pytest.mark.parametrize("name", ["HF ViT", "HF ViT tanh", "HF DeiT", "HF Dinov2"])
+def test_what_a_bare_hugging_face_file_cannot_say_is_reported(name: str, tmp_path: Path) -> None:
+    path = foreign.save_state(foreign.make(name), tmp_path / "w.safetensors")
+    assumed = inspect(path, heads=4).report.assumed
+    assert "norm_eps" in assumed
+    assert "gelu" in assumed
+    said = inspect(path, heads=4, norm_eps=1e-12, gelu="erf").report.assumed
+    assert not {"norm_eps", "gelu"} & set(said)
+
+
+@pytest.mark.parametrize("origin", ["ours", "reference"])
+def test_timms_own_reader_of_npz_finds_the_same_numbers(
+    origin: str, npz: tuple[Classifier, dict[str, np.ndarray], Path]
+) -> None:
+    from timm.models.vision_transformer import _load_weights
+
+    _, arrays, path = npz
+    sizes: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4}
+    sizes |= {"mlp_ratio": 1.5, "num_classes": 7}
+    np.savez(path, **arrays)
+    if origin == "reference":
+        path = ORACLES / "token" / "checkpoint.npz"
+        if not path.is_file():
+            pytest.skip("VITKIT_TEST_DATA does not name the reference's checkpoints")
+        sizes = {"img_size": 64, "patch_size": 16, "embed_dim": 48, "depth": 3, "num_heads": 3}
+        sizes |= {"mlp_ratio": 2, "num_classes": 10}
+    theirs = foreign.TimmViT(**sizes)
+    _load_weights(theirs, str(path))
+    ours = load(path).model.state_dict()
+    assert ours.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize("size", [(24, 20), (8, 12)])
+@pytest.mark.parametrize("name", ["timm distilled", "timm gap without a token", "timm DeiT III", "HF DeiT two heads"])
+def test_positions_of_other_tokens_are_resized_as_at_home(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    other = foreign.make(name)
+    batch = torch.randn(2, 3, *size)
+    if name.startswith("HF"):
+        classifier = load(foreign.save_folder(other, tmp_path / "model"), image_size=size)
+        with torch.no_grad():
+            expected = other.model(batch, interpolate_pos_encoding=True).logits
+    else:
+        path = foreign.save_state(other, tmp_path / "w.safetensors")
+        classifier = load(path, image_size=size, heads=4)
+        other.model.set_input_size(img_size=size)  # type: ignore[operator]
+        with torch.no_grad():
+            expected = other.model(batch)
+    assert largest_difference(answers(classifier, batch), expected) <= 1e-5
+
+
+# --- Pixels, as the libraries' own processors give them ---------------------------------------------------
+
+
+def pil_processor(family: str, **options: Any) -> Any:
+    import importlib
+
+    name = {"vit": "ViT", "bit": "Bit", "deit": "DeiT"}[family]
+    module = importlib.import_module(f"transformers.models.{family}.image_processing_pil_{family}")
+    return getattr(module, f"{name}ImageProcessorPil")(**options)
+
+
+PIXELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "squash": ("vit", {"size": {"height": 16, "width": 16}}),
+    "squash bicubic": ("vit", {"size": {"height": 16, "width": 16}, "resample": 3}),
+    "not normalised": ("vit", {"size": {"height": 16, "width": 16}, "do_normalize": False}),
+    "crop": ("bit", {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}}),
+    "stretch and crop": (
+        "deit",
+        {"size": {"height": 20, "width": 20}, "crop_size": {"height": 16, "width": 16}},
+    ),
+    "stretch and crop by an odd margin": (
+        "deit",
+        {"size": {"height": 19, "width": 19}, "crop_size": {"height": 16, "width": 16}},
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [(31, 64), (50, 37), (9, 11)])
+@pytest.mark.parametrize("name", PIXELS)
+def test_pixels_are_those_of_transformers_processors(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    family, options = PIXELS[name]
+    processor = pil_processor(family, **options)
+    folder = foreign.save_folder(foreign.make("HF ViT"), tmp_path / "model")
+    processor.save_pretrained(folder)
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8))
+    preprocess = inspect(folder).preprocess
+    theirs = np.asarray(processor(picture)["pixel_values"][0])
+    steps = (preprocess(picture) - theirs) * np.array(preprocess.std)[:, None, None] * 255
+    assert np.abs(steps).max() <= 1
+
+
+def test_dinov2_works_at_the_size_of_its_pixels(tmp_path: Path) -> None:
+    other = foreign.make("HF Dinov2")  # with positions for 16 x 16 pixels
+    folder = foreign.save_folder(other, tmp_path / "model")
+    pil_processor("bit", size={"shortest_edge": 10}, crop_size={"height": 8, "width": 8}).save_pretrained(folder)
+    classifier = load(folder)
+    assert classifier.preprocess.size == classifier.model.config.image_size == (8, 8)
+    assert classifier.report is not None
+    assert (classifier.report.resized[0].old, classifier.report.resized[0].new) == ((4, 4), (2, 2))
+    batch = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        assert largest_difference(answers(classifier, batch), other.model(batch).logits) <= 1e-5
+    assert inspect(folder, image_size=16).report.resized == ()
+
+
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "pixels up to 255": ("vit", {"size": {"height": 16, "width": 16}, "do_rescale": False}),
+    "a crop that is not square": ("bit", {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 12}}),
+    "a crop larger than the picture": (
+        "bit",
+        {"size": {"shortest_edge": 12}, "crop_size": {"height": 16, "width": 16}},
+    ),
+    "a stretch that is not square": (
+        "deit",
+        {"size": {"height": 20, "width": 24}, "crop_size": {"height": 16, "width": 16}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_pixels_that_a_preprocess_cannot_make_are_refused(name: str, tmp_path: Path) -> None:
+    family, options = UNSUPPORTED[name]
+    folder = foreign.save_folder(foreign.make("HF ViT"), tmp_path / "model")
+    pil_processor(family, **options).save_pretrained(folder)
+    with pytest.raises(VitkitError, match=r"preprocessor_config\.json"):
+        inspect(folder)
+
+
+PUBLISHED = [str(w) for n in ("b_16", "b_32", "l_16", "l_32", "h_14") for w in get_model_weights(f"vit_{n}")]
+
+
+@pytest.mark.parametrize("published", PUBLISHED)
+def test_pixels_are_those_that_torchvision_publishes(published: str) -> None:
+    weights = get_weight(published)
+    transforms = weights.transforms()
+    name = published.split("_Weights")[0].lower()
+    with torch.device("meta"):
+        state = vision_transformer.__dict__[name](image_size=transforms.crop_size[0]).state_dict()
+    given: dict[str, Any] = {"image_size": None, "grid": None, "patch_size": None}
+    origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, **given)
+    assert "preprocess" in origin.assumed
+    if published in ("ViT_B_16_Weights.IMAGENET1K_SWAG_LINEAR_V1", "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1"):
+        return  # the same shapes as others with other pixels: that it is assumed has been said
+    preprocess = Preprocess(size=origin.config.image_size, **origin.pixels)
+    assert preprocess.size == (transforms.crop_size[0],) * 2
+    assert preprocess.before_crop == (transforms.resize_size[0],) * 2
+    assert preprocess.interpolation == transforms.interpolation.value
+    assert (preprocess.mean, preprocess.std) == (tuple(transforms.mean), tuple(transforms.std))
+
+
+# --- What timm's config.json names ---------------------------------------------------------------------------
+
+# All but the first have the tensors of a plain model, and compute something else with them.
+NAMESAKES = {
+    "vit_tiny_patch16_224": "nothing unusual",
+    "vit_base_patch16_rpn_224": "norms after the sublayers",
+    "vit_base_patch32_siglip_gap_256": "GELU by tanh",
+}
+
+
+@pytest.mark.parametrize("name", NAMESAKES)
+def test_an_architecture_that_timm_names_is_not_taken_for_another(name: str, tmp_path: Path) -> None:
+    sizes = {"depth": 2, "img_size": 64, "embed_dim": 192, "num_heads": 3, "num_classes": 0}
+    theirs = randomise(timm.create_model(name, **sizes), std=0.05).eval()
+    timm.models.save_for_hf(theirs, tmp_path / "model", safe_serialization=True)
+    try:
+        classifier = load(tmp_path / "model")
+    except VitkitError:
+        assert name != "vit_tiny_patch16_224"
+        return  # refusing is right, too
+    batch = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert largest_difference(answers(classifier, batch), theirs(batch)) <= 2e-5, NAMESAKES[name]
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224", "vit_base_patch16_gap_224"])
+def test_heads_of_an_architecture_that_timm_names(name: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(name)
+    checkpoint = shapes_alone(theirs.state_dict(), {"architecture": name, "global_pool": theirs.global_pool})
+    given: dict[str, Any] = {"image_size": None, "grid": None, "patch_size": None}
+    origin = read_foreign(checkpoint, None, {}, allow_partial=False, **given)
+    assert origin.config.heads == theirs.blocks[0].attn.num_heads
+
+
+@pytest.mark.parametrize("note", ["remark", "1.0", '{"config": {}}'])
+def test_a_damaged_note_of_our_own_is_refused_in_a_line_or_passed_over(note: str, tmp_path: Path) -> None:
+    state = build(image_size=(16, 16)).state_dict()
+    save_file(state, tmp_path / "w.safetensors", {"format": "pt", "vitkit": note})
+    try:
+        inspect(tmp_path / "w.safetensors", heads=4)
+    except VitkitError as error:
+        assert "\n" not in str(error)

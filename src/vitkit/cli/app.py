@@ -52,7 +52,7 @@ def main() -> None:
     """Exit codes: 0 done; 1 the answer is no; 2 the user must change something; 128 + n stopped by signal n."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        code = app(arguments or ["--help"], standalone_mode=False)
+        code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
     except (typer.TyperException, typer.Abort, VitkitError, Interrupted, KeyboardInterrupt, OSError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise

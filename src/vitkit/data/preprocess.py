@@ -33,6 +33,7 @@ class Preprocess:
             and crops the centre, as Hugging Face does for DeiT.
         crop_pct: the part of the resized sides that the crop keeps, for `crop` and `squash_crop`.
         interpolation: the resampling filter, antialiased.
+        floor_crop: where the margin is odd, crop a pixel further up and left, as transformers does, not as torchvision.
         mean, std: per channel, of pixels scaled to [0, 1].
     """
 
@@ -42,6 +43,7 @@ class Preprocess:
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
+    floor_crop: bool = False
 
     def __post_init__(self) -> None:
         if len(self.size) != 2 or not all(type(side) is int and side > 0 for side in self.size):
@@ -64,7 +66,7 @@ class Preprocess:
             return self._crop(image)
         if self.fit == "squash_crop":
             (h, w), (full_h, full_w) = self.size, self.before_crop
-            top, left = round((full_h - h) / 2), round((full_w - w) / 2)
+            top, left = self._margin(full_h - h), self._margin(full_w - w)
             return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
         return self._pad(image) if self.fit == "pad" else self._resample(image, self.size)
 
@@ -102,11 +104,14 @@ class Preprocess:
             full_h, full_w = int(least_w * image.height / image.width), least_w
         else:
             full_h, full_w = least_h, int(least_h * image.width / image.height)
-        top, left = round((full_h - h) / 2), round((full_w - w) / 2)
+        top, left = self._margin(full_h - h), self._margin(full_w - w)
         if full_h * full_w > MAX_PIXELS:  # a strip: resample the part that is kept alone
             y, x = image.height / full_h, image.width / full_w
             return self._resample(image, (h, w), (left * x, top * y, (left + w) * x, (top + h) * y))
         return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
+
+    def _margin(self, both: int) -> int:
+        return both // 2 if self.floor_crop else round(both / 2)
 
     def _pad(self, image: Image.Image) -> Image.Image:
         h, w = self.size

@@ -47,8 +47,9 @@ def load(
             a name of `weights.catalog`; a hub id such as `facebook/dinov2-small`.
         num_classes: another number than the checkpoint's gives a new head, all zeros (as the paper's for fine-tuning),
             and leaves out the representation layer; 0 gives no head; None keeps what there is.
-        image_size: pixels; learned positions are resized under the convention of the source (`position_resize`). With
-            as many patches as the checkpoint has positions it settles a grid that is not square.
+        image_size: pixels; None is the size that the weights are published for. Learned positions are resized under the
+            convention of the source (`position_resize`). With as many patches as the checkpoint has positions it
+            settles a grid that is not square.
         classes: names in the order of the logits; their number is `num_classes`.
         preprocess: in place of the one that belongs to the weights; or whose it is: google, augreg, deit, torchvision
             or dinov2.
@@ -107,6 +108,8 @@ def inspect(
         origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
     if isinstance(preprocess, str):
         origin = with_pixels(origin, preprocess)
+    if size is None and "patch_size" not in changes:
+        size = origin.pixel_size
     target = target_of(origin.config, num_classes, size, changes)
     if classes is None and target.num_classes == origin.config.num_classes:
         classes = origin.classes

@@ -66,9 +66,11 @@ def _layout(
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
+        assumed={} if checkpoint.config is not None else {"norm_eps": f"{_eps(family):g}", "gelu": "erf"},
         preprocess=pixels or _CUSTOMARY[family],
         is_preprocess_known=pixels is not None,
         classes=_labels(config),
+        pixel_size=_cropped(checkpoint.preprocessor) if family.startswith("dinov2") else None,
         image_size=tuple(image_size) if isinstance(image_size, list) else image_size and (image_size, image_size),
         dropped={name: reason for name, reason in dropped.items() if name in checkpoint.tensors},
     )
@@ -169,7 +171,7 @@ def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: tuple[s
 
 def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "norm_eps": config.get("layer_norm_eps", 1e-6 if family.startswith("dinov2") else 1e-12),
+        "norm_eps": config.get("layer_norm_eps", _eps(family)),
         "class_token": True,
         "gelu": _activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
@@ -184,6 +186,11 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     if config.get("apply_layernorm") is False:
         raise VitkitError("config.json: apply_layernorm false is not supported: vitkit's features are normalised")
     return fields
+
+
+def _eps(family: str) -> float:
+    """transformers' default."""
+    return 1e-6 if family.startswith("dinov2") else 1e-12
 
 
 # Ours and theirs of the fields that config.json has.
@@ -224,7 +231,9 @@ def _pixels(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """
     if written is None:
         return None
-    if written.get("do_rescale", True) and abs(written.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
+    if not written.get("do_rescale", True):
+        raise VitkitError("preprocessor_config.json: do_rescale false is not supported: pixels are scaled to 0 ... 1")
+    if abs(written.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
         raise VitkitError(f"preprocessor_config.json: rescale_factor {written['rescale_factor']} is not supported")
     pixels: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if written.get("do_normalize", True):
@@ -236,11 +245,31 @@ def _pixels(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _fit(written: Mapping[str, Any]) -> dict[str, Any]:
-    size = written.get("size", 224)
-    short_side = size.get("shortest_edge") if isinstance(size, Mapping) else None
-    resized = short_side or (size["height"] if isinstance(size, Mapping) else size)
+    resized, is_short_side = _side(written.get("size", 224), "size")
     if not written.get("do_center_crop", False):
-        return {"fit": "squash"} if short_side is None else {"fit": "crop", "crop_pct": 1.0}
-    crop = written.get("crop_size", resized)
-    cropped = crop["height"] if isinstance(crop, Mapping) else crop
-    return {"fit": "squash_crop" if short_side is None else "crop", "crop_pct": min(cropped / resized, 1.0)}
+        return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
+    cropped, _ = _side(written.get("crop_size", resized), "crop_size")
+    if cropped > resized:
+        raise VitkitError(f"preprocessor_config.json: a crop of {cropped} from {resized} pixels is not supported")
+    fit = "crop" if is_short_side else "squash_crop"
+    return {"fit": fit, "crop_pct": cropped / resized, "floor_crop": True}
+
+
+def _cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    """(height, width) of what the image processor gives, where it crops."""
+    if written is None or not written.get("do_center_crop", False) or "crop_size" not in written:
+        return None
+    side, _ = _side(written["crop_size"], "crop_size")
+    return side, side
+
+
+def _side(size: Any, name: str) -> tuple[int, bool]:
+    """The side of a square, and whether it is the picture's short side alone."""
+    if isinstance(size, int):
+        return size, False
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        return int(size["shortest_edge"]), True
+    sides = {size[key] for key in ("height", "width") if key in size} if isinstance(size, Mapping) else set()
+    if len(sides) != 1:
+        raise VitkitError(f"preprocessor_config.json: {name} {size} is not supported; expected a square")
+    return int(sides.pop()), False

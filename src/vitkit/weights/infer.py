@@ -199,13 +199,17 @@ def _check_kernel(kernel: Shape, given: Given) -> None:
         raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")
 
 
+# Heads by layers and hidden size of sizes beyond the paper's: g, G and So400m (arXiv 2106.04560, 2305.13035).
+_LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16}
+
+
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:
     if "heads" in fields:
         return int(fields["heads"])
     layers, hidden_size = fields["layers"], fields["hidden_size"]
-    for size in VARIANTS.values():
-        if (size.layers, size.hidden_size) == (layers, hidden_size):
-            return size.heads
+    known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
+    if (layers, hidden_size) in known:
+        return known[layers, hidden_size]
     heads = max(hidden_size // 64, 1)
     assumed["heads"] = f"{heads}, as 64 features a head are usual; heads=... says otherwise"
     return heads

@@ -42,6 +42,8 @@ class Layout:
         is_preprocess_known: whether that was written down with the weights, or is the format's custom.
         classes: names, where the checkpoint has them.
         image_size: (height, width), where a file beside the weights says so.
+        pixel_size: (height, width) that the pixels are brought to, where the source fits its positions to that.
+        assumed: fields that nothing says, and what was taken.
         dropped: tensors that are no part of the classifier, and why.
     """
 
@@ -52,6 +54,8 @@ class Layout:
     is_preprocess_known: bool = False
     classes: tuple[str, ...] | None = None
     image_size: tuple[int, int] | None = None
+    pixel_size: tuple[int, int] | None = None
+    assumed: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
 
     def theirs(self, name: str) -> tuple[str, ...]:

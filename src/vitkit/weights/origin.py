@@ -54,6 +54,7 @@ class Origin:
     left_over: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pixel_size: Pair | None = None  # what images are brought to, where that is not the size of the positions
     temperature: float = 1.0
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -117,8 +118,10 @@ def read_foreign(
     if not account.is_clean and not allow_partial:
         raise VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
     pixels, classes = layout.preprocess, layout.classes
-    assumed = dict(inferred.assumed)
+    assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
+    pixel_size = layout.pixel_size
     if entry is not None:
+        pixel_size = entry.preprocess.size
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     elif not layout.is_preprocess_known:
         assumed["preprocess"] = f"{_say_pixels(pixels)}, as is usual for {layout.format}"
@@ -138,6 +141,7 @@ def read_foreign(
         read={name: _reader(checkpoint, layout, name) for name in fits} | _fresh(config, account.unfit),
         pixels=pixels,
         classes=unique(classes),
+        pixel_size=pixel_size,
         renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
         unfit=tuple(account.unfit),

@@ -67,15 +67,16 @@ class Checkpoint:
 
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
     """What vitkit's export noted beside the tensors: fields of the configuration, pixels, classes, image size."""
-    said = json.loads(checkpoint.metadata.get("vitkit", "{}"))
-    if not said:
+    try:
+        said = json.loads(checkpoint.metadata["vitkit"])
+        pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in said["preprocess"].items()}
+        note: dict[str, Any] = {
+            "fields": {**said["config"], "patch_size": tuple(said["patch_size"])},
+            "preprocess": pixels,
+            "image_size": tuple(said["image_size"]),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):  # there is none, or it is somebody else's
         return {}
-    pixels = {name: tuple(value) if isinstance(value, list) else value for name, value in said["preprocess"].items()}
-    note: dict[str, Any] = {
-        "fields": {**said["config"], "patch_size": tuple(said["patch_size"])},
-        "preprocess": pixels,
-        "image_size": tuple(said["image_size"]),
-    }
     return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
 
 

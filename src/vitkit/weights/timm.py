@@ -9,6 +9,7 @@ from typing import Any
 
 from vitkit.config import ViTConfig
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
+from vitkit.errors import VitkitError
 from vitkit.weights.layout import Layout, same
 from vitkit.weights.read import Checkpoint, noted
 
@@ -23,6 +24,11 @@ _OTHER_HEADS = {  # what training kept beside the encoder
 }
 
 
+# Words in timm's names of models whose tensors look like a plain model's, and that compute something else.
+_NAMESAKES = {"rpn": "norms after the sublayers", "siglip": "another GELU, or another pooling", "clip": "a norm ahead"}
+_HEADS = {"vit_base_patch16_gap_224": 16}
+
+
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """The layout of this checkpoint, if it has timm's names."""
     if not any(re.match(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.", name) for name in checkpoint.tensors):
@@ -32,6 +38,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     }
     names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
     described = _described(checkpoint)
+    architecture = str((checkpoint.config or {}).get("architecture", ""))
+    if namesake := next((word for word in _NAMESAKES if f"_{word}_" in f"{architecture}_"), None):
+        raise VitkitError(f"{checkpoint.path}: {architecture} is not supported: it has {_NAMESAKES[namesake]}")
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
@@ -72,6 +81,9 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
     fields: dict[str, Any] = {}
+    architecture = (checkpoint.config or {}).get("architecture")
+    if architecture in _HEADS:
+        fields["heads"] = _HEADS[architecture]
     if activation == "gelu_tanh":
         fields["gelu"] = "tanh"
     for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values")):
