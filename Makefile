@@ -40,6 +40,7 @@ accept: setup ## the figures that the project promises; long
 
 bench: setup ## speed on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/loading.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

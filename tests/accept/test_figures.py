@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -49,3 +50,19 @@ def test_real_photographs_train_from_scratch(tmp_path: Path) -> None:
     assert numbers["images"] == 40
     rows = vitkit("predict", tmp_path / "run", flowers / "roses").splitlines()
     assert len(rows) == 501 and rows[0].startswith("path,label,confidence")
+
+
+@pytest.mark.parametrize("model", ["convmlp_patch4", "convproj_patch4", "interleaved_patch4", "r_s4"])
+def test_mixtures_and_the_small_hybrid_learn_the_digits(model: str, tmp_path: Path) -> None:
+    vitkit("train", "digits", "--model", f"vit_micro_{model}_16", "--out", tmp_path / "run")
+    assert json.loads(vitkit("eval", tmp_path / "run", "--json"))["accuracy"] >= 0.97
+
+
+def test_loading_is_no_slower_than_timm_and_keeps_memory_low() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "loading.py"
+    done = subprocess.run([sys.executable, str(script), "3"], capture_output=True, text=True, check=True)
+    rows = [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    ours = [row for row in rows if row["library"] == "vitkit"]
+    assert [row["file"] for row in ours] == ["safetensors", "npz"]
+    assert all(float(row["times_timm"]) <= 1.0 for row in ours), ours
+    assert all(float(row["peak_above_model_per_file_size"]) <= 1.3 for row in ours), ours
