@@ -80,7 +80,7 @@ def _wrong_shapes(
         if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape)
     }
     integers = {
-        t: "expected floats" for t, s in zip(piece.theirs, stored, strict=True) if not s.dtype.is_floating_point
+        t: "expected plain floats" for t, s in zip(piece.theirs, stored, strict=True) if not s.dtype.is_floating_point
     }
     if not wrong and joined_shape(layout, name, stored) != shape:
         wrong = {

@@ -123,7 +123,7 @@ def _comment(classifier: Classifier) -> bytes:
 def _said(classifier: Classifier) -> dict[str, Any]:
     """What arrays cannot say."""
     config = classifier.model.config
-    fields = ("gelu", "position_resize", "heads", "classifier")
+    fields = ("gelu", "position_resize", "heads", "classifier", "in_channels")
     return {
         "config": {name: getattr(config, name) for name in fields},
         "patch_size": list(config.patch_size),

@@ -50,7 +50,13 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if "pos_embedding" in own and positions not in own:
         positions = "pos_embedding"
     note = noted(checkpoint)
-    fields: dict[str, Any] = {**FIELDS, "heads": _heads(own), **note.get("fields", {})}
+    is_folded = positions == "pos_embedding"  # big_vision adds the class token's position to the token
+    fields: dict[str, Any] = {
+        **FIELDS,
+        "heads": _heads(own),
+        "prefix_positions": not is_folded if "cls" in own else None,
+        **note.get("fields", {}),
+    }
     stacked = any(name.startswith(_BIG_VISION) for name in own)
     depth = _stacked_depth(own) if stacked else _depth(own)
     sublayers = _OLD if any("MlpBlock_3" in name for name in own) else _NEW

@@ -47,6 +47,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     depth = 1 + max(int(match[3]) for match in found)
     pieces = _pieces(prefix, found[0][2], depth, names, is_folded=is_folded)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
+    if family == "deit":  # DeiT has no representation layer
+        dropped |= {name: "DeiT has no representation layer" for name in names if name.startswith(f"{prefix}pooler.")}
     if not prefix or "classifier.weight" not in names:
         return _layout(checkpoint, family, pieces, config, dropped)
     unread = {name: "the classifier does not read it" for name in names if name.startswith(f"{prefix}pooler.")}
@@ -173,6 +175,8 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     fields: dict[str, Any] = {
         "norm_eps": config.get("layer_norm_eps", _eps(family)),
         "class_token": True,
+        "prefix_positions": family != "dinov2_with_registers",
+        "classifier": _classifier(family, checkpoint),
         "gelu": _activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
@@ -186,6 +190,12 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     if config.get("apply_layernorm") is False:
         raise VitkitError("config.json: apply_layernorm false is not supported: vitkit's features are normalised")
     return fields
+
+
+def _classifier(family: str, checkpoint: Checkpoint) -> str:
+    """Dinov2's head reads the class token and the mean of the patches."""
+    has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
+    return "token+gap" if family.startswith("dinov2") and has_head else "token"
 
 
 def _eps(family: str) -> float:

@@ -30,6 +30,7 @@ class Given:
         image_size: (height, width) that the user asks for, or None.
         written_size: (height, width) that a file beside the weights says, or None.
         grid: the patch grid of the positions, if the user says so.
+        is_hybrid: whether a ResNet stands in front of the patches.
         theirs: the checkpoint's name of a tensor of ours, for messages.
     """
 
@@ -38,6 +39,7 @@ class Given:
     image_size: Pair | None = None
     written_size: Pair | None = None
     grid: Pair | None = None
+    is_hybrid: bool = False
 
 
 @dataclass
@@ -60,7 +62,7 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
     kernel = shapes["patch_embed.proj.weight"]
     _check_kernel(kernel, given)
     layers = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
-    hidden_size = _vote(shape[0] for name, shape in shapes.items() if _ENCODER_NORM.match(name))
+    hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
     if not layers or not hidden_size:
         raise VitkitError("there are no Transformer blocks")
     fields: dict[str, Any] = {
@@ -128,7 +130,8 @@ def _stem(shapes: Mapping[str, Shape]) -> dict[str, Any]:
         if match := _STEM_UNIT.match(name):
             stage, unit = int(match[1]), int(match[2])
             units[stage] = max(units.get(stage, 0), unit + 1)
-    root = backbone.get("patch_embed.backbone.stem.conv.weight", (64, 3, 7, 7))
+    root = backbone.get("patch_embed.backbone.stem.conv.weight", ())
+    root = root if len(root) == 4 and root[1] in (1, 3) else (64, 3, 7, 7)
     return {"stem": tuple(units.get(stage, 1) for stage in range(max(units, default=-1) + 1)), "in_channels": root[1]}
 
 
@@ -137,18 +140,15 @@ def _tokens(shapes: Mapping[str, Shape]) -> dict[str, Any]:
         "class_token": "cls_token" in shapes,
         "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
         "distill_head": any(name.startswith("head_dist.") for name in shapes),
-        "registers": shapes["reg_token"][1] if "reg_token" in shapes else 0,
+        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
 
 
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) -> dict[str, Any]:
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
     pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), given) or None
-    width = shapes["head.weight"][-1] if "head.weight" in shapes else 0
     has_token = given.fields.get("class_token", fields["class_token"])
     classifier = "token" if has_token and not has_fc_norm else "gap"
-    if classifier == "token" and width == 2 * fields["hidden_size"] and pre_logits is None:
-        classifier = "token+gap"
     return {
         "classifier": classifier,
         "fc_norm": has_fc_norm,
@@ -195,6 +195,10 @@ def _check_kernel(kernel: Shape, given: Given) -> None:
     name = given.theirs("patch_embed.proj.weight")
     if len(kernel) != 4:
         raise VitkitError(f"{name} must be a convolution, not of shape {kernel}")
+    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(given.fields) and not given.is_hybrid:
+        raise VitkitError(
+            f"{name} takes {kernel[1]} channels, not 1 or 3: say in_channels={kernel[1]} if that is meant"
+        )
     if kernel[2] != kernel[3] and given.fields.get("patch_size") is None:
         raise VitkitError(f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing says so")
 
@@ -231,7 +235,8 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, ass
         return asked
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
-    for prefix in dict.fromkeys((tokens, 0)):
+    said = fields.get("prefix_positions")  # by a format that knows
+    for prefix in dict.fromkeys((tokens, 0)) if said is None else (tokens if said else 0,):
         side = math.isqrt(max(length - prefix, 0))
         candidates = [written, asked, (side, side)]
         for grid in candidates:

@@ -167,6 +167,7 @@ def _infer(
         image_size=image_size,
         written_size=layout.image_size,
         grid=grid,
+        is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
     )
     try:
         return infer(shapes, given)

@@ -300,7 +300,8 @@ def _read_torch(path: Path) -> Checkpoint:
 
 
 def _of_torch(tensor: Tensor) -> Stored:
-    return Stored(tuple(tensor.shape), tensor.dtype, tensor.detach)
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
+    return Stored(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, tensor.detach)
 
 
 def _unwrap(
@@ -316,7 +317,9 @@ def _unwrap(
         wrappers, content = (*wrappers, taken), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(f"{path} holds no weights by name, but a {type(content).__name__}: save model.state_dict()")
-    return wrappers, ((name, tensor) for name, tensor in content.items() if isinstance(tensor, Tensor))
+    return wrappers, (
+        (name, tensor) for name, tensor in content.items() if isinstance(name, str) and isinstance(tensor, Tensor)
+    )
 
 
 def _without_prefixes(tensors: Mapping[str, Stored], path: Path) -> dict[str, Stored]:

@@ -86,7 +86,7 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
         fields["heads"] = _HEADS[architecture]
     if activation == "gelu_tanh":
         fields["gelu"] = "tanh"
-    for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values")):
+    for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values"), ("in_channels", "in_chans")):
         if theirs in arguments:
             fields[ours] = arguments[theirs]
     if isinstance(patch := arguments.get("patch_size"), (int, list, tuple)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ FIELDS: dict[str, Any] = {
     "position_resize": "torchvision",
     "qkv_bias": True,
     "class_token": True,
+    "prefix_positions": True,
 }
 PIXELS = {
     "fit": "crop",
@@ -68,7 +70,7 @@ def _customary(tensors: Mapping[str, Stored], last_layer: int) -> dict[str, Any]
         tensors[n].shape if n in tensors else () for n in ("encoder.pos_embedding", "conv_proj.weight")
     )
     is_large = last_layer >= 23
-    side = round((positions[1] - 1) ** 0.5) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 224
+    side = math.isqrt(max(positions[1] - 1, 0)) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 224
     is_swag = side > 224 or (len(kernel) == 4 and kernel[-1] == 14)
     if is_swag:
         return {**PIXELS, "crop_pct": 1.0, "interpolation": "bicubic"}
