@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,7 +14,8 @@ from vitkit.weights.layout import Layout
 from vitkit.weights.read import Checkpoint, Stored
 
 
-def shapes_of(config: ViTConfig) -> dict[str, torch.Size]:
+@functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
+def shapes_of(config: ViTConfig) -> Mapping[str, torch.Size]:
     """The tensors of a model of this configuration."""
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
@@ -33,7 +35,7 @@ def joined_shape(layout: Layout, name: str, stored: Sequence[Stored | None]) -> 
 class Account:
     """Every tensor of both sides: what is expected, and what is wrong with it, by the checkpoint's names."""
 
-    expected: dict[str, torch.Size]
+    expected: Mapping[str, torch.Size]
     used: set[str]
     missing: list[str]
     left_over: list[str]

@@ -6,6 +6,7 @@ timm's names but for registers, gated MLP and mask token. The class token has a 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
@@ -19,6 +20,7 @@ PIXELS = {
     "mean": IMAGENET_MEAN,
     "std": IMAGENET_STD,
 }
+_BLOCK = re.compile(r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)")  # may be in chunks, as they were trained: chunk, then layer
 _RENAMED = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}
 
 
@@ -28,18 +30,28 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     has_blocks = any(re.match(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", name) for name in names)
     if not has_blocks or not ({"register_tokens", "mask_token"} & set(names) or any(".mlp.w12." in n for n in names)):
         return None
-    pieces = {_our_name(name): same(name) for name in names}
-    if "register_tokens" in names:
+    pieces = {_our_name(name): same(name) for name in (*_absent(names), *names)}
+    has_registers = "register_tokens" in names
+    if has_registers:
         pieces |= folded_positions("cls_token", "pos_embed")
     fields: dict[str, Any] = {
         "gelu": "erf",
         "class_token": True,
+        "prefix_positions": not has_registers,
         "norm_eps": 1e-6,
-        "position_resize": "timm" if "register_tokens" in names else "dinov2",  # with registers: size and antialias
+        "position_resize": "timm" if has_registers else "dinov2",  # with registers: size and antialias
     }
     dropped = {name: "trained to predict masked patches" for name in names if name == "mask_token"}
     dropped |= {name: "DINOv2's projection head" for name in names if name.startswith(("dino_head.", "ibot_head."))}
     return Layout(format="DINOv2", pieces=pieces, fields=fields, preprocess=PIXELS, dropped=dropped)
+
+
+def _absent(names: Collection[str]) -> list[str]:
+    """What the file would call the tensors that it lacks: what one block has, all have."""
+    found = [match for name in names if (match := _BLOCK.fullmatch(name))]
+    blocks, parts = ({match[group]: None for match in found} for group in (1, 3))
+    expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
+    return [name for name in expected if name not in names]
 
 
 def _our_name(name: str) -> str:
@@ -47,4 +59,4 @@ def _our_name(name: str) -> str:
         return "reg_token"
     for theirs, ours in _RENAMED.items():
         name = name.replace(theirs, ours)
-    return re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name)  # in chunks, as they were trained
+    return _BLOCK.sub(r"blocks.\2.\3", name)

@@ -26,6 +26,7 @@ _OLD, _NEW = (
         "MlpBlock_0",
     ),
 )
+_POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision's are at the top
 _BIG_VISION = "Transformer/encoderblock/"
 # The reference evaluates without a crop, on pictures squashed to the size.
 PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -46,25 +47,22 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         return None
     own = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
     dropped = {name: f"beside {prefix}" for name in names if not name.startswith(prefix)}
-    positions = "Transformer/posembed_input/pos_embedding"
-    if "pos_embedding" in own and positions not in own:
-        positions = "pos_embedding"
+    stacked = any(name.startswith(_BIG_VISION) for name in own)
+    is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in own and _POSITIONS not in own)
+    is_folded = is_big_vision and _POSITIONS not in own  # big_vision adds the class token's position to the token
     note = noted(checkpoint)
-    is_folded = positions == "pos_embedding"  # big_vision adds the class token's position to the token
     fields: dict[str, Any] = {
         **FIELDS,
         "heads": _heads(own),
         "prefix_positions": not is_folded if "cls" in own else None,
         **note.get("fields", {}),
     }
-    stacked = any(name.startswith(_BIG_VISION) for name in own)
     depth = _stacked_depth(own) if stacked else _depth(own)
     sublayers = _OLD if any("MlpBlock_3" in name for name in own) else _NEW
+    positions = "pos_embedding" if is_folded else _POSITIONS
     pieces = _pieces(depth, sublayers, positions, _stages(own), stacked=stacked)
     return Layout(
-        format="Google npz"
-        if not (stacked or prefix.startswith("params") or positions == "pos_embedding")
-        else "big_vision npz",
+        format="big_vision npz" if is_big_vision else "Google npz",
         pieces={ours: _prefixed(piece, prefix) for ours, piece in pieces.items()},
         fields=fields,
         preprocess=note.get("preprocess", PIXELS),
@@ -78,7 +76,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 def layout_for(config: ViTConfig) -> Layout:
     """How the reference names a model of this configuration, in the numbering of the published files."""
     stages = config.stem or ()
-    pieces = _pieces(config.layers, _OLD, "Transformer/posembed_input/pos_embedding", stages, stacked=False)
+    pieces = _pieces(config.layers, _OLD, _POSITIONS, stages, stacked=False)
     return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PIXELS)
 
 

@@ -44,6 +44,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     prefix = f"{found[0][1]}." if found[0][1] else ""
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
+    registers = f"{prefix}embeddings.register_tokens"
+    if is_folded and registers not in names:  # without a config.json nothing else tells how many
+        raise VitkitError(f"{checkpoint.path} (Hugging Face {family}): {registers} is missing")
     depth = 1 + max(int(match[3]) for match in found)
     pieces = _pieces(prefix, found[0][2], depth, names, is_folded=is_folded)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}

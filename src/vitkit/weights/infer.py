@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vitkit.config import Pair, ViTConfig, stride_of
@@ -42,12 +42,12 @@ class Given:
     is_hybrid: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Inferred:
     """The configuration of the checkpoint as it is, and what had to be assumed."""
 
     config: ViTConfig
-    assumed: dict[str, str] = field(default_factory=dict)
+    assumed: dict[str, str]
 
 
 def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
@@ -81,16 +81,15 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
     if fields["layer_scale"] and not fields["class_token"] and not {"classifier", "class_token"} & set(given.fields):
         # DeiT III and DINOv2 have positions for the patches alone: without this they would pass for mean-pooled models.
         raise VitkitError(f"{given.theirs('cls_token')} is missing; if there is none to be, say classifier='gap'")
-    inferred = Inferred(ViTConfig(), {})
+    assumed: dict[str, str] = {}
     told = {name: value for name, value in given.fields.items() if value is not None}
     _check_told(fields, told, given)
     fields |= told
-    fields["heads"] = _heads(fields, inferred.assumed)
-    grid = _grid(shapes, fields, given, inferred.assumed)
+    fields["heads"] = _heads(fields, assumed)
+    grid = _grid(shapes, fields, given, assumed)
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
-    inferred.config = ViTConfig.from_dict(fields)
-    return inferred
+    return Inferred(ViTConfig.from_dict(fields), assumed)
 
 
 def _vote(sizes: Iterable[int]) -> int:
@@ -193,7 +192,7 @@ def _check_told(fields: Mapping[str, Any], told: Mapping[str, Any], given: Given
 def _check_kernel(kernel: Shape, given: Given) -> None:
     """Patches are square in every published model; anything else must be written down."""
     name = given.theirs("patch_embed.proj.weight")
-    if len(kernel) != 4:
+    if len(kernel) != 4 or 0 in kernel:
         raise VitkitError(f"{name} must be a convolution, not of shape {kernel}")
     if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(given.fields) and not given.is_hybrid:
         raise VitkitError(
