@@ -1,1 +1,19 @@
-"""Its presence puts this folder on the path, so that tests in subfolders can import `tiny`."""
+"""What all tests share. Its presence puts this folder on the path, so that tests in subfolders can import `tiny`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that another run of the tests, or the user, has put into the cache decides what happens here."""
+    before = os.environ.get("VITKIT_CACHE")
+    os.environ["VITKIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("VITKIT_CACHE")
+    if before is not None:
+        os.environ["VITKIT_CACHE"] = before

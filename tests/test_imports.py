@@ -27,6 +27,7 @@ PLAN: dict[str, set[str]] = {
     "errors": set(),
     "recipes": set(),
     "files": set(),
+    "page": {"files"},
     "config": {"errors"},
     "names": {"config", "errors"},
     "layers": {"config", "errors"},
@@ -41,10 +42,10 @@ PLAN: dict[str, set[str]] = {
     "data": {"config", "errors"},
     "classifier": {"config", "data", "errors", "files", "model"},
     "weights": {"classifier", "config", "data", "errors", "files", "model", "names", "resize"},
-    "evaluate": _USES_MODELS,
-    "explain": _USES_MODELS,
+    "evaluate": _USES_MODELS | {"page"},
+    "explain": _USES_MODELS | {"page"},
     "export": _USES_MODELS,
-    "train": _USES_MODELS | {"evaluate"},
+    "train": _USES_MODELS | {"evaluate", "page"},
 }
 PLAN["lab"] = set(PLAN) - {"__init__"}
 PLAN["cli"] = set(PLAN) - {"__init__"}

@@ -12,7 +12,7 @@ import pytest
 import photos as pictures
 import runs
 from vitkit.errors import VitkitError
-from vitkit.train import run
+from vitkit.train import fit
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ SCRATCH = "--weights none"
 TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
     "no such folder": (f"train nowhere {SCRATCH}", ("nowhere",)),
     "no data": (f"train {SCRATCH}", ("no data",)),
-    "a file as data": (f"train old.csv {SCRATCH}", ("old.csv", "folder")),
+    "a file as data": (f"train old.csv {SCRATCH}", ("old.csv", "path", "label")),
     "an empty folder": (f"train empty {SCRATCH}", ("empty", "no images")),
     "loose images": (f"train photos/red {SCRATCH}", ("photos/red", "12 images lie in the folder itself")),
     "a single class": (f"train single {SCRATCH}", ("single", "'red'", "at least two")),
@@ -111,7 +111,7 @@ ALL = {**TRAIN, **REST, **USAGE}
 def test_a_mistake_is_told_in_a_line_or_two_and_leaves_nothing(
     vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(run, "_fit", lambda *_: pytest.fail("it was taken for right, and trained"))
+    monkeypatch.setattr(fit, "_fit", lambda *_: pytest.fail("it was taken for right, and trained"))
     before = pictures.fingerprint(here)
     outcome = vitkit(*command.split())
     assert outcome.code == 2

@@ -128,7 +128,7 @@ def test_predict_takes_a_checkpoint_and_says_what_it_assumed(vitkit: Any, checkp
     outcome = vitkit("predict", checkpoint, photo)
     (row,) = csv.DictReader(io.StringIO(outcome.out))
     assert row["label"] in set("0123456")
-    notes = outcome.err.splitlines()
+    notes = [line for line in outcome.err.splitlines() if line.startswith("note: ")]
     assert {note.split(":")[1].strip() for note in notes} == {
         f"{what} assumed" for what in ("heads", "preprocess", "classes")
     }

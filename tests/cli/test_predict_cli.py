@@ -5,14 +5,34 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import resource
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
 import photos as pictures
+import runs
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.evaluate import album
 from vitkit.weights import load
+
+VITKIT = Path(sys.executable).with_name("vitkit")
+NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.png")
 
 
 @pytest.fixture
@@ -32,7 +52,7 @@ def table(text: str) -> list[dict[str, str]]:
 
 def test_columns_begin_with_path_label_confidence(vitkit: Any, trained: Path, here: Path) -> None:
     outcome = vitkit("predict", trained, "photos/red/img1.png", "photos/blue/img2.png")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err) == (0, "2 images (0 unreadable), eager, float32\n")
     assert outcome.out.splitlines()[0] == "path,label,confidence,error"
     assert [(row["path"], row["label"]) for row in table(outcome.out)] == [
         ("photos/red/img1.png", "red"),
@@ -142,14 +162,508 @@ def test_nothing_is_written_beside_the_photographs(vitkit: Any, trained: Path, h
     assert pictures.fingerprint(here) == before
 
 
-def test_a_prediction_cut_short_leaves_no_out(
+def test_a_prediction_cut_short_before_its_first_row_leaves_nothing(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitkit.classifier import Classifier
-
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Classifier, "probabilities", stop)
     assert vitkit("predict", trained, "photos", "-o", "out.csv").code == 130
     assert sorted(path.name for path in here.iterdir()) == ["odd", "photos"]
+
+
+def test_an_image_that_is_named_twice_is_one_row(vitkit: Any, trained: Path, here: Path) -> None:
+    outcome = vitkit("predict", trained, "photos/red/img1.png", "photos", "photos/red")
+    assert len(table(outcome.out)) == 36
+    assert table(outcome.out)[0]["path"] == "photos/red/img1.png"
+
+
+def test_one_image_on_a_terminal_is_shown_with_every_class(
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    outcome = vitkit("predict", trained, "photos/red/img1.png")
+    assert [line.split()[0] for line in outcome.out.splitlines()][:2] == ["photos/red/img1.png", "red"]
+    assert len(outcome.out.splitlines()) == 4
+    assert outcome.err == "1 image (0 unreadable), eager, float32\n"
+
+
+# --- Rejection --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unsure(here: Path) -> Path:
+    """A random model of the same three classes, which trusts itself in some of the images alone."""
+    model = build(seed=3, image_size=(16, 16), num_classes=3)
+    Classifier(model, ("blue", "green", "red"), Preprocess(size=(16, 16))).save(here / "unsure")
+    return here / "unsure"
+
+
+def threshold(model: Path) -> float:
+    """One that rejects half of the images."""
+    return float(np.median([p.confidence for p in load(model).predict(sorted(Path("photos").rglob("*.png")))]))
+
+
+def test_below_the_threshold_the_label_is_withheld(vitkit: Any, unsure: Path, here: Path) -> None:
+    reject = threshold(unsure)
+    outcome = vitkit("predict", unsure, "photos", "odd", "--reject", reject, "--top", 2)
+    found = table(outcome.out)
+    assert list(found[0]) == ["path", "label", "confidence", "error", "rejected", "label_2", "confidence_2"]
+    for row, expected in zip(found, load(unsure).predict([row["path"] for row in found]), strict=True):
+        trusted = expected.confidence is not None and expected.confidence >= reject
+        assert row["label"] == ((expected.label or "") if trusted else "")
+        assert row["rejected"] == ("" if trusted else expected.label or "")
+        assert row["label_2"] == (expected.ranking[1][0] if expected.ranking else "")
+    assert outcome.err == "38 images (2 unreadable, 18 rejected), eager, float32\n"
+
+
+def test_jsonl_has_no_label_but_the_one_not_trusted(vitkit: Any, unsure: Path, here: Path) -> None:
+    images = ("photos/red/img1.png", "odd/text.jpg")
+    expected = next(load(unsure).predict(images[0]))
+    for reject, label, rejected in ((1, None, expected.label), (0, expected.label, None)):
+        vitkit("predict", unsure, *images, "--reject", reject, "-o", "out.jsonl", "--force")
+        first, second = (json.loads(line) for line in (here / "out.jsonl").read_text().splitlines())
+        assert (first["label"], first["rejected"]) == (label, rejected)
+        assert first["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
+        assert (second["label"], second["rejected"], second["error"]) == (None, None, "not an image")
+
+
+@pytest.mark.parametrize(("reject", "rejected"), [(0, 0), (1, 36)])
+def test_the_closing_line_counts_what_was_rejected(
+    vitkit: Any, unsure: Path, here: Path, reject: float, rejected: int
+) -> None:
+    outcome = vitkit("predict", unsure, "photos", "--reject", reject, "-o", "out.csv")
+    assert outcome.out == f"36 images (0 unreadable, {rejected} rejected), eager, float32: out.csv\n"
+
+
+def test_on_a_terminal_rejection_is_said_in_words(
+    vitkit: Any, unsure: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = next(load(unsure).predict("photos/red/img1.png"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    said = vitkit("predict", unsure, "photos/red/img1.png", "--reject", "0.9999").out.splitlines()[-1]
+    assert said == f"rejected: {expected.label} has {expected.confidence:.4f}, less than 0.9999"
+
+
+# --- Going on ---------------------------------------------------------------------------------------
+
+
+def many(folder: Path, count: int) -> Path:
+    """So many images that a process is found at work on them; some are none."""
+    (folder / "many").mkdir()
+    own = [*sorted((folder / "photos").rglob("*.png")), folder / "odd" / "text.jpg"]
+    for i in range(count):
+        os.link(own[i % len(own)], folder / "many" / f'{i}, "quoted"\n{i}.png')
+    return folder / "many"
+
+
+def wait_for_rows(partial: Path, size: int, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if partial.exists() and partial.stat().st_size > size:
+            return
+        time.sleep(0.002)
+    pytest.fail(f"the process did not get that far; it ended with {process.poll()}")
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, here: Path, name: str) -> None:
+    arguments = ("predict", trained, many(here, 600), "--batch-size", "4", "--top", "2")
+    assert vitkit(*arguments, "-o", f"whole-{name}").code == 0
+    process = subprocess.Popen([VITKIT, *arguments, "-o", name], env=runs.environment(), stdout=subprocess.DEVNULL)
+    wait_for_rows(here / f"{name}.partial", 2000, process)
+    process.kill()
+    process.wait()
+    assert not (here / name).exists()
+    assert (here / f"{name}.partial").stat().st_size < (here / f"whole-{name}").stat().st_size / 2
+    outcome = vitkit(*arguments, "-o", name, "--resume")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[-1] == f"600 images (16 unreadable), eager, float32: {name}"
+    assert not (here / f"{name}.partial").exists()
+    assert_same_rows(here / name, here / f"whole-{name}")
+
+
+def assert_same_rows(file: Path, other: Path) -> None:
+    """To the last digits, which a batch of other images may change."""
+    assert [row[::2] for row in read(file)] == [row[::2] for row in read(other)]
+    for row, expected in zip(read(file), read(other), strict=True):
+        assert row[1] == pytest.approx(expected[1], abs=2e-6)
+
+
+def read(file: Path) -> list[tuple[str, float | None, str | None]]:
+    """Path, confidence and label of each row."""
+    if file.suffix == ".csv":
+        with file.open(newline="") as stream:
+            found: Any = list(csv.DictReader(stream))
+    else:
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [(row["path"], float(row["confidence"] or 0), row["label"]) for row in found]
+
+
+def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> None:
+    many(here, 600)
+    (here / "a name.csv").write_text("old")
+    command = [VITKIT, "predict", "--force", trained, "-o", "a name.csv", "--batch-size", "4", "--", "many"]
+    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_rows(here / "a name.csv.partial", 1000, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+    assert (here / "a name.csv").read_text() == "old"
+    told = out.decode().splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["to go on"]
+    words = shlex.split(told[0].removeprefix("to go on: "))
+    assert words[:3] == ["vitkit", "predict", "--resume"]
+    assert vitkit(*words[1:]).code == 0
+    assert len(read(here / "a name.csv")) == 600
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the images that are decoded for the model."""
+    paths: list[str] = []
+    original = Classifier.read
+
+    def spy(self: Classifier, path: str | Path) -> Any:
+        paths.append(str(path))
+        return original(self, path)
+
+    monkeypatch.setattr(Classifier, "read", spy)
+    return paths
+
+
+def cut_short(vitkit: Any, *arguments: object, rows: int, out: str = "out.csv") -> bytes:
+    """Leaves a partial file of some rows and a torn one; the whole file's content."""
+    assert vitkit("predict", *arguments, "-o", out).code in (0, 1)
+    whole = Path(out).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    Path(f"{out}.partial").write_bytes(b"".join(lines[: rows + out.endswith(".csv")]) + lines[-1][:9])
+    Path(out).unlink()
+    return whole
+
+
+@pytest.mark.parametrize("out", ["out.csv", "out.jsonl"])
+@pytest.mark.parametrize("rows", [0, 7, 32, 38])
+def test_only_what_is_missing_is_computed(
+    vitkit: Any, trained: Path, here: Path, computed: list[str], out: str, rows: int
+) -> None:
+    whole = cut_short(vitkit, trained, "photos", "odd", "--batch-size", 1, rows=rows, out=out)
+    everything = list(computed)
+    computed.clear()
+    outcome = vitkit("predict", trained, "photos", "odd", "--batch-size", 1, "-o", out, "--resume")
+    assert outcome.code == 0
+    assert outcome.out.splitlines() == [
+        f"{rows} of 38 images are in {out}.partial",
+        f"38 images (2 unreadable), eager, float32: {out}",
+    ]
+    assert computed == everything[: rows > 0] + everything[rows:], "the first is looked at again"
+    assert (here / out).read_bytes() == whole
+    assert not (here / f"{out}.partial").exists()
+
+
+def test_resume_of_nothing_begins(vitkit: Any, trained: Path, here: Path) -> None:
+    assert vitkit("predict", trained, "photos", "-o", "out.csv", "--resume").code == 0
+    assert len(read(here / "out.csv")) == 36
+
+
+def test_resume_adds_to_a_finished_file_what_it_lacks(
+    vitkit: Any, trained: Path, here: Path, computed: list[str]
+) -> None:
+    vitkit("predict", trained, "photos", "-o", "whole.csv", "--batch-size", 1)
+    vitkit("predict", trained, "photos/red", "-o", "out.csv", "--batch-size", 1)
+    computed.clear()
+    outcome = vitkit("predict", trained, "photos", "-o", "out.csv", "--batch-size", 1, "--resume")
+    assert outcome.out.splitlines()[0] == "12 of 36 images are in out.csv"
+    assert len(computed) == 24 + 1
+    assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
+    assert vitkit("predict", trained, "photos", "-o", "out.csv", "--resume").code == 0
+    assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
+
+
+def test_an_image_whose_file_went_is_passed_over_in_the_comparison(vitkit: Any, trained: Path, here: Path) -> None:
+    cut_short(vitkit, trained, "odd/text.jpg", "photos/blue", "photos/red", rows=20)
+    Path("photos/blue/img1.png").write_text("gone")
+    outcome = vitkit("predict", trained, "odd/text.jpg", "photos/blue", "photos/red", "-o", "out.csv", "--resume")
+    assert outcome.code == 0
+    assert [label for _, _, label in read(here / "out.csv")] == ["", *["blue"] * 12, *["red"] * 12]
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("out", ["out.csv", "out.jsonl"])
+def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, unsure: Path, out: str, rows: int) -> None:
+    cut_short(vitkit, trained, "photos", rows=rows, out=out)
+    before = pictures.fingerprint(Path())
+    outcome = vitkit("predict", unsure, "photos", "-o", out, "--resume", "--pictures", "pictures")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"error: the rows in {out}.partial come from another model")
+    assert len(outcome.err.splitlines()) == 1
+    assert pictures.fingerprint(Path()) == before
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: Path) -> None:
+    vitkit("predict", trained, "photos", "-o", "whole.csv")
+    with disk_of(500):
+        outcome = vitkit("predict", trained, "photos", "-o", "out.csv")
+    assert outcome.code == 2
+    assert outcome.err == "error: out.csv.partial: File too large; --resume goes on from there\n"
+    assert (here / "out.csv.partial").read_bytes() == (here / "whole.csv").read_bytes()[:500]
+    assert not (here / "out.csv").exists()
+    assert vitkit("predict", trained, "photos", "-o", "out.csv", "--resume").code == 0
+    assert_same_rows(here / "out.csv", here / "whole.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("-o out.csv", ("out.csv.partial", "--resume", "--force")),
+        ("-o done.csv", ("done.csv exists", "--resume", "--force")),
+        ("-o out.csv --resume --force", ("--resume", "--force", "one of them")),
+        ("--resume", ("--resume", "--out")),
+        ("-o out.csv --resume --top 2", ("out.csv.partial", "--top")),
+        ("-o out.csv --resume --reject 0.5", ("out.csv.partial", "--reject")),
+        ("-o csv.jsonl --resume", ("csv.jsonl", "do not fit")),
+        ("-o thesis.csv --resume", ("thesis.csv", "do not fit")),
+        ("-o photos/out.csv", ("photos/out.csv", "nothing is written beside the photographs")),
+        ("-o photos/red/out.csv --force", ("photos", "beside")),
+        ("-o odd/../photos/out.csv --resume", ("photos", "beside")),
+        ("-o link/out.csv", ("link/out.csv", "beside")),
+        ("-o folder.csv --force", ("folder.csv", "folder")),
+        ("--pictures photos/drawn", ("--pictures", "beside")),
+        ("--pictures photos --force", ("--pictures", "beside")),
+        ("--pictures drawn", ("drawn", "not empty", "--resume", "--force")),
+        ("--pictures thesis.csv --force", ("thesis.csv", "file")),
+        ("--reject 1.5", ("--reject", "1.5")),
+        ("--reject -0.1", ("--reject", "-0.1")),
+        ("--reject nan", ("--reject", "nan")),
+    ],
+)
+def test_mistakes_end_in_a_line_and_change_nothing(
+    vitkit: Any, trained: Path, here: Path, arguments: str, named: tuple[str, ...]
+) -> None:
+    vitkit("predict", trained, "photos", "-o", "done.csv")
+    shutil.copy("done.csv", "csv.jsonl")
+    cut_short(vitkit, trained, "photos", rows=5)
+    (here / "thesis.csv").write_text("precious")
+    (here / "folder.csv").mkdir()
+    (here / "link").symlink_to("photos/blue", target_is_directory=True)
+    (here / "drawn").mkdir()
+    (here / "drawn" / "thesis.txt").write_text("precious")
+    before = pictures.fingerprint(here)
+    outcome = vitkit("predict", trained, "photos", *arguments.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert len(outcome.err.splitlines()) == 1
+    assert [text for text in named if text not in outcome.err] == []
+    assert pictures.fingerprint(here) == before
+
+
+def test_out_in_a_folder_that_a_pattern_matches_is_refused(vitkit: Any, trained: Path, here: Path) -> None:
+    assert vitkit("predict", trained, "photos/*", "-o", "photos/red/out.csv").code == 2
+    assert vitkit("predict", trained, "photos/*/*.png", "-o", "out.csv").code == 0
+
+
+@pytest.fixture
+def strange(here: Path) -> Path:
+    """A folder of images whose names break lines, quotes and encodings."""
+    for i, name in enumerate((NOT_UTF8, "z\r.png", 'a "b",\nc.png'), 1):
+        shutil.copy(f"photos/red/img{i}.png", here / "odd" / name)
+    return here / "odd"
+
+
+@pytest.mark.parametrize("out", ["out.csv", "out.jsonl"])
+def test_strange_names_survive_a_resume(vitkit: Any, trained: Path, strange: Path, out: str) -> None:
+    whole = cut_short(vitkit, trained, "odd", rows=2, out=out)
+    assert vitkit("predict", trained, "odd", "-o", out, "--resume", "--pictures", "drawn").code == 0
+    assert Path(out).read_bytes() == whole
+    readable = [path.name for path in strange.iterdir() if path.name not in ("text.jpg", "empty.png")]
+    assert drawn("drawn") == sorted(f"{name}.png" for name in readable)
+
+
+def test_strange_names_go_through_a_pipe(vitkit: Any, trained: Path, strange: Path) -> None:
+    command = [VITKIT, "predict", trained, "odd"]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, timeout=60, check=True)
+    assert done.stderr == b"5 images (2 unreadable), eager, float32\n"
+    vitkit("predict", trained, "odd", "-o", "out.csv")
+    assert done.stdout == Path("out.csv").read_bytes()
+    rows = csv.reader(io.StringIO(os.fsdecode(done.stdout), newline=""))
+    assert {row[0] for row in rows} == {"path", *map(str, Path("odd").iterdir())}
+
+
+@pytest.mark.parametrize(("flags", "loads"), [(("--pictures", "drawn"), True), ((), False)])
+def test_only_pictures_load_what_draws(trained: Path, here: Path, flags: tuple[str, ...], loads: bool) -> None:
+    heavy = ("lightning", "pytorch_lightning", "torchmetrics", "torchvision", "matplotlib")
+    arguments = [
+        "vitkit",
+        "predict",
+        str(trained),
+        "photos/red",
+        "-o",
+        "out.csv",
+        "--resume",
+        "--reject",
+        "0.5",
+        *flags,
+    ]
+    code = (
+        f"import sys; sys.argv = {arguments!r}\nfrom vitkit.cli.app import main\n"
+        f"try:\n    main()\nfinally:\n    print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == ("['matplotlib']" if loads else "[]")
+
+
+# --- Pictures ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def titles(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The title of each picture, as it is drawn."""
+    seen: dict[str, str] = {}
+
+    def spy(figure: Figure, path: Path) -> None:
+        seen[path.as_posix()] = figure.texts[0].get_text()
+        original(figure, path)
+
+    original: Callable[[Figure, Path], None] = album.save_figure
+    monkeypatch.setattr(album, "save_figure", spy)
+    return seen
+
+
+def drawn(folder: str) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+
+
+def test_each_readable_image_has_a_picture_where_it_lies_below_the_source(
+    vitkit: Any, trained: Path, here: Path, titles: dict[str, str]
+) -> None:
+    shutil.copy("odd/text.jpg", "photos/red/text.jpg")
+    before = pictures.fingerprint(here / "photos")
+    outcome = vitkit("predict", trained, "photos", "--pictures", "deep/drawn", "-o", "out.csv")
+    assert outcome.code == 0
+    names = [f"{colour}/img{i}.png.png" for colour in ("blue", "green", "red") for i in range(1, 13)]
+    assert drawn("deep/drawn") == sorted(names)
+    assert titles == {
+        f"deep/drawn/{path.removeprefix('photos/')}.png": f"class: {label}   probability: {confidence:.3f}"
+        for path, confidence, label in read(here / "out.csv")
+        if label
+    }
+    assert pictures.fingerprint(here / "photos") == before
+    with Image.open("deep/drawn/red/img1.png.png") as picture:
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    with Image.open("photos/red/img1.png") as photograph:
+        colours = {tuple(pixel) for pixel in np.asarray(photograph).reshape(-1, 3).tolist()}
+    assert colours <= {tuple(pixel) for pixel in pixels.tolist()}, "every pixel of the photograph is to be seen"
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ("photos/red", ["img1.png.png"]),
+        ("photos/red/", ["img1.png.png"]),
+        ("./photos/../photos", ["red/img1.png.png"]),
+        ("photos/red/img1.png", ["img1.png.png"]),
+        ("photos other", ["other/img1.png.png", "photos/red/img1.png.png"]),
+        ("photos/red/img1.png other/img1.png", ["other/img1.png.png", "photos/red/img1.png.png"]),
+        ("*/img1.png photos/*/*.png", ["other/img1.png.png", "photos/red/img1.png.png"]),
+    ],
+)
+def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path, sources: str, expected: list[str]) -> None:
+    for path in sorted(Path("photos").rglob("*.png"))[:-12] + sorted(Path("photos/red").iterdir())[1:]:
+        path.unlink()
+    (here / "other").mkdir()
+    shutil.copy("photos/red/img1.png", "other")
+    assert vitkit("predict", trained, *sources.split(), "--pictures", "drawn").code == 0
+    assert drawn("drawn") == expected
+
+
+def test_a_photograph_is_drawn_upright_and_not_too_large(
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    original = album.classified
+
+    def spy(picture: Image.Image, *arguments: Any, **named: Any) -> Figure:
+        sizes.append(picture.size)
+        return original(picture, *arguments, **named)
+
+    monkeypatch.setattr(album, "classified", spy)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    pictures.save(pictures.smooth(3000, 1500), here / "wide" / "turned.jpg", exif=turned)
+    assert vitkit("predict", trained, "wide", "--pictures", "drawn").code == 0
+    assert sizes == [(512, 1024)]
+    with Image.open("drawn/turned.jpg.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"), dtype=float)
+    assert pixels.shape == (1024 + 44, 572, 3)
+    shown = pixels[44:, 30:542]
+    expected = np.asarray(pictures.smooth(3000, 1500).rotate(-90, expand=True).resize((512, 1024)), dtype=float)
+    assert np.abs(shown - expected).mean() < 3
+
+
+@pytest.mark.parametrize("reject", [None, 1.0])
+def test_class_names_in_any_script_are_drawn(
+    vitkit: Any, here: Path, titles: dict[str, str], reject: float | None
+) -> None:
+    classes = ("$x^$ and $", "\U0001f408 猫" + "w" * 60, r"_\frac{1 {x}%s")
+    for i in range(3):
+        model = build(seed=i, image_size=(16, 16), num_classes=3)
+        model.head.bias.data[:] = 0.0
+        model.head.bias.data[i] = 99.0
+        Classifier(model, classes, Preprocess(size=(16, 16))).save(here / f"model{i}")
+        flags = [] if reject is None else ["--reject", "0.9999999999"]
+        outcome = vitkit("predict", here / f"model{i}", "photos/red/img1.png", "--pictures", f"drawn{i}", *flags)
+        assert outcome.code == 0
+        assert titles[f"drawn{i}/img1.png.png"].startswith("class: ")
+        assert "probability: 1.000" in titles[f"drawn{i}/img1.png.png"]
+
+
+def test_a_picture_says_that_its_class_was_rejected(
+    vitkit: Any, unsure: Path, here: Path, titles: dict[str, str]
+) -> None:
+    vitkit("predict", unsure, "photos/red/img1.png", "--pictures", "drawn", "--reject", "0.99999")
+    assert titles["drawn/img1.png.png"].endswith("   rejected")
+
+
+def test_resume_draws_what_has_no_picture(
+    vitkit: Any, trained: Path, here: Path, titles: dict[str, str], computed: list[str]
+) -> None:
+    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=5)
+    for path in sorted(Path("drawn").rglob("*.png"))[2:]:
+        path.unlink()
+    kept = len(drawn("drawn"))
+    titles.clear()
+    outcome = vitkit("predict", trained, "photos/red", "odd", "--pictures", "drawn", "-o", "out.csv", "--resume")
+    assert outcome.code == 0
+    assert len(drawn("drawn")) == 12
+    assert len(titles) >= 12 - kept
+    assert read(here / "out.csv")[0][2] == "red"
+
+
+def test_a_disk_full_of_pictures_is_told_and_keeps_the_rows(
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, left = album.save_figure, [3]
+
+    def fill(figure: Figure, path: Path) -> None:
+        left[0] -= 1
+        with disk_of(2_000 if left[0] < 0 else resource.RLIM_INFINITY):
+            original(figure, path)
+
+    monkeypatch.setattr(album, "save_figure", fill)
+    outcome = vitkit("predict", trained, "photos/red", "--pictures", "drawn", "-o", "out.csv")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: drawn/img4.png.png: ")
+    assert len(outcome.err.splitlines()) == 1
+    assert drawn("drawn") == [f"img{i}.png.png" for i in (1, 2, 3)]
+    assert len((here / "out.csv.partial").read_text().splitlines()) == 1 + 3

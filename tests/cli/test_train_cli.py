@@ -28,9 +28,9 @@ VITKIT = Path(sys.executable).with_name("vitkit")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Any, dict[str, Any]]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, dict[str, Any]]]:
     """What the command asks of `run.train`, which is not run."""
-    calls: list[tuple[Recipe, Any, dict[str, Any]]] = []
+    calls: list[tuple[dict[str, Any], Any, dict[str, Any]]] = []
     monkeypatch.setattr(run, "train", lambda recipe, out, **options: calls.append((recipe, out, options)))
     return calls
 
@@ -38,22 +38,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Any, dict[str, 
 def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     given = ("--lr", "1e-3", "--split", "0.5", "0.2", "0.3", "--no-hflip", "--crop-scale", "0", "0", "--time", "10m")
     assert vitkit("train", tmp_path, "--epochs", 7, *given, "--keep", "every").code == 0
-    assert asked[0][0] == Recipe(
-        data=str(tmp_path),
-        epochs=7,
-        lr=1e-3,
-        split=(0.5, 0.2, 0.3),
-        hflip=False,
-        crop_scale=(0.0, 0.0),
-        time="10m",
-        keep="every",
-    )
+    assert asked[0][0] == {
+        "data": str(tmp_path),
+        "epochs": 7,
+        "lr": 1e-3,
+        "split": (0.5, 0.2, 0.3),
+        "hflip": False,
+        "crop_scale": (0.0, 0.0),
+        "time": "10m",
+        "keep": "every",
+    }
 
 
 def test_flags_go_before_the_recipe_file(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('data = "photos"\nepochs = 7\nhflip = false\nseed = 3\n')
     assert vitkit("train", "--recipe", tmp_path / "mine.toml", "--epochs", 9, "--hflip").code == 0
-    assert asked[0][0] == Recipe(data="photos", epochs=9, hflip=True, seed=3)
+    assert asked[0][0] == {"data": "photos", "epochs": 9, "hflip": True, "seed": 3}
 
 
 def test_digits_are_trained_by_their_recipe(
@@ -61,7 +61,7 @@ def test_digits_are_trained_by_their_recipe(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert vitkit("train", "digits").code == 0
-    assert asked[0][0] == build(load_fields("digits"))
+    assert asked[0][0] == load_fields("digits")
 
 
 def test_out_and_force_are_passed_on(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_every_field_of_the_recipe_but_the_data_has_a_flag(vitkit: Any, asked: l
         elif name != "data" and value is not None:
             flags += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     assert vitkit("train", tmp_path, *flags).code == 0
-    assert asked[0][0] == Recipe(data=str(tmp_path))
+    assert build(asked[0][0]) == Recipe(data=str(tmp_path))
 
 
 def test_resume_finishes_a_run(vitkit: Any, trained: Path, tmp_path: Path) -> None:

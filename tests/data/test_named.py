@@ -1,27 +1,68 @@
-"""Data sets that have a name, written once into the cache."""
+"""Named data sets: made of small archives laid out as the published ones, and fetched from servers on this machine."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import inspect
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from photos import folder
+from photos import folder, noise
 from vitkit.data import named
 from vitkit.data.decode import decode
-from vitkit.data.source import read_source
+from vitkit.data.named import DATASETS, Archive, DataSet, Torchvision, folder_names, materialise
+from vitkit.data.source import SUFFIXES, locate, read_source
+from vitkit.errors import VitkitError
+
+SOURCE = Path(__file__).parents[2] / "src"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "named-data.md"
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
 
 
-def test_digits_are_the_1797_of_scikit_learn(cache: Path) -> None:
+def pair(write: Callable[[Path, Path], object] = lambda raw, root: folder(root, {"a": 1, "b": 1})) -> DataSet:
+    return DataSet("pair", 2, 2, write=write)
+
+
+def kept(cache: Path) -> list[str]:
+    """What is in the cache's data folder besides locks."""
+    return sorted(path.name for path in (cache / "data").iterdir() if path.suffix != ".lock")
+
+
+# --- Writing once -----------------------------------------------------------------------------------
+
+
+def test_digits_are_the_1797_of_scikit_learn(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     table = read_source("digits")
     digits = load_digits()
     assert len(table) == 1797
@@ -38,45 +79,84 @@ def test_digits_are_the_1797_of_scikit_learn(cache: Path) -> None:
         expected = np.round(digits.images[i] * 255 / 16)
         for channel in range(3):
             np.testing.assert_array_equal(np.asarray(decode(table.file(row)))[..., channel], expected)
+    assert capfd.readouterr() == ("", ""), "nothing is downloaded, so there is nothing to tell"
 
 
 def test_a_set_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setitem(named.DATASETS, "pair", lambda root: calls.append(root) or folder(root, {"a": 1, "b": 1}))
-    assert named.materialise("pair") == named.materialise("pair") == cache / "data" / "pair"
+    monkeypatch.setitem(DATASETS, "pair", pair(lambda raw, root: calls.append(raw) or folder(root, {"a": 1, "b": 1})))
+    assert materialise("pair") == materialise("pair") == cache / "data" / "pair"
     assert len(calls) == 1
-    assert (cache / "data" / "pair").stat().st_mode & 0o777 == 0o755, "others may read it"
+    (cache / "other").mkdir()
+    others = (cache / "other").stat().st_mode
+    assert (cache / "data" / "pair").stat().st_mode == others, "whoever may read other folders may read it"
+    assert kept(cache) == ["pair"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt, VitkitError])
 def test_an_interrupted_writing_leaves_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    def interrupted(root: Path) -> None:
+    def interrupted(raw: Path, root: Path) -> None:
         folder(root, {"a": 1})
+        (raw / "archive").touch()
         raise error
 
-    monkeypatch.setitem(named.DATASETS, "pair", interrupted)
+    monkeypatch.setitem(DATASETS, "pair", pair(interrupted))
     with pytest.raises(error):
-        named.materialise("pair")
-    assert list((cache / "data").iterdir()) == []
+        materialise("pair")
+    assert kept(cache) == []
+    monkeypatch.setitem(DATASETS, "pair", pair())
+    assert len(read_source("pair")) == 2
+
+
+def test_what_a_killed_process_left_goes_and_other_sets_stay(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".pair-x1y2z3", ".pairs-x1y2z3", "pairs"):
+        folder(cache / "data" / name, {"a": 1})
+    monkeypatch.setitem(DATASETS, "pair", pair())
+    materialise("pair")
+    assert kept(cache) == [".pairs-x1y2z3", "pair", "pairs"]
 
 
 def test_whoever_comes_second_takes_what_the_first_has_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(root: Path) -> None:
+    def meanwhile(raw: Path, root: Path) -> None:
         folder(root, {"a": 1, "b": 1})
         folder(cache / "data" / "pair", {"a": 1, "b": 1})
 
-    monkeypatch.setitem(named.DATASETS, "pair", meanwhile)
-    assert named.materialise("pair").is_dir()
-    assert [path.name for path in (cache / "data").iterdir()] == ["pair"]
+    monkeypatch.setitem(DATASETS, "pair", pair(meanwhile))
+    assert materialise("pair").is_dir()
+    assert kept(cache) == ["pair"]
 
 
 def test_a_folder_that_cannot_be_settled_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(named.DATASETS, "pair", lambda root: (cache / "data" / "pair").touch())
-    with pytest.raises(OSError):
-        named.materialise("pair")
-    assert [path.name for path in (cache / "data").iterdir()] == ["pair"]
+    def in_the_way(raw: Path, root: Path) -> None:
+        folder(root, {"a": 1, "b": 1})
+        (cache / "data" / "pair").touch()
+
+    monkeypatch.setitem(DATASETS, "pair", pair(in_the_way))
+    with pytest.raises(
+        VitkitError, match=r"^cannot write the data set pair to .*VITKIT_CACHE may name|let VITKIT_CACHE"
+    ):
+        materialise("pair")
+    assert kept(cache) == ["pair"]
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(VitkitError, match=r"^cannot write the data set digits to .*: Not a directory; make room"):
+        materialise("digits")
+
+
+@pytest.mark.parametrize("arrived", [{"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {}])
+def test_a_set_that_arrives_in_part_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, arrived: dict[str, int]
+) -> None:
+    entry = replace(pair(lambda raw, root: folder(root, arrived)), host="example.org", page="https://example.org/pair")
+    monkeypatch.setitem(DATASETS, "pair", entry)
+    with pytest.raises(VitkitError, match=r"^the data set pair from example.org has .* expected 2 in 2; .*org/pair"):
+        materialise("pair")
+    assert kept(cache) == []
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +168,740 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert named.cache_folder() == Path("/xdg/vitkit")
     monkeypatch.setenv("VITKIT_CACHE", "/own")
     assert named.cache_folder() == Path("/own")
+
+
+# --- Names ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [
+        ("flower-photos", "flower_photos"),
+        ("FLOWER_PHOTOS", "flower_photos"),
+        ("oxford_pets", "oxford-pets"),
+        ("CIFAR-10", "cifar10"),
+        ("Food101", "food101"),
+        ("fashion_mnist", "fashion-mnist"),
+        ("FashionMNIST", "fashion-mnist"),
+        ("fgvc_aircraft", "fgvc-aircraft"),
+    ],
+)
+def test_spelling_makes_no_difference(asked: str, own: str) -> None:
+    assert asked in DATASETS and DATASETS[asked] is DATASETS[own] and DATASETS[own].name == own
+
+
+def test_every_spelling_has_the_same_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS, "two-Of_them", replace(pair(), name="two-Of_them"))
+    table = read_source("TWO_OF-THEM")
+    assert table.root == materialise("twoofthem") == cache / "data" / "two-Of_them"
+    shutil.rmtree(cache)
+    assert locate(table).file(0).is_file()
+
+
+@pytest.mark.parametrize("name", ["cifar", "cifar1", "./cifar10", "cifar10/", " cifar10", "", "-", None, 10])
+def test_what_is_no_name_is_none(name: object) -> None:
+    assert name not in DATASETS
+
+
+def test_an_unknown_name_is_told_which_there_are() -> None:
+    with pytest.raises(VitkitError, match=r"known: caltech101, cifar10, cifar100, digits, dtd, .*oxford-pets"):
+        read_source("cifra10")
+
+
+def test_names_are_folders_and_differ_in_every_spelling() -> None:
+    assert len({name.lower().replace("-", "").replace("_", "") for name in DATASETS}) == len(DATASETS) == 17
+    assert all(name == entry.name and name == folder_names([name])[0] for name, entry in DATASETS.items())
+
+
+@given(st.lists(st.text(), max_size=8))
+def test_class_folders_are_safe_and_distinct(classes: list[str]) -> None:
+    names = folder_names(classes)
+    assert len({name.lower() for name in names}) == len(classes)
+    for name in names:
+        assert not set(name) & set('<>:"/\\|?*\0\n') and name.strip(" .") == name != ""
+
+
+def test_class_folders_keep_what_may_stay() -> None:
+    classes = ["T-shirt/top", "F-16A/B", "pink-yellow dahlia?", "colt's foot", "Faces", "faces", "..", "a/b", "a:b"]
+    assert folder_names(classes) == [
+        *("T-shirt-top", "F-16A-B", "pink-yellow dahlia", "colt's foot"),
+        *("Faces", "faces (2)", "_", "a-b", "a-b (2)"),
+    ]
+
+
+# --- The table --------------------------------------------------------------------------------------
+
+BY_TORCHVISION = {name: entry for name, entry in DATASETS.items() if isinstance(entry.write, Torchvision)}
+
+
+@pytest.mark.parametrize("name", BY_TORCHVISION)
+def test_the_table_names_a_class_of_torchvision_and_what_it_takes(name: str) -> None:
+    from torchvision import datasets
+
+    write = BY_TORCHVISION[name].write
+    assert isinstance(write, Torchvision)
+    kind = getattr(datasets, write.kind)
+    for arguments in write.splits.values():
+        inspect.signature(kind).bind("root", download=True, **arguments, **write.options)
+    assert BY_TORCHVISION[name].splits == tuple(split for split in write.splits if split)
+
+
+@pytest.mark.parametrize("entry", DATASETS.values(), ids=lambda entry: entry.name)
+def test_every_set_is_described(entry: DataSet) -> None:
+    assert entry.images > entry.classes >= 2 and entry.licence and entry.page.startswith("http")
+    assert set(entry.splits) <= {"train", "val", "test"} and (not entry.splits or entry.splits[0] == "train")
+    assert (entry.megabytes > 0) == bool(entry.host)
+
+
+@pytest.mark.parametrize("entry", DATASETS.values(), ids=lambda entry: entry.name)
+def test_the_guide_says_the_same(entry: DataSet) -> None:
+    splits = ", ".join(entry.splits) or "-"
+    size = f"{entry.megabytes:,}" if entry.megabytes else "-"
+    row = (
+        f"| `{entry.name}` | {entry.images:,} | {entry.classes} | {splits} | {size} | [{entry.licence}]({entry.page}) |"
+    )
+    assert row in GUIDE.read_text(encoding="utf-8").splitlines()
+
+
+def test_known_class_names_are_folders_of_their_own() -> None:
+    from torchvision import datasets
+
+    assert "pink-yellow dahlia" in folder_names(datasets.Flowers102.classes)
+    assert len(set(folder_names(datasets.Flowers102.classes))) == 102
+    assert folder_names(datasets.FashionMNIST.classes)[0] == "T-shirt-top"
+
+
+def test_naming_data_loads_nothing_heavy() -> None:
+    code = "import sys, vitkit.data.named; print(*sys.modules)"
+    assert not {"torch", "torchvision", "numpy", "PIL", "sklearn", "filelock"} & set(run_python(code).stdout.split())
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+
+# --- What torchvision downloads: its own classes on small archives of the published layout -----------
+
+Tree = dict[str, "bytes | np.ndarray"]  # path in the data set -> the file's bytes, or its pixels
+
+
+def tar(files: dict[str, bytes], compression: str = "gz") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=f"w:{compression}") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def mat(**arrays: np.ndarray) -> bytes:
+    from scipy.io import savemat
+
+    buffer = io.BytesIO()
+    savemat(buffer, arrays)
+    return buffer.getvalue()
+
+
+def pixels(count: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def photo(name: str) -> bytes:
+    """A JPEG file like no other."""
+    buffer = io.BytesIO()
+    noise(seed=int.from_bytes(name.encode()[-6:])).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def arrays_of(split: str, images: np.ndarray, labels: list[int], names: list[str]) -> Tree:
+    return {
+        f"{split}/{names[label]}/{i:05d}.png": image
+        for i, (image, label) in enumerate(zip(images, labels, strict=True))
+    }
+
+
+def cifar(folder: str, batches: dict[str, list[str]], meta: str, key: str, labels: str, names: list[str]) -> Any:
+    files, tree = {f"{folder}/{meta}": pickle.dumps({key: names})}, {}
+    for split, files_of_split in batches.items():
+        images = pixels(2 * len(files_of_split), 32, 32, 3)
+        targets = [(7 * i + len(split)) % len(names) for i in range(len(images))]
+        for j, file in enumerate(files_of_split):
+            rows = images[2 * j : 2 * j + 2].transpose(0, 3, 1, 2).reshape(2, -1)
+            files[f"{folder}/{file}"] = pickle.dumps({"data": rows, labels: targets[2 * j : 2 * j + 2]})
+        tree |= arrays_of(split, images, targets, names)
+    return tar(files), tree
+
+
+def cifar10() -> tuple[dict[str, bytes], Tree]:
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    batches = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+    archive, tree = cifar("cifar-10-batches-py", batches, "batches.meta", "label_names", "labels", names)
+    return {"cifar-10-python.tar.gz": archive}, tree
+
+
+def cifar100() -> tuple[dict[str, bytes], Tree]:
+    names = ["aquarium_fish", "apple", "baby"]  # not in the alphabet's order, though the real ones are
+    batches = {"train": ["train"], "test": ["test"]}
+    archive, tree = cifar("cifar-100-python", batches, "meta", "fine_label_names", "fine_labels", names)
+    return {"cifar-100-python.tar.gz": archive}, tree
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return gzip.compress(header + array.tobytes())
+
+
+def mnist(names: list[str] | None = None) -> tuple[dict[str, bytes], Tree]:
+    files, tree = {}, {}
+    for split, prefix, count in (("train", "train", 12), ("test", "t10k", 5)):
+        images, labels = pixels(count, 28, 28), [(3 * i) % 10 for i in range(count)]
+        files[f"{prefix}-images-idx3-ubyte.gz"] = idx(images)
+        files[f"{prefix}-labels-idx1-ubyte.gz"] = idx(np.array(labels, np.uint8))
+        tree |= arrays_of(split, images, labels, names or list("0123456789"))
+    return files, tree
+
+
+def fashion_mnist() -> tuple[dict[str, bytes], Tree]:
+    clothes = ["T-shirt-top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+    return mnist(clothes)
+
+
+def svhn() -> tuple[dict[str, bytes], Tree]:
+    files, tree = {}, {}
+    for split, count in (("train", 11), ("test", 4)):
+        images, labels = pixels(count, 32, 32, 3), [(i + 9) % 10 for i in range(count)]
+        written = np.array([[label or 10] for label in labels], np.uint8)
+        files[f"{split}_32x32.mat"] = mat(X=images.transpose(1, 2, 3, 0), y=written)
+        tree |= arrays_of(split, images, labels, list("0123456789"))
+    return files, tree
+
+
+def stl10() -> tuple[dict[str, bytes], Tree]:
+    names = ["airplane", "bird", "car"]
+    files, tree = {"stl10_binary/class_names.txt": "\n".join(names).encode()}, {}
+    for split, count in (("train", 4), ("test", 3)):
+        images, labels = pixels(count, 96, 96, 3), [(2 * i) % 3 for i in range(count)]
+        files[f"stl10_binary/{split}_X.bin"] = images.transpose(0, 3, 2, 1).tobytes()
+        files[f"stl10_binary/{split}_y.bin"] = bytes(label + 1 for label in labels)
+        tree |= arrays_of(split, images, labels, names)
+    return {"stl10_binary.tar.gz": tar(files | {"stl10_binary/unlabeled_X.bin": b""})}, tree
+
+
+def flowers102() -> tuple[dict[str, bytes], Tree]:
+    ids = {"train": [2, 7], "val": [1, 5], "test": [3, 4, 6]}
+    labels = [60, 1, 12, 1, 60, 12, 12]  # of pictures 1 to 7; 60: "pink-yellow dahlia?"
+    names = {1: "pink primrose", 12: "colt's foot", 60: "pink-yellow dahlia"}
+    photos = {i: photo(f"flower {i}") for i in range(1, 8)}
+    archive = tar({f"jpg/image_{i:05d}.jpg": photos[i] for i in photos})
+    sets = mat(trnid=np.array(ids["train"]), valid=np.array(ids["val"]), tstid=np.array(ids["test"]))
+    files = {"102flowers.tgz": archive, "imagelabels.mat": mat(labels=np.array(labels)), "setid.mat": sets}
+    return files, {
+        f"{split}/{names[labels[i - 1]]}/image_{i:05d}.jpg": photos[i] for split, own in ids.items() for i in own
+    }
+
+
+def food101() -> tuple[dict[str, bytes], Tree]:
+    splits = {"train": {"waffles": [3, 1], "apple_pie": [10]}, "test": {"waffles": [2], "apple_pie": [11]}}
+    files, tree = {}, {}
+    for split, classes in splits.items():
+        listed = {name: [f"{name}/{i}" for i in numbers] for name, numbers in classes.items()}
+        files[f"food-101/meta/{split}.json"] = json.dumps(listed).encode()
+        for path in (path for paths in listed.values() for path in paths):
+            files[f"food-101/images/{path}.jpg"] = tree[f"{split}/{path}.jpg"] = photo(path)
+    return {"food-101.tar.gz": tar(files)}, tree
+
+
+def oxford_pets() -> tuple[dict[str, bytes], Tree]:
+    rows = {"trainval": [("Abyssinian", 1, 100), ("american_bulldog", 2, 7)], "test": [("american_bulldog", 2, 8)]}
+    rows["test"].append(("Abyssinian", 1, 2))
+    names = {"Abyssinian": "Abyssinian", "american_bulldog": "American Bulldog"}
+    images, lists, tree = {}, {}, {}
+    for split, own in rows.items():
+        lists[f"annotations/{split}.txt"] = "".join(f"{name}_{i} {label} 1 1\n" for name, label, i in own).encode()
+        for name, _, i in own:
+            folder = f"{'train' if split == 'trainval' else 'test'}/{names[name]}"
+            images[f"images/{name}_{i}.jpg"] = tree[f"{folder}/{name}_{i}.jpg"] = photo(f"{name}{i}")
+    return {
+        "images.tar.gz": tar(images | {"images/Abyssinian_1.mat": b"no image"}),
+        "annotations.tar.gz": tar(lists),
+    }, tree
+
+
+def imagenette() -> tuple[dict[str, bytes], Tree]:
+    names = {"n01440764": "tench", "n03394916": "French horn"}
+    files, tree = {"imagenette2/noisy_imagenette.csv": b"path\n"}, {}
+    for split in ("train", "val"):
+        for wnid, name in names.items():
+            file = f"{wnid}_{split}_1.JPEG"
+            files[f"imagenette2/{split}/{wnid}/{file}"] = tree[f"{split}/{name}/{file}"] = photo(split + name)
+    return {"imagenette2.tgz": tar(files)}, tree
+
+
+def dtd() -> tuple[dict[str, bytes], Tree]:
+    files, tree = {}, {}
+    for i, split in enumerate(("train", "val", "test")):
+        paths = [f"{name}/{name}_{i:04d}.jpg" for name in ("banded", "zigzagged")]
+        files[f"dtd/labels/{split}1.txt"] = "".join(f"{path}\n" for path in paths).encode()
+        for path in paths:
+            files[f"dtd/images/{path}"] = tree[f"{split}/{path}"] = photo(path)
+    return {"dtd-r1.0.1.tar.gz": tar(files)}, tree
+
+
+def eurosat() -> tuple[dict[str, bytes], Tree]:
+    tree: Tree = {f"{name}/{name}_{i}.jpg": photo(f"{name}{i}") for name in ("Forest", "SeaLake") for i in (1, 2)}
+    return {"EuroSAT.zip": zipped({f"2750/{path}": content for path, content in tree.items()})}, tree
+
+
+def caltech101() -> tuple[dict[str, bytes], Tree]:
+    names = ("Faces", "Faces_easy", "accordion")
+    tree: Tree = {f"{name}/image_{i:04d}.jpg": photo(f"{name}{i}") for name in names for i in (1, 2)}
+    files = {f"101_ObjectCategories/{path}": content for path, content in tree.items()}
+    files["101_ObjectCategories/BACKGROUND_Google/image_0001.jpg"] = photo("background")
+    inner = {"101_ObjectCategories.tar.gz": tar(files), "Annotations.tar": tar({}, ""), "show_annotation.m": b""}
+    return {"caltech-101.zip": zipped({f"caltech-101/{name}": content for name, content in inner.items()})}, tree
+
+
+def gtsrb() -> tuple[dict[str, bytes], Tree]:
+    train = {f"{sign}/00000_{i:05d}.ppm": photo(f"{sign}{i}") for sign in ("00000", "00001") for i in (0, 1)}
+    test = {f"{i:05d}.ppm": (photo(f"test{i}"), sign) for i, sign in enumerate((1, 0))}
+    lines = ["Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId"]
+    lines += [f"{name};53;54;6;5;48;49;{sign}" for name, (_, sign) in test.items()]
+    files = {
+        "GTSRB-Training_fixed.zip": zipped({f"GTSRB/Training/{path}": content for path, content in train.items()}),
+        "GTSRB_Final_Test_Images.zip": zipped(
+            {f"GTSRB/Final_Test/Images/{name}": own[0] for name, own in test.items()}
+        ),
+        "GTSRB_Final_Test_GT.zip": zipped({"GT-final_test.csv": "\n".join(lines).encode()}),
+    }
+    tree = {f"train/{path}": content for path, content in train.items()}
+    return files, tree | {f"test/{sign:05d}/{name}": content for name, (content, sign) in test.items()}
+
+
+def fgvc_aircraft() -> tuple[dict[str, bytes], Tree]:
+    names = ["707-320", "F/A-18"]
+    files, tree = {"variants.txt": "\n".join(names).encode()}, {}
+    for i, split in enumerate(("train", "val", "test")):
+        files[f"images_variant_{split}.txt"] = "".join(f"{j}00{i} {name}\n" for j, name in enumerate(names)).encode()
+        for j, name in enumerate(names):
+            path = f"{split}/{name.replace('/', '-')}/{j}00{i}.jpg"
+            files[f"images/{j}00{i}.jpg"] = tree[path] = photo(path)
+    archive = tar({f"fgvc-aircraft-2013b/data/{name}": content for name, content in files.items()})
+    return {"fgvc-aircraft-2013b.tar.gz": archive}, tree
+
+
+PUBLISHED = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "svhn": svhn,
+    "stl10": stl10,
+    "flowers102": flowers102,
+    "food101": food101,
+    "oxford-pets": oxford_pets,
+    "imagenette": imagenette,
+    "dtd": dtd,
+    "eurosat": eurosat,
+    "caltech101": caltech101,
+    "gtsrb": gtsrb,
+    "fgvc-aircraft": fgvc_aircraft,
+}
+
+
+@dataclass
+class Shelf:
+    """The archives of one data set in place of the network, and what was asked of them."""
+
+    files: dict[str, bytes]
+    asked: list[str] = field(default_factory=list)
+
+    def download(self, url: str, root: str | Path, filename: str | None = None, md5: str | None = None) -> None:
+        self.asked.append(url)
+        Path(root).mkdir(parents=True, exist_ok=True)
+        Path(root, filename or Path(urlsplit(url).path).name).write_bytes(self.files[Path(urlsplit(url).path).name])
+
+
+def publish(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Shelf, Tree]:
+    """Let torchvision find small archives where it looks for those of `name`, and not mind their checksums."""
+    from torchvision.datasets import cifar, flowers102, mnist, stl10, svhn, utils
+
+    files, tree = PUBLISHED[name]()
+    shelf = Shelf(files)
+    for module in (utils, flowers102, svhn):
+        monkeypatch.setattr(module, "download_url", shelf.download)
+    for module in (cifar, flowers102, mnist, stl10, svhn):
+        monkeypatch.setattr(module, "check_integrity", lambda path, md5=None: Path(path).is_file())
+    classes = {Path(path).parent.name for path in tree}
+    monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], images=len(tree), classes=len(classes)))
+    return shelf, tree
+
+
+def test_there_is_an_archive_for_every_set_of_torchvision() -> None:
+    assert PUBLISHED.keys() == BY_TORCHVISION.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, tree = publish(name, monkeypatch)
+    told: list[str] = []
+    root = materialise(name, told.append)
+    assert {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()} == tree.keys()
+    for path, expected in tree.items():
+        if isinstance(expected, bytes):
+            assert (root / path).read_bytes() == expected, path
+        else:
+            with Image.open(root / path) as image:
+                np.testing.assert_array_equal(np.asarray(image), expected)
+    entry = DATASETS[name]
+    assert {urlsplit(url).hostname for url in shelf.asked} == {entry.host}
+    assert sorted(shelf.asked) == sorted(set(shelf.asked)), "nothing is downloaded twice"
+    assert kept(cache) == [name]
+    [line] = told
+    for word in (f"downloading {name}", f"{entry.megabytes:,} MB", entry.host, f"{len(tree):,} images", entry.page):
+        assert word in line
+    check_table(name, tree)
+
+
+def check_table(name: str, tree: Tree) -> None:
+    """That the set reads as a folder of the user's would, with every image in its official split."""
+    table = read_source(name)
+    splits = DATASETS[name].splits
+    assert set(table.paths) == tree.keys() and table.ignored == {}
+    assert table.splits == tuple(Path(path).parts[0] if splits else None for path in table.paths)
+    assert all(
+        table.classes[label] == Path(path).parent.name for path, label in zip(table.paths, table.labels, strict=True)
+    )
+    assert all(Path(path).suffix.lower() in SUFFIXES for path in table.paths)
+
+
+def test_a_torchvision_that_changed_is_a_bug_and_no_trouble_of_the_network(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("oxford-pets", monkeypatch)
+    entry = DATASETS["oxford-pets"]
+    assert isinstance(entry.write, Torchvision)
+    changed = replace(entry, write=replace(entry.write, samples=lambda data: data._moved))
+    monkeypatch.setitem(DATASETS, "oxford-pets", changed)
+    with pytest.raises(AttributeError):
+        materialise("oxford-pets")
+    assert kept(cache) == []
+
+
+def test_a_picture_that_the_archive_lacks_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, _ = publish("food101", monkeypatch)
+    shelf.files["food-101.tar.gz"] = tar(
+        {f"food-101/meta/{split}.json": b'{"a": ["a/1"], "b": ["b/1"]}' for split in ("train", "test")}
+        | {"food-101/images/a/1.jpg": b""}
+    )
+    with pytest.raises(VitkitError, match=r"could not get the data set food101 from data.vision.ee.ethz.ch: .*No such"):
+        materialise("food101")
+    assert kept(cache) == []
+
+
+@pytest.mark.parametrize("damaged", [b"", b"not an archive", tar({"a": bytes(10_000)})[:-40]])
+@pytest.mark.parametrize("name", ["fgvc-aircraft", "eurosat"])
+def test_a_damaged_archive_is_said(name: str, damaged: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, _ = publish(name, monkeypatch)
+    shelf.files = dict.fromkeys(shelf.files, damaged)
+    with pytest.raises(
+        VitkitError, match=rf"^could not get the data set {name} from {DATASETS[name].host}: "
+    ) as caught:
+        materialise(name)
+    assert "\n" not in str(caught.value) and f"yourself ({DATASETS[name].page})" in str(caught.value)
+    assert kept(cache) == []
+
+
+# --- From a server ----------------------------------------------------------------------------------
+
+
+def flowers() -> dict[str, bytes]:
+    return {f"{name}/{i}.jpg": photo(f"{name}{i}") for name in ("daisy", "roses") for i in range(3)}
+
+
+def flower_archive() -> bytes:
+    inner = flowers() | {"LICENSE.txt": b"CC-BY, by these photographers", "daisy/._0.txt": b"", "roses/Thumbs.db": b""}
+    return tar({f"flower_photos/{path}": content for path, content in inner.items()})
+
+
+@dataclass
+class Server:
+    """One file, and how its server behaves."""
+
+    body: bytes
+    url: str = ""
+    status: int = 200
+    at_most: int | None = None  # bytes sent before the connection breaks, or stalls
+    stalls: bool = False
+    asked: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked += 1
+        request.send_response(self.status)
+        request.send_header("Content-Length", str(len(self.body)))
+        request.end_headers()
+        with suppress(ConnectionError):  # torchvision asks once to follow redirects, without reading
+            request.wfile.write(self.body[: self.at_most])
+        if self.stalls:
+            self.over.wait(20)
+
+
+@pytest.fixture
+def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
+    """`serve(status=404)` is a server like that, and flower_photos comes from it."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    running: list[tuple[ThreadingHTTPServer, Server]] = []
+
+    def start(body: bytes | None = None, **temper: Any) -> Server:
+        published = flower_archive()
+        server = Server(published if body is None else body, **temper)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.answer(self)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+        running.append((http, server))
+        server.url = f"http://127.0.0.1:{http.server_address[1]}/example_images/flower_photos.tgz"
+        write = Archive(server.url, hashlib.sha256(published).hexdigest())
+        entry = replace(DATASETS["flower_photos"], images=6, classes=2, host="127.0.0.1", write=write)
+        monkeypatch.setitem(DATASETS, "flower_photos", entry)
+        return server
+
+    yield start
+    for http, server in running:
+        server.over.set()
+        http.shutdown()
+        http.server_close()
+
+
+def test_flower_photos_keep_their_bytes_and_their_licence(serve: Callable[..., Server], cache: Path) -> None:
+    serve()
+    told: list[tuple[str, int, int]] = []
+    root = materialise("flower-photos", progress=lambda *report: told.append(report))
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert found.pop("LICENSE.txt") == b"CC-BY, by these photographers"
+    assert found == flowers()
+    assert told[0] == ("downloading flower_photos", 0, len(flower_archive()))
+    assert told[-1] == ("downloading flower_photos", len(flower_archive()), len(flower_archive()))
+    assert kept(cache) == ["flower_photos"]
+    table = read_source("flower_photos")
+    assert table.counts() == {"daisy": 3, "roses": 3} and set(table.splits) == {None}
+
+
+def test_flower_photos_are_the_published_ones() -> None:
+    write = DATASETS["flower_photos"].write
+    assert isinstance(write, Archive) and write.url.startswith(f"https://{DATASETS['flower_photos'].host}/")
+    assert len(bytes.fromhex(write.sha256)) == 32
+
+
+def test_one_line_is_told_on_stderr_and_no_bar_is_drawn_into_a_log(
+    serve: Callable[..., Server], capfd: pytest.CaptureFixture[str]
+) -> None:
+    serve()
+    materialise("flower_photos")
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(
+        "downloading flower_photos, about 229 MB from 127.0.0.1: 6 images in 2 classes, licence: CC BY"
+    )
+    materialise("flower_photos")
+    assert capfd.readouterr() == ("", ""), "it is there"
+
+
+def test_a_failed_download_says_why_and_the_next_one_works(serve: Callable[..., Server], cache: Path) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"status": 404}, "the server answered 404 Not Found"),
+        ({"status": 503}, "the server answered 503 Service Unavailable"),
+        ({"body": flower_archive() + b"x"}, "the SHA-256 of http.* is .*, expected "),
+        ({"at_most": 1000}, "the SHA-256 of http"),
+        ({"body": b"<html>"}, "the SHA-256 of http"),
+    ]
+    for temper, reason in bad:
+        serve(**temper)
+        with pytest.raises(
+            VitkitError, match=f"^could not get the data set flower_photos from 127.0.0.1: {reason}"
+        ) as caught:
+            materialise("flower_photos")
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).endswith(
+            "; try again, or download it yourself (https://www.tensorflow.org/datasets/catalog/tf_flowers) "
+            "and name its folder"
+        )
+        assert kept(cache) == []
+    serve()
+    assert len(read_source("flower_photos")) == 6
+
+
+def test_a_server_that_is_not_there_is_said(serve: Callable[..., Server], cache: Path) -> None:
+    serve()
+    entry = DATASETS["flower_photos"]
+    assert isinstance(entry.write, Archive)
+    for url, reason in (
+        ("http://127.0.0.1:9/x.tgz", "Connection refused"),
+        ("http://nowhere.invalid/x.tgz", r"\[Errno -"),
+    ):
+        DATASETS["flower_photos"] = replace(entry, write=replace(entry.write, url=url))
+        with pytest.raises(VitkitError, match=reason):
+            materialise("flower_photos")
+        assert kept(cache) == []
+
+
+def test_a_server_that_falls_silent_is_left(
+    serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    serve(at_most=500, stalls=True)
+    monkeypatch.setattr(named, "_TIMEOUT", 0.2)
+    began = time.monotonic()
+    with pytest.raises(VitkitError, match="timed out"):
+        materialise("flower_photos")
+    assert time.monotonic() - began < 10
+    assert socket.getdefaulttimeout() is None
+    assert kept(cache) == []
+
+
+def test_ctrl_c_during_a_download_leaves_nothing(serve: Callable[..., Server], cache: Path) -> None:
+    from torchvision.datasets import utils
+
+    bar = utils.tqdm
+    serve()
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        materialise("flower_photos", progress=stop)
+    assert kept(cache) == [] and utils.tqdm is bar
+    assert len(read_source("flower_photos")) == 6
+
+
+def test_torchvision_s_own_checksums_are_told_in_our_words(
+    serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.datasets import DTD
+
+    server = serve()
+    monkeypatch.setattr(DTD, "_URL", server.url)
+    with pytest.raises(VitkitError, match=r"dtd from www.robots.ox.ac.uk: the file that arrived is not the one"):
+        materialise("dtd")
+    monkeypatch.setattr(DTD, "_URL", f"{server.url}.gone")
+    server.status = 404
+    with pytest.raises(VitkitError, match=r"dtd from www.robots.ox.ac.uk: the server answered 404"):
+        materialise("dtd")
+
+
+def test_all_mirrors_that_failed_are_told_in_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.datasets import MNIST
+
+    monkeypatch.setattr(MNIST, "mirrors", ["http://127.0.0.1:9/", "http://127.0.0.1:9/other/"])
+    with pytest.raises(
+        VitkitError, match=r"127\.0\.0\.1:9/, .*127\.0\.0\.1:9/other/, .*refused.*; try again"
+    ) as caught:
+        materialise("mnist")
+    assert "\n" not in str(caught.value) and kept(cache) == []
+
+
+@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_nothing_is_asked(
+    serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    server = serve()
+    monkeypatch.setenv(switch, "1")
+    with pytest.raises(VitkitError) as caught:
+        materialise("flower_photos", pytest.fail)
+    assert str(caught.value) == (
+        f"the data set flower_photos (229 MB from 127.0.0.1) is not in the cache, and {switch}=1 forbids downloading: "
+        "name a folder that you have"
+    )
+    assert server.asked == 0 and not cache.exists()
+    assert len(read_source("digits")) == 1797, "which needs no download"
+    monkeypatch.setenv(switch, "0")
+    materialise("flower_photos")
+    monkeypatch.setenv(switch, "1")
+    assert len(read_source("flower_photos")) == 6
+
+
+_FETCH = """
+import resource, signal, sys
+from dataclasses import replace
+from vitkit.data import named
+from vitkit.errors import VitkitError
+url, sha256, limit = sys.argv[1:]
+entry = replace(named.DATASETS["flower_photos"], images=6, classes=2, write=named.Archive(url, sha256))
+named.DATASETS["flower_photos"] = entry
+if limit != "0":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+try:
+    print(named.materialise("flower_photos"))
+except VitkitError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_said(serve: Callable[..., Server], cache: Path) -> None:
+    server = serve()
+    done = run_python(_FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "1000")
+    assert done.stdout.startswith(
+        f"cannot write the data set flower_photos to {cache}/data/flower_photos: File too large; "
+    )
+    assert kept(cache) == []
+
+
+def test_of_two_processes_one_downloads_and_one_waits(serve: Callable[..., Server], cache: Path) -> None:
+    server = serve()
+    arguments = [sys.executable, "-c", _FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "0"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": str(SOURCE)}, **pipes) for _ in range(2)]
+    answers = [process.communicate(timeout=60) for process in both]
+    assert [out for out, _ in answers] == [f"{cache}/data/flower_photos\n"] * 2
+    assert sum("downloading flower_photos" in err for _, err in answers) == 1
+    assert server.asked == 2, "torchvision asks once for redirects and once for the file"
+    assert kept(cache) == ["flower_photos"]
+    assert len(read_source("flower_photos")) == 6
+
+
+def test_who_waits_is_told_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, waited = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def slowly(raw: Path, root: Path) -> None:
+        at_work.set()
+        assert waited.wait(10)
+        folder(root, {"a": 1, "b": 1})
+
+    def say(line: str) -> None:
+        told.append(line)
+        waited.set()
+
+    monkeypatch.setitem(DATASETS, "pair", pair(slowly))
+    first = threading.Thread(target=materialise, args=("pair",))
+    first.start()
+    assert at_work.wait(10)
+    monkeypatch.setitem(DATASETS, "pair", pair(lambda raw, root: pytest.fail("written twice")))
+    assert materialise("pair", say).is_dir()
+    first.join(10)
+    assert told == ["waiting for another process that is fetching pair"]

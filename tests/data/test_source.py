@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import runs
 from photos import fingerprint, folder, noise, save
 from vitkit.data import named
+from vitkit.data.doctor import examine
 from vitkit.data.source import SUFFIXES, find_images, locate, read_source, walk
+from vitkit.data.split import split_from_file
 from vitkit.errors import VitkitError
+from vitkit.evaluate import plots
+from vitkit.train.run import resume, train
+from vitkit.weights import load
 
 
 def refusal(data: Path | str) -> str:
@@ -98,7 +107,7 @@ def test_images_and_ignored_files_add_up_to_what_is_on_disk(
     table = read_source(root)
     on_disk = sum(path.is_file() for path in root.rglob("*"))
     assert len(table) + sum(table.ignored.values()) == on_disk
-    assert table.ignored.get("hidden", 0) == len(hidden)
+    assert table.ignored.get("hidden", 0) + table.ignored.get("system file", 0) == len(hidden)
     assert sum(table.counts().values()) == len(table)
     assert len(set(table.paths)) == len(table)
 
@@ -192,6 +201,269 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     assert "is a file" in refusal(tmp_path / "a.zip")
 
 
+# --- CSV files -------------------------------------------------------------------------------------
+
+
+def csv_file(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    """A list of images, of which a/1.png, a/2.png, b/1.png and b/2.png lie beside it."""
+    folder(path.parent, {"a": 2, "b": 2})
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+ROWS = ("a/a_0.png", "one"), ("a/a_1.png", "one"), ("b/b_0.png", "two"), ("b/b_1.png", "two")
+
+
+def lines(header: str, delimiter: str = ",") -> str:
+    return "\n".join([header, *(delimiter.join(row) for row in ROWS)]) + "\n"
+
+
+def assert_rows(file: Path) -> None:
+    table = read_source(file)
+    assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(4)] == list(ROWS)
+    assert table.classes == ("one", "two")
+    assert set(table.splits) == {None}
+    assert all(table.file(i).is_file() for i in range(4))
+
+
+@pytest.mark.parametrize("path", ["path", "file", "filename", "image", "Path", " FILE "])
+@pytest.mark.parametrize("label", ["label", "class", "Label", "CLASS"])
+def test_a_csvs_columns_go_by_any_of_their_usual_names(tmp_path: Path, path: str, label: str) -> None:
+    assert_rows(csv_file(tmp_path / "all.csv", lines(f"{path},{label}")))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, encoding: str, end: str) -> None:
+    text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
+    assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
+    assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
+
+
+def test_columns_may_come_in_any_order_among_others(tmp_path: Path) -> None:
+    rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)
+    assert_rows(csv_file(tmp_path / "all.csv", f"id,label,path,notes\n{rows}\n"))
+
+
+def test_quoted_cells_may_hold_commas_quotes_and_spaces(tmp_path: Path) -> None:
+    save(noise(), tmp_path / "a, b" / 'the "best" one.png')
+    save(noise(), tmp_path / "c.png")
+    (tmp_path / "all.csv").write_text('path,label\n"a, b/the ""best"" one.png","big, red"\n c.png , small \n')
+    table = read_source(tmp_path / "all.csv")
+    assert table.paths == ('a, b/the "best" one.png', "c.png")
+    assert table.classes == ("big, red", "small")
+    assert all(table.file(i).is_file() for i in range(2))
+
+
+def test_empty_lines_and_lines_of_empty_cells_are_passed_over(tmp_path: Path) -> None:
+    assert_rows(csv_file(tmp_path / "all.csv", lines("path,label").replace("two\n", "two\n\n,\n", 1)))
+
+
+def test_paths_are_seen_from_the_csvs_own_folder_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path / "photos", {"a": 1, "b": 1})
+    (tmp_path / "lists").mkdir()
+    rows = f"../photos/a/a_0.png,a\n{tmp_path}/photos/b/b_0.png,b\n"
+    (tmp_path / "lists" / "all.csv").write_text("path,label\n" + rows)
+    monkeypatch.chdir(tmp_path)
+    table = read_source("lists/all.csv")
+    monkeypatch.chdir("/")
+    assert all(table.file(i).is_file() for i in range(2))
+    assert set(table.folders) == {tmp_path / "photos" / "a", tmp_path / "photos" / "b"}
+    assert table.lies_among(tmp_path / "photos" / "a" / "runs")
+    assert not table.lies_among(tmp_path / "lists" / "runs")
+
+
+def test_a_csv_may_say_the_split_of_every_image(tmp_path: Path) -> None:
+    text = "path,label,split\na/a_0.png,a,train\na/a_1.png,a,Valid\nb/b_0.png,b,TEST\nb/b_1.png,b, validation \n"
+    table = read_source(csv_file(tmp_path / "all.csv", text))
+    assert table.splits == ("train", "val", "test", "val")
+    without = read_source(csv_file(tmp_path / "all.csv", lines("path,label,split").replace("\n", ",\n")[:-2]))
+    assert set(without.splits) == {None}
+
+
+def test_a_missing_file_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
+    table = read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/gone.png,one\na,two\n"))
+    assert len(table) == 6
+    diagnosis = examine(table)
+    assert diagnosis.unreadable == {"a/gone.png": "no such file", "a": "a folder, not a file"}
+    assert len(diagnosis.table) == 4
+
+
+def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path) -> None:
+    same = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/a_0.png,one\n")))
+    assert [(own.images, own.kind, own.is_conflict) for own in same.copies] == [((0, 4), "exact", False)]
+    other = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/a_0.png,two\n")))
+    assert [(own.images, own.kind, own.is_conflict) for own in other.copies] == [((0, 4), "exact", True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "columns path and label"),
+        ("a/a_0.png,one\nb/b_0.png,two\n", "columns path and label"),
+        ("path,split\na/a_0.png,train\n", "it has: path,split"),
+        ("label\none\n", "it has: label"),
+        ("path,label\n", "names no images"),
+        ("path,label\n\n,\n", "names no images"),
+        ("path,label\na/a_0.png,one\nb/b_0.png,\n", "line 3: label is empty"),
+        ("path,label\na/a_0.png,one\nb/b_0.png\n", "line 3: label is empty"),
+        ("path,label\n\n,two\n", "line 3: path is empty"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,dev\n", "line 3: split must be.*'dev'"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "1 of 2 rows have no split"),
+        ("path,label\na/a_0.png,one\na/a_1.png,one\n", "a single class, 'one'"),
+        ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "is no CSV file"),
+    ],
+)
+def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+    file = csv_file(tmp_path / "all.csv", text)
+    with pytest.raises(VitkitError, match=said) as caught:
+        read_source(file)
+    assert "all.csv" in str(caught.value)
+    assert len(str(caught.value)) < 500 + len(str(file))
+
+
+@pytest.mark.parametrize(
+    "content", ["path,label\nä.png,ö\n".encode("latin-1"), "path,label".encode("utf-16"), b"\xff\xd8"]
+)
+def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "all.csv").write_bytes(content)
+    with pytest.raises(VitkitError, match=r"all\.csv is no CSV file in UTF-8"):
+        read_source(tmp_path / "all.csv")
+
+
+def test_a_csv_with_a_null_byte_in_a_path_is_refused(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "all.csv", lines("path,label") + "a/\0.png,one\n")
+    with pytest.raises(VitkitError):
+        examine(read_source(file))
+
+
+@pytest.mark.parametrize("header", ["path,label,filename", "path,label,class"])
+def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path: Path, header: str) -> None:
+    file = csv_file(tmp_path / "all.csv", lines(header).replace(",one\n", ",one,7\n").replace(",two\n", ",two,8\n"))
+    try:
+        table = read_source(file)
+    except VitkitError as error:
+        assert "all.csv" in str(error)
+    else:
+        assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(4)] == list(ROWS)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1).filter(str.strip),
+            st.sampled_from(["a", "b b", 'c"c', "d,d", "e;e"]),
+        ),
+        min_size=2,
+    ).filter(lambda own: len({label for _, label in own}) > 1),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_a_csv_writer_writes_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    file = tmp_path_factory.mktemp("csv") / "all.csv"
+    with file.open("w", encoding="utf-8", newline="") as text:
+        csv.writer(text).writerows([("path", "label"), *rows])
+    table = read_source(file)
+    assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(len(table))] == [
+        (path.strip(), label) for path, label in rows
+    ]
+
+
+def test_a_run_is_trained_on_a_csv_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = runs.photos(tmp_path / "photos", images=6)
+    before = fingerprint(photos)
+    (tmp_path / "lists").mkdir()
+    listed = [f"../photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
+    (tmp_path / "lists" / "all.csv").write_text("\n".join(["path,label", *listed, "../photos/red/gone.png,red"]))
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
+    said: list[str] = []
+    recipe = runs.quick(tmp_path / "lists" / "all.csv", epochs=1)
+    run = train(recipe, tmp_path / "lists" / "run", say=said.append)
+    assert load(run).classes == ("blue", "green", "red")
+    assert any("gone.png (no such file)" in line for line in said)
+    table = split_from_file(run / "split.json")
+    assert len(table) == 18
+    assert all(table.file(i).is_file() for i in range(18))
+    with pytest.raises(VitkitError, match="among the photographs"):
+        train(recipe, photos / "red" / "run", say=said.append)
+    assert fingerprint(photos) == before
+    assert resume(run, say=said.append) == run
+
+
+# --- What is passed over ---------------------------------------------------------------------------
+
+
+def test_what_is_passed_over_is_counted_by_its_reason(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    for name in ("a/.DS_Store", "a/Thumbs.db", "b/desktop.ini", "b/._b_0.png", "a/.hidden.png", "a/notes.txt", "x.csv"):
+        (tmp_path / name).touch()
+    save(noise(), tmp_path / "__MACOSX" / "a" / "._a_0.png")
+    save(noise(), tmp_path / "b" / "__MACOSX" / "b_0.png")
+    save(noise(), tmp_path / "b" / ".thumbnails" / "b_0.png")
+    table = read_source(tmp_path)
+    assert table.classes == ("a", "b")
+    assert len(table) == 4
+    assert table.ignored == {
+        "system file": 4,
+        "hidden": 1,
+        "not an image format": 1,
+        "outside the class folders": 1,
+        "folder __MACOSX": 2,
+        "folder .thumbnails": 1,
+    }
+
+
+def test_class_folders_without_images_are_told(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 1, "b": 1, "zero": 0, "empty": 0})
+    (tmp_path / "zero" / "notes.txt").touch()
+    table = read_source(tmp_path)
+    assert table.empty == ("empty", "zero")
+    assert table.classes == ("a", "b")
+
+
+def test_a_class_that_one_split_alone_has_no_images_of_is_not_empty(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 2, "b": 2, "c": 0})
+    folder(tmp_path / "val", {"a": 1, "b": 0, "c": 0})
+    assert read_source(tmp_path).empty == ("c",)
+
+
+def test_folders_of_images_beside_the_splits_are_told(tmp_path: Path) -> None:
+    for name in ("train", "val", "holdout"):
+        folder(tmp_path / name, {"a": 2, "b": 2})
+    table = read_source(tmp_path)
+    assert len(table) == 8
+    assert any("holdout" in reason for reason in table.ignored)
+
+
+def test_a_named_pipe_is_unreadable_and_never_opened(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    (tmp_path / "b" / "null.jpg").symlink_to("/dev/zero")
+    diagnosis = examine(read_source(tmp_path))
+    assert set(diagnosis.unreadable.values()) == {"not a regular file"}
+    assert len(diagnosis.table) == 4
+
+
+def test_a_named_pipe_in_a_csv_is_not_waited_for(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "all.csv", lines("path,label") + "pipe.png,one\n")
+    os.mkfifo(tmp_path / "pipe.png")
+    code = "import sys; from vitkit.data.doctor import examine; from vitkit.data.source import read_source\n"
+    command = [sys.executable, "-c", code + "print(examine(read_source(sys.argv[1])).unreadable)", str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=6)
+    except subprocess.TimeoutExpired:
+        pytest.fail("it waits for the pipe")
+    assert "pipe.png" in done.stdout
+
+
+def test_a_dangling_link_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "a" / "gone.png").symlink_to("nowhere.png")
+    assert examine(read_source(tmp_path)).unreadable == {"a/gone.png": "no such file"}
+
+
 # --- Links -----------------------------------------------------------------------------------------
 
 
@@ -268,7 +540,8 @@ def test_locate_returns_a_table_that_is_still_there_as_it_is(tmp_path: Path) -> 
 
 
 def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(named.DATASETS, "pair", lambda root: folder(root, {"a": 1, "b": 1}))
+    pair = named.DataSet("pair", 2, 2, write=lambda raw, root: folder(root, {"a": 1, "b": 1}))
+    monkeypatch.setitem(named.DATASETS, "pair", pair)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "old"))
     table = read_source("pair")
     (tmp_path / "old").rename(tmp_path / "gone")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.source import ImageTable
-from vitkit.data.split import SPLITS, split, split_from_file, split_to_dict, take_stratified
+from vitkit.data.split import SPLITS, fold, scenes, split, split_from_file, split_to_dict, take_stratified
 from vitkit.errors import VitkitError
 from vitkit.files import write_json
 
@@ -261,3 +263,212 @@ def test_any_file_name_that_a_disk_can_hold_comes_back(tmp_path: Path, name: str
     table = replace(table_of(1, 1, splits=("train", "train")), paths=(name, "b.png"))
     write_json(tmp_path / "split.json", split_to_dict(table))
     assert split_from_file(tmp_path / "split.json").paths == (name, "b.png")
+
+
+# --- Images that belong together -------------------------------------------------------------------
+
+
+def table_in_groups(sizes_of_class: list[list[int]]) -> tuple[ImageTable, list[int]]:
+    """Groups of such sizes in each class, their images mixed; each known by its lowest index, as the doctor has it."""
+    table = table_of(*map(sum, sizes_of_class))
+    groups, first = [0] * len(table), 0
+    rng = random.Random(0)
+    for own in sizes_of_class:
+        indices = list(range(first, first + sum(own)))
+        rng.shuffle(indices)
+        for size in own:
+            members, indices = indices[:size], indices[size:]
+            for i in members:
+                groups[i] = min(members)
+        first += sum(own)
+    return table, groups
+
+
+def straddling(labels: Sequence[object], groups: Sequence[int]) -> list[int]:
+    """Groups whose images have more than one label."""
+    return [own for own in set(groups) if len({labels[i] for i, group in enumerate(groups) if group == own}) > 1]
+
+
+grouped = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=25), min_size=1, max_size=3)
+
+
+@given(sizes_of_class=grouped, parts=fractions, seed=st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_no_group_is_in_two_splits_and_every_image_is_in_one(
+    sizes_of_class: list[list[int]], parts: tuple[float, float, float], seed: int
+) -> None:
+    before, groups = table_in_groups(sizes_of_class)
+    table = split(before, parts, seed, groups)
+    assert straddling(table.splits, groups) == []
+    assert set(table.splits) <= set(SPLITS)
+    assert (table.paths, table.labels) == (before.paths, before.labels)
+    for name, part in zip(SPLITS[1:], parts[1:], strict=True):
+        assert part > 0 or name not in table.splits
+    assert split(before, parts, seed, groups) == table
+
+
+@given(images=st.lists(st.integers(30, 90), min_size=1, max_size=3), pairs=st.integers(0, 6), seed=st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int], pairs: int, seed: int) -> None:
+    table, groups = table_in_groups([[2] * pairs + [3] + [1] * (n - 2 * pairs - 3) for n in images])
+    done = split(table, USUAL, seed, groups)
+    for label, n in enumerate(images):
+        for name, part in zip(SPLITS, USUAL, strict=True):
+            assert abs(counts(done, label).get(name, 0) - n * part) <= 1, (label, name)
+
+
+@given(images=sizes, parts=fractions, seed=st.integers(0, 99), numbers=st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_groups_of_one_image_change_nothing(
+    images: list[int], parts: tuple[float, float, float], seed: int, numbers: random.Random
+) -> None:
+    table = table_of(*images)
+    plain = split(table, parts, seed)
+    assert split(table, parts, seed, list(range(len(table)))) == plain
+    assert split(table, parts, seed, numbers.sample(range(10**6), len(table))) == plain
+
+
+@given(sizes_of_class=grouped, seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_every_class_is_trained_on_by_the_usual_fractions_whatever_its_groups(
+    sizes_of_class: list[list[int]], seed: int
+) -> None:
+    table, groups = table_in_groups(sizes_of_class)
+    done = split(table, USUAL, seed, groups)
+    for label, own in enumerate(sizes_of_class):
+        assert counts(done, label).get("train", 0) >= 1
+        if len(own) >= 3 and sum(own) >= 5:
+            assert set(counts(done, label)) == set(SPLITS), own
+
+
+def test_every_class_is_trained_on_by_other_fractions_too() -> None:
+    table, groups = table_in_groups([[5, 5], [1] * 20])
+    assert counts(split(table, (0.1, 0.45, 0.45), 0, groups), 0).get("train", 0) >= 1
+
+
+def test_groups_in_training_stay_together_when_val_is_taken_from_it() -> None:
+    table, groups = table_in_groups([[4, 3, 2, 2] + [1] * 29])
+    given_ = replace(table, splits=tuple("test" if group == min(groups) else "train" for group in groups))
+    done = split(given_, USUAL, 0, groups)
+    assert all(new == "test" for old, new in zip(given_.splits, done.splits, strict=True) if old == "test")
+    assert straddling(done.splits, groups) == []
+    assert "val" in done.splits
+
+
+def test_what_came_split_stays_so_even_where_groups_straddle() -> None:
+    table = table_of(4, splits=("train", "train", "val", "test"))
+    assert split(table, USUAL, 0, [0, 0, 0, 0]) == table
+
+
+def test_a_group_with_two_labels_stays_together() -> None:
+    table = table_of(20, 20)
+    groups = [i if i not in (5, 6, 25, 30) else 5 for i in range(40)]
+    for seed in range(10):
+        assert straddling(split(table, USUAL, seed, groups).splits, groups) == []
+
+
+# --- Scenes ----------------------------------------------------------------------------------------
+
+
+def named(*paths: str) -> ImageTable:
+    return replace(table_of(len(paths)), paths=paths)
+
+
+def test_a_scene_is_what_the_first_group_of_the_expression_finds() -> None:
+    table = named("a/cam1_001.png", "a/cam1_002.png", "b/cam2_001.png", "b/cam1_009.png")
+    assert scenes(table, r"(cam\d)_", range(4)) == [0, 0, 2, 0]
+    assert scenes(table, r"(?:cam)(\d)_(\d+)", range(4)) == [0, 0, 2, 0], "the first group alone"
+
+
+def test_without_a_group_in_the_expression_a_scene_is_all_that_it_matches() -> None:
+    assert scenes(named("a/cam1_1.png", "a/cam2_2.png", "b/cam1_3.png"), r"cam\d", range(3)) == [0, 1, 0]
+
+
+def test_an_image_in_which_nothing_is_found_stands_for_itself() -> None:
+    table = named("a/x.png", "a/cam1_1.png", "a/y.png", "a/cam1_2.png")
+    assert scenes(table, r"cam\d", range(4)) == [0, 1, 2, 1]
+    optional = named("a/x1.png", "a/x.png", "a/x1b.png", "a/xc.png")
+    assert scenes(optional, r"x(\d)?", range(4)) == [0, 1, 0, 3], "a group that took no part finds nothing"
+
+
+def test_scenes_and_copies_are_joined() -> None:
+    table = named("a/s1_1.png", "a/s2_1.png", "a/s1_2.png", "a/s3_1.png", "a/s2_2.png")
+    copies = [0, 1, 2, 2, 4]  # the fourth is a copy of the third
+    assert scenes(table, r"s\d", copies) == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [("cam", "is found in no path"), ("a/", "finds 'a/' in all"), ("", "in all")]
+)
+def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        scenes(named("a/1.png", "a/2.png"), pattern, range(2))
+
+
+@given(names=st.lists(st.sampled_from("abcd"), min_size=2, max_size=12).filter(lambda own: len(set(own)) > 1))
+@settings(max_examples=50, deadline=None)
+def test_images_are_in_one_group_exactly_when_their_scenes_are_equal(names: list[str]) -> None:
+    groups = scenes(named(*(f"x/{name}-{i}.png" for i, name in enumerate(names))), r"x/(\w)-", range(len(names)))
+    for i, one in enumerate(names):
+        assert groups[i] == names.index(one)
+
+
+# --- Folds -----------------------------------------------------------------------------------------
+
+
+@given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[int], folds: int, seed: int) -> None:
+    table = table_of(*images)
+    if folds > max(images):
+        with pytest.raises(VitkitError, match=f"folds must be between 2 and {max(images)}"):
+            fold(table, folds, seed)
+        return
+    fold_of = fold(table, folds, seed)
+    assert len(fold_of) == len(table)
+    assert set(fold_of) == set(range(folds))
+    for label in range(len(images)):
+        parts = [
+            sum(own == k and of == label for own, of in zip(fold_of, table.labels, strict=True)) for k in range(folds)
+        ]
+        assert max(parts) - min(parts) <= 1
+    totals = [fold_of.count(k) for k in range(folds)]
+    assert max(totals) - min(totals) <= len(images)
+
+
+def test_remainders_of_the_classes_go_to_different_folds() -> None:
+    fold_of = fold(table_of(*[7] * 10), 5, 0)
+    assert [fold_of.count(k) for k in range(5)] == [14] * 5
+
+
+def test_folds_are_decided_by_their_seed_and_mix_the_order() -> None:
+    table = table_of(30, 30)
+    assert fold(table, 3, 1) == fold(table, 3, 1)
+    assert fold(table, 3, 1) != fold(table, 3, 2)
+    assert set(fold(table, 3, 0)[:8]) == {0, 1, 2}
+
+
+@given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_groups_stay_in_one_fold_and_parts_differ_by_a_group_at_most(
+    sizes_of_class: list[list[int]], folds: int, seed: int
+) -> None:
+    table, groups = table_in_groups(sizes_of_class)
+    if folds > max(map(len, sizes_of_class)):
+        with pytest.raises(VitkitError, match="folds must be"):
+            fold(table, folds, seed, groups)
+        return
+    fold_of = fold(table, folds, seed, groups)
+    assert straddling(fold_of, groups) == []
+    assert set(fold_of) == set(range(folds))
+    for label, own in enumerate(sizes_of_class):
+        parts = [
+            sum(k == part and of == label for part, of in zip(fold_of, table.labels, strict=True)) for k in range(folds)
+        ]
+        assert max(parts) - min(parts) <= max(own)
+
+
+@pytest.mark.parametrize("folds", [-1, 0, 1, 6])
+def test_too_few_and_too_many_folds_are_refused_with_what_is_possible(folds: int) -> None:
+    with pytest.raises(VitkitError, match=f"between 2 and 5.*not {folds}"):
+        fold(table_of(5, 3), folds, 0)

@@ -126,7 +126,7 @@ def test_the_split_is_70_10_20_and_stratified(finished: Path) -> None:
 
 
 def test_the_recipe_in_the_run_is_the_one_it_was_trained_by(finished: Path, data: Path) -> None:
-    assert build(load_fields(finished / "recipe.toml")) == runs.quick(data)
+    assert build(load_fields(finished / "recipe.toml")) == runs.quick(data).replace(method="scratch")
 
 
 def test_provenance_tells_where_the_weights_come_from(finished: Path, data: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_resume_goes_on_where_the_run_stopped(finished: Path, data: Path, tmp_
 
 def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "_train", lambda run, recipe, teacher: run.folder)
+    monkeypatch.setattr(run, "fit_and_report", lambda run, recipe, teacher: None)
     assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-1")
     assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-2")
 
@@ -405,7 +405,7 @@ def test_a_run_on_the_current_folder_is_named_after_it_and_lies_elsewhere(
     source = runs.photos(tmp_path / "photos", images=2)
     before = pictures.fingerprint(source)
     monkeypatch.chdir(source)
-    monkeypatch.setattr(run, "_train", lambda run, recipe, teacher: run.folder)
+    monkeypatch.setattr(run, "fit_and_report", lambda run, recipe, teacher: None)
     try:
         folder = run.train(runs.quick(Path()), say=lambda line: None)
     except VitkitError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 import vitkit
-from vitkit.cli import convert, embed, info, models, predict, train
+from vitkit.cli import convert, doctor, embed, info, models, predict, train
 from vitkit.cli import eval as eval_
 from vitkit.errors import Interrupted, VitkitError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Vision Transformers you can trust, look inside and ship: a folder of photographs in, a classifier out.",
     epilog="Begin with: vitkit train digits",
 )
+app.command("doctor")(doctor.doctor)
 app.command("train")(train.train)
 app.command("eval")(eval_.evaluate)
 app.command("predict")(predict.predict)
@@ -51,6 +53,9 @@ def _flags_of_every_verb(
 def main() -> None:
     """Exit codes: 0 done; 1 the answer is no; 2 the user must change something; 128 + n stopped by signal n."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # names of files that are not UTF-8 keep their bytes
     try:
         code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
     except (typer.TyperException, typer.Abort, VitkitError, Interrupted, KeyboardInterrupt, OSError) as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -29,3 +34,39 @@ def load_model(source: str) -> Classifier:
     for name, taken in classifier.report.assumed.items():
         print(f"note: {name} assumed: {taken}", file=sys.stderr)
     return classifier
+
+
+def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
+    """Whether --out can be a file of such a kind, outside the source folders.
+
+    Raises:
+        VitkitError: it cannot.
+    """
+    if out.suffix.lower() not in suffixes:
+        raise VitkitError(f"--out {out} must end in {' or '.join(suffixes)}")
+    if not out.parent.is_dir():
+        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise VitkitError(f"--out {out} is a folder; name a file")
+    check_outside("--out", out, folders)
+
+
+def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
+    """Whether what is to be written lies outside the source folders.
+
+    Raises:
+        VitkitError: it would lie beside the photographs.
+    """
+    for folder in folders:
+        if path.resolve().is_relative_to(Path(folder).resolve()):
+            raise VitkitError(f"{flag} {path} lies in the source {folder}: nothing is written beside the photographs")
+
+
+def source_folders(sources: Iterable[str]) -> list[str]:
+    """The folders among SRC..., and those that its patterns match."""
+    named = (
+        name
+        for source in sources
+        for name in ([source] if Path(source).exists() else glob.glob(source, recursive=True))  # noqa: PTH207
+    )
+    return [name for name in named if Path(name).is_dir()]

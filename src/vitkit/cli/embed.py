@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, load_model
+from vitkit.cli.arguments import ModelSource, check_out, load_model, source_folders
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def embed(
 
     Example: vitkit embed runs/digits-1 photos -o features.npz
     """
-    _check(out, near, what, force=force)
+    _check(out, near, what, sources, force=force)
     from vitkit.data.source import find_images
 
     paths = find_images(sources)
@@ -55,7 +55,7 @@ def embed(
         _print_nearest(query, readable, top)
 
 
-def _check(out: Path | None, near: Path | None, what: str, *, force: bool) -> None:
+def _check(out: Path | None, near: Path | None, what: str, sources: list[str], *, force: bool) -> None:
     if out is None and near is None:
         raise VitkitError("say where to: --out FILE.npz; or what to look for: --near IMAGE")
     if near is not None and what == "patches":
@@ -64,12 +64,9 @@ def _check(out: Path | None, near: Path | None, what: str, *, force: bool) -> No
         raise VitkitError(f"--near {near}: no such file")
     if out is None:
         return
-    if out.suffix != ".npz":
-        raise VitkitError(f"--out {out} must end in .npz")
+    check_out(out, (".npz",), source_folders(sources))
     if out.exists() and not force:
         raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
-    if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
 
 
 def _write(out: Path, rows: list[tuple[str, Any]], readable: list[tuple[str, Any]], what: str) -> None:

@@ -12,6 +12,7 @@ from vitkit.cli.arguments import ModelSource, load_model
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
+    from vitkit.cli.progress import Bar
     from vitkit.data.source import ImageTable
     from vitkit.evaluate.metrics import Evaluation
 
@@ -32,9 +33,9 @@ def evaluate(
     from vitkit.evaluate import metrics
 
     classifier = load_model(model)
-    table = _table(Path(model), data)
-    name = split or metrics.held_out_split(table)
     with Bar() as bar:
+        table = _table(Path(model), data, bar)
+        name = split or metrics.held_out_split(table)
         outcome = metrics.evaluate(classifier, table, name, lambda done, total: bar("evaluating", done, total))
     if as_json:
         numbers = {**outcome.summary(), "engine": "eager", "precision": "float32", "per_class": outcome.per_class()}
@@ -43,17 +44,17 @@ def evaluate(
         _print(outcome, table)
 
 
-def _table(model: Path, data: str | None) -> ImageTable:
+def _table(model: Path, data: str | None, progress: Bar) -> ImageTable:
     if data is not None:
         from vitkit.data.source import read_source
 
-        return read_source(data)
+        return read_source(data, progress)
     from vitkit.data.source import locate
     from vitkit.data.split import split_from_file
 
     if not (model / "split.json").is_file():
         raise VitkitError(f"{model} does not remember its data; name it: vitkit eval {model} DATA")
-    return locate(split_from_file(model / "split.json"))
+    return locate(split_from_file(model / "split.json"), progress)
 
 
 def _print(outcome: Evaluation, table: ImageTable) -> None:

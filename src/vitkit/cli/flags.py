@@ -25,7 +25,8 @@ def with_flags_of(
     """Give a command one flag a field; those that are given arrive in its `flags`, by field name.
 
     Args:
-        dataclass: its fields are annotated with their help; defaults are shown and left to the dataclass.
+        dataclass: its fields are annotated with their help, and with what to show for their default if it is not that;
+            defaults are left to the dataclass.
         but: fields that get no flag.
     """
     options = [option for name, option in _options(dataclass).items() if name not in but]
@@ -50,15 +51,15 @@ def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
     options, panel = {}, ""
     for field in dataclasses.fields(dataclass):
         panel = PANELS.get(field.name, panel)
-        kind, text = get_args(hints[field.name])[:2]
-        options[field.name] = _option(field, kind, text, panel)
+        kind, text, *shown = get_args(hints[field.name])
+        options[field.name] = _option(field, kind, text, panel, shown[0] if shown else _show(field.default))
     return options
 
 
-def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str) -> inspect.Parameter:
+def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool) -> inspect.Parameter:
     flag = "--" + field.name.replace("_", "-")
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    option = typer.Option(declaration, help=text, show_default=_show(field.default), rich_help_panel=panel)
+    option = typer.Option(declaration, help=text, show_default=shown, rich_help_panel=panel)
     optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[optional, option]

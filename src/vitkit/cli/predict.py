@@ -2,116 +2,189 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import io
+import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, load_model
-from vitkit.errors import VitkitError
+from vitkit.cli.arguments import ModelSource, check_out, check_outside, load_model, source_folders
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluate.gathering import Stock, Tally, gathering, partial_of, read_rows, take_stock
+from vitkit.evaluate.rows import FORMATS, Columns, Format
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Prediction
+    from vitkit.classifier import Classifier, Prediction
+    from vitkit.evaluate.album import Album
+
+_SAME = 1e-3  # a model's probabilities differ less from one machine or batch to another
 
 
 def predict(
     model: ModelSource,
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Images, folders (walked), or patterns.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this .csv or .jsonl file.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option("--pictures", help="Draw each image under its class into this folder.")
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 1,
+    reject: Annotated[
+        float | None, typer.Option("--reject", help="Withhold the label below this confidence, 0 to 1.")
+    ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 32,
-    force: Annotated[bool, typer.Option("--force", help="Write over --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over --out and --pictures.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any image cannot be read.")] = False,
 ) -> None:
     """The class of each image with its probability; an image that cannot be read is a row with its reason.
 
     Example: vitkit predict runs/digits-1 photo.jpg
     """
-    if out is not None:
-        _check_out(out, force=force)
+    if reject is not None and not 0 <= reject <= 1:
+        raise VitkitError(f"--reject {reject} must be from 0 to 1")
+    folders = source_folders(sources)
+    _check_out(out, folders, resume=resume, force=force)
+    _check_pictures(pictures, folders, may_exist=resume or force)
     from vitkit.data.source import find_images
 
-    paths = find_images(sources)  # what is not there should be said before the model is loaded
+    paths = list(dict.fromkeys(find_images(sources)))  # what is not there should be said before the model is loaded
     from vitkit.cli.progress import Bar
 
     classifier = load_model(model)
-    rows = failed = 0
-    with Bar() as bar, _writer(out, min(top, len(classifier.classes)), is_single=len(paths) == 1) as write:
-        for prediction in classifier.predict(paths, batch_size):
+    columns = Columns(min(top, len(classifier.classes)), reject)
+    form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
+    stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
+    album = None if pictures is None else _open_album(pictures, folders, paths)
+    tally = stock.tally
+    with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
+        if album is not None and stock.file is not None:
+            album.complete(row for _, row in read_rows(stock.file, form))
+        for prediction in classifier.predict(stock.missing, batch_size):
+            row = columns.row(prediction)
+            if album is not None:
+                album.add(row)  # first, so that a row in the file has its picture
             write(prediction)
-            rows += 1
-            failed += prediction.error is not None
+            tally.add(row)
             if out is not None:
-                bar("predicting", rows, len(paths))
-    if out is not None:
-        print(f"{rows} images ({failed} unreadable), eager, float32: {out}")
-    if failed == rows or (strict and failed):
+                bar("predicting", tally.images, len(paths))
+    _conclude(tally, out, columns)
+    if tally.unreadable == tally.images or (strict and tally.unreadable):
         raise typer.Exit(1)
 
 
-def _check_out(out: Path, *, force: bool) -> None:
-    if out.suffix.lower() not in (".csv", ".jsonl"):
-        raise VitkitError(f"--out {out} must end in .csv or .jsonl")
-    if out.exists() and not force:
-        raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
-    if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
+    if resume and force:
+        raise VitkitError("--resume goes on with what is there, --force writes over it: give one of them")
+    if out is None:
+        if resume:
+            raise VitkitError("--resume needs the --out that it is to go on with")
+        return
+    check_out(out, FORMATS, folders)
+    if resume or force:
+        return
+    if out.exists():
+        raise VitkitError(
+            f"--out {out} exists: choose a new name, --resume to add what it lacks, or --force to write over it"
+        )
+    if partial_of(out).exists():
+        raise VitkitError(f"{partial_of(out)} was cut short: --resume to go on with it, or --force to begin anew")
+
+
+def _check_pictures(pictures: Path | None, folders: Sequence[str], *, may_exist: bool) -> None:
+    if pictures is None:
+        return
+    check_outside("--pictures", pictures, folders)
+    if pictures.exists() and not pictures.is_dir():
+        raise VitkitError(f"--pictures {pictures} is a file; name a folder")
+    if not may_exist and pictures.exists() and any(pictures.iterdir()):
+        raise VitkitError(
+            f"--pictures {pictures} is not empty: choose a new folder, --resume to go on, or --force to write over it"
+        )
+
+
+def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence[str]) -> Stock:
+    """What an earlier run of this model left."""
+    stock = take_stock(out, form, paths)
+    if stock.file is not None:
+        if not _is_by(classifier, stock.file, form):
+            raise VitkitError(
+                f"the rows in {stock.file} come from another model: give the one they are by, or --force to begin anew"
+            )
+        print(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
+    return stock
+
+
+def _is_by(classifier: Classifier, file: Path, form: Format) -> bool:
+    """Whether the classifier says again what the first row says whose image can be read."""
+    for _, row in read_rows(file, form):
+        if row.name is None or row.confidence is None:
+            continue
+        prediction = next(classifier.predict(row.path))
+        if prediction.confidence is not None:
+            return prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME
+    return True
+
+
+def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
+    from vitkit.evaluate.album import Album
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return Album(folder, sources, paths)
 
 
 @contextmanager
-def _writer(out: Path | None, top: int, *, is_single: bool) -> Iterator[Callable[[Prediction], None]]:
+def _resumable(out: Path | None) -> Iterator[None]:
+    """Ctrl-C is answered with the command to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if out is None or not partial_of(out).exists():
+            raise
+        words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
+        words.insert(words.index("predict") + 1, "--resume")
+        print(f"to go on: {shlex.join(['vitkit', *words])}")
+        raise Interrupted(signal.SIGINT) from error
+
+
+@contextmanager
+def _writer(
+    out: Path | None, form: Format, paths: Sequence[str], stock: Stock
+) -> Iterator[Callable[[Prediction], None]]:
     if out is not None:
-        from vitkit.files import replacing
-
-        with replacing(out) as temporary, _open(temporary) as file:
-            yield _csv_writer(file, top) if out.suffix.lower() == ".csv" else _jsonl_writer(file, top)
-    elif is_single and sys.stdout.isatty():
-        yield _print_all
+        with gathering(out, form, paths, stock) as write:
+            yield write
+    elif len(paths) == 1 and sys.stdout.isatty():
+        yield lambda prediction: _print_all(prediction, form.columns)
     else:
-        yield _csv_writer(sys.stdout, top)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape")  # file names may not be UTF-8
+        sys.stdout.write(form.header)
+        yield lambda prediction: print(form.encode(prediction), end="")
 
 
-def _open(path: Path) -> TextIO:
-    return path.open("w", encoding="utf-8", errors="surrogateescape", newline="")  # file names may not be UTF-8
-
-
-def _csv_writer(file: TextIO, top: int) -> Callable[[Prediction], None]:
-    writer = csv.writer(file, lineterminator="\n")
-    further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("label", "confidence")]
-    writer.writerow(["path", "label", "confidence", "error", *further])
-
-    def write(prediction: Prediction) -> None:
-        first, *others = _cells(prediction, top)
-        writer.writerow([prediction.path, *first, prediction.error, *(cell for other in others for cell in other)])
-
-    return write
-
-
-def _cells(prediction: Prediction, top: int) -> Iterable[tuple[str, str]]:
-    ranking = prediction.ranking[:top] or [("", None)] * top
-    return [(label, "" if confidence is None else f"{confidence:.6f}") for label, confidence in ranking]
-
-
-def _jsonl_writer(file: TextIO, top: int) -> Callable[[Prediction], None]:
-    def write(prediction: Prediction) -> None:
-        row: dict[str, Any] = {"path": prediction.path, "label": prediction.label, "confidence": prediction.confidence}
-        if prediction.error is not None:
-            row["error"] = prediction.error
-        elif top > 1:
-            row["top"] = [{"label": label, "confidence": p} for label, p in prediction.ranking[:top]]
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    return write
-
-
-def _print_all(prediction: Prediction) -> None:
+def _print_all(prediction: Prediction, columns: Columns) -> None:
     """One image on a terminal: every class with its probability."""
     print(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:
         print(f"  {label:{width}}  {confidence:6.4f}  {'#' * round(40 * confidence)}")
+    if columns.row(prediction).is_rejected:
+        print(f"rejected: {prediction.label} has {prediction.confidence:.4f}, less than {columns.reject}")
+
+
+def _conclude(tally: Tally, out: Path | None, columns: Columns) -> None:
+    """What became of the images, and what computed it; on stderr where the rows are on stdout."""
+    rejected = "" if columns.reject is None else f", {tally.rejected} rejected"
+    images = "1 image" if tally.images == 1 else f"{tally.images} images"
+    line = f"{images} ({tally.unreadable} unreadable{rejected}), eager, float32"
+    if out is None:
+        print(line, file=sys.stderr)
+    else:
+        print(f"{line}: {out}")

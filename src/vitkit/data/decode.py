@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 import threading
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SIDEWAYS = (5, 6, 7, 8)
 
 
 class _Quiet:
@@ -57,6 +61,25 @@ class UnreadableImageError(VitkitError):
     """A file that does not hold a picture. The message is the reason, without the file's name."""
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture and what its file said about it.
+
+    Attributes:
+        image: upright, in RGB.
+        format, mode: Pillow's names for what was in the file.
+        width, height: pixels of the upright picture in the file, however small it was decoded.
+        is_animated: the file has more frames than the one that was taken.
+    """
+
+    image: Image.Image
+    format: str
+    mode: str
+    width: int
+    height: int
+    is_animated: bool
+
+
 def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
     """The picture in a file, upright and in RGB.
 
@@ -71,17 +94,40 @@ def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
     Raises:
         UnreadableImageError: the file is missing, is no picture, is damaged, or has more pixels than MAX_PIXELS.
     """
+    return read_picture(path, short_side).image
+
+
+def read_picture(path: str | Path, short_side: int | None = None) -> Picture:
+    """As `decode`, with what the file said about its picture."""
     try:
+        refuse_special(path)
         with _QUIET, Image.open(path, formats=_available()) as image:
             _check_pixels(image.size)
+            stored, mode = image.size, image.mode
+            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             if short_side is not None and image.format in ("JPEG", "MPO"):
                 _draft(image, 2 * short_side)
             image.load()
-            return _to_rgb(_upright(image))
+            orientation = _orientation(image)
+            upright = image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+            width, height = stored[::-1] if orientation in _SIDEWAYS else stored
+            return Picture(_to_rgb(upright), str(image.format), mode, width, height, is_animated)
     except UnreadableImageError:
         raise
     except Exception as error:  # whatever a format's reader trips over, the file is unreadable
-        raise UnreadableImageError(_reason(path, error)) from error
+        raise UnreadableImageError(reason(path, error)) from error
+
+
+def refuse_special(path: str | Path) -> None:
+    """Raise for a pipe or a device, whose reading might never end; a folder or a missing file is told by opening it.
+
+    Raises:
+        UnreadableImageError: it is one.
+        OSError: there is no such file, or it cannot be seen.
+    """
+    mode = os.stat(path).st_mode  # noqa: PTH116  # half the time of a Path's own
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnreadableImageError("not a regular file")
 
 
 def _available() -> list[str]:
@@ -99,13 +145,13 @@ def _draft(image: Image.Image, short_side: int) -> None:
     image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as EXIF says. (Pillow's own function also writes EXIF anew, and fails where a camera wrote it oddly.)"""
+def _orientation(image: Image.Image) -> int | None:
+    """What EXIF says. (Pillow's own turning also writes EXIF anew, and fails where a camera wrote it oddly.)"""
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
+        orientation: int | None = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # an unreadable block of metadata does not spoil the picture
-        return image
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+        return None
+    return orientation
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -129,7 +175,10 @@ def _scale_to_bytes(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.round(scaled).astype(np.uint8))
 
 
-def _reason(path: str | Path, error: Exception) -> str:
+def reason(path: str | Path, error: Exception) -> str:
+    """Why a file cannot be read, in a few words, from what its reading ran into."""
+    if isinstance(error, UnreadableImageError):
+        return str(error)
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, IsADirectoryError):

@@ -88,6 +88,17 @@ class Preprocess:
         """(height, width) that a crop is cut from, at least; a hair is added, as 224 / (224 / 242) is not quite 242."""
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
+    def kept(self, width: int, height: int) -> float:
+        """The part of the picture's area that the model sees, 0 to 1."""
+        if not self.fit.endswith("crop"):
+            return 1.0
+        (h, w), (full_h, full_w) = self.size, self.before_crop
+        kept = (h * w) / (full_h * full_w)
+        if self.fit == "crop":  # the resized picture sticks out of the least box on one side
+            ratio = (width * full_h) / (height * full_w)
+            kept *= min(ratio, 1 / ratio)
+        return kept
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}

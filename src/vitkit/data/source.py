@@ -1,4 +1,4 @@
-"""Where images come from: a folder of class folders, a folder already split, or a named data set.
+"""Where images come from: a folder of class folders, a folder already split, a CSV file, or a named data set.
 
 All become an `ImageTable`: path, label and, where given, split of each image. Class order is Python's `sorted()`
 of the folder names, as torchvision's `ImageFolder` has it.
@@ -6,11 +6,12 @@ of the folder names, as torchvision's `ImageFolder` has it.
 
 from __future__ import annotations
 
+import csv
 import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +25,12 @@ SUFFIXES = frozenset(
         *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "avif"),
     )
 )
+_COLUMNS = {  # of a CSV file, by what people call them
+    **dict.fromkeys(("path", "file", "filename", "image"), "path"),
+    **dict.fromkeys(("label", "class"), "label"),
+    "split": "split",
+}
+_SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -36,7 +43,9 @@ class ImageTable:
         root: the folder that `paths` are relative to.
         classes: names; a label is an index into them.
         paths, labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
-        ignored: count of files passed over, by reason.
+        ignored: count of files and folders passed over, by reason.
+        empty: class folders without an image, which are no classes.
+        folders: where the photographs lie; nothing may be written below.
     """
 
     name: str
@@ -46,6 +55,8 @@ class ImageTable:
     labels: tuple[int, ...]
     splits: tuple[str | None, ...]
     ignored: dict[str, int] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -53,6 +64,10 @@ class ImageTable:
     def file(self, index: int) -> Path:
         """The path to open."""
         return self.root / self.paths[index]
+
+    def lies_among(self, path: Path) -> bool:
+        """Whether the path is below a folder of the photographs."""
+        return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
     def counts(self) -> dict[str, int]:
         """Images per class."""
@@ -83,27 +98,37 @@ class ImageTable:
         return self.take([i for i, own in enumerate(self.splits) if own == split])
 
 
-def read_source(data: str | Path) -> ImageTable:
-    """Find the images of a folder (`class/image`, or `train/class/image` beside `val` and `test`) or a named set.
+def read_source(data: str | Path, progress: named.Progress | None = None) -> ImageTable:
+    """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
+
+    A folder holds `class/image`, or `train/class/image` beside `val` and `test`. A CSV file has the columns path (as
+    seen from its own folder), label and, if wanted, split.
+
+    Args:
+        data: the folder, file or name.
+        progress: told what is downloaded, how many bytes are done, of how many.
 
     Raises:
         VitkitError: there is no such folder or name, or nothing in it to learn from.
     """
     root = Path(data)
     if not root.exists() and str(data) in named.DATASETS:
-        root = named.materialise(str(data))
+        root = named.materialise(str(data), progress=progress)
     if not root.exists():
         known = ", ".join(sorted(named.DATASETS))
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
-    if not root.is_dir():
-        raise VitkitError(f"{data} is a file; expected a folder with one sub-folder of images per class")
-    table = _read_folder(str(data), root)
+    if root.is_dir():
+        table = _read_folder(str(data), root)
+    elif root.suffix.lower() in (".csv", ".tsv"):
+        table = _read_csv(str(data), root)
+    else:
+        raise VitkitError(f"{data} is a file; expected a folder with one sub-folder of images per class, or a CSV")
     if len(table.classes) == 1:
         raise VitkitError(f"{data} has a single class, {table.classes[0]!r}; a classifier needs at least two")
     return table
 
 
-def locate(table: ImageTable) -> ImageTable:
+def locate(table: ImageTable, progress: named.Progress | None = None) -> ImageTable:
     """The table of an earlier run, with its files where they are now; a named data set is made again if need be.
 
     Raises:
@@ -112,7 +137,7 @@ def locate(table: ImageTable) -> ImageTable:
     if table.root.is_dir():
         return table
     if table.name in named.DATASETS:
-        return replace(table, root=named.materialise(table.name))
+        return replace(table, root=named.materialise(table.name, progress=progress))
     raise VitkitError(f"the images of {table.name} are no longer in {table.root}: put them back, or name their folder")
 
 
@@ -123,15 +148,33 @@ def _read_folder(name: str, root: Path) -> ImageTable:
     }
     if "train" not in parents.values():
         parents = {root: None}
-    rows: list[tuple[str, str, str | None]] = []  # path, class, split
+    rows: list[_Row] = []
+    folders: list[str] = []
     for parent, split in parents.items():
         for folder in _folders(parent):
             files = _images(folder, ignored)
             rows += [(file.relative_to(root).as_posix(), folder.name, split) for file in files]
+            folders.append(folder.name)
     for parent in {root, *parents}:
         ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
+        ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
+    if root not in parents:
+        ignored.update(f"folder {child.name} beside the splits" for child in _folders(root) if child not in parents)
     if not rows:
         raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{_hint(root)}")
+    table = _to_table(name, root, rows)
+    return replace(
+        table,
+        ignored={reason: count for reason, count in ignored.items() if count},
+        empty=tuple(sorted(set(folders) - set(table.classes))),
+        folders=(table.root,),
+    )
+
+
+_Row = tuple[str, str, str | None]  # path, class, split
+
+
+def _to_table(name: str, root: Path, rows: Sequence[_Row]) -> ImageTable:
     classes = tuple(sorted({row[1] for row in rows}))
     index = {label: i for i, label in enumerate(classes)}
     return ImageTable(
@@ -141,12 +184,57 @@ def _read_folder(name: str, root: Path) -> ImageTable:
         paths=tuple(row[0] for row in rows),
         labels=tuple(index[row[1]] for row in rows),
         splits=tuple(row[2] for row in rows),
-        ignored={reason: count for reason, count in ignored.items() if count},
     )
 
 
+def _read_csv(name: str, file: Path) -> ImageTable:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
+            header = text.readline()
+            delimiter = max(",;\t", key=header.count)
+            columns = [
+                _COLUMNS.get(title.strip().lower(), title)
+                for title in next(csv.reader([header], delimiter=delimiter), [])
+            ]
+            if not {"path", "label"} <= set(columns) or len(set(columns)) < len(columns):
+                raise VitkitError(
+                    f"{name} needs the columns path and label (and may have split); it has: {header.strip()}"
+                )
+            rows = [
+                _csv_row(name, line, dict(zip(columns, cells, strict=False)))
+                for line, cells in enumerate(csv.reader(text, delimiter=delimiter), start=2)
+                if any(cells)
+            ]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
+    if not rows:
+        raise VitkitError(f"{name} names no images: it has no rows below its header")
+    without = sum(row[2] is None for row in rows)
+    if 0 < without < len(rows):
+        raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
+    table = _to_table(name, file.parent, rows)
+    parents = {table.file(i).parent for i in range(len(table))}
+    return replace(table, folders=tuple({parent.resolve() for parent in parents}))
+
+
+def _csv_row(name: str, line: int, cells: dict[str, str]) -> _Row:
+    path, label, split = (cells.get(column, "").strip() for column in ("path", "label", "split"))
+    if not path or not label:
+        raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
+    if "\0" in path:
+        raise VitkitError(f"{name}, line {line}: no path has a null byte: {path!r}")
+    if split and split.lower() not in SPLIT_FOLDERS:
+        raise VitkitError(f"{name}, line {line}: split must be train, val or test, not {split!r}")
+    return path, label, SPLIT_FOLDERS.get(split.lower())
+
+
 def _folders(root: Path) -> list[Path]:
-    return sorted(child for child in root.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return sorted(child for child in root.iterdir() if child.is_dir() and not _is_passed_over(child.name))
+
+
+def _is_passed_over(folder: str) -> bool:
+    """Hidden folders, and the one that macOS adds to its archives."""
+    return folder.startswith(".") or folder == "__MACOSX"
 
 
 def _is_split(folder: Path) -> bool:
@@ -155,25 +243,39 @@ def _is_split(folder: Path) -> bool:
 
 def _images(folder: Path, ignored: Counter[str]) -> list[Path]:
     found = []
-    for file in walk(folder):
-        if file.name.startswith("."):
-            ignored["hidden"] += 1
-        elif file.suffix.lower() not in SUFFIXES:
-            ignored["not an image format"] += 1
-        else:
+    for file in walk(folder, ignored):
+        reason = _why_ignored(file)
+        if reason is None:
             found.append(file)
+        else:
+            ignored[reason] += 1
     return found
 
 
-def walk(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, sorted, links followed. Hidden folders are passed over; none is entered twice."""
+def _why_ignored(file: Path) -> str | None:
+    if file.name.lower() in _SYSTEM or file.name.startswith("._"):
+        return "system file"
+    if file.name.startswith("."):
+        return "hidden"
+    if file.suffix.lower() not in SUFFIXES:
+        return "not an image format"
+    return None
+
+
+def walk(folder: Path, ignored: Counter[str] | None = None) -> Iterator[Path]:
+    """Every file below a folder, sorted, links followed; none is entered twice.
+
+    Hidden folders and __MACOSX are passed over, and counted in `ignored`.
+    """
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         if os.path.realpath(parent) in seen:  # links lead here a second time
             folders.clear()
             continue
         seen.add(os.path.realpath(parent))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if ignored is not None:
+            ignored.update(f"folder {name}" for name in folders if _is_passed_over(name))
+        folders[:] = sorted(name for name in folders if not _is_passed_over(name))
         yield from (Path(parent, name) for name in sorted(files))
 
 
@@ -203,14 +305,14 @@ def _find(source: str) -> list[str]:
         found = [path for match in matches for path in (_images_below(match) if Path(match).is_dir() else [match])]
     if not found:
         raise VitkitError(f"no images in {source}")
-    return sorted(found, key=_natural)
+    return sorted(found, key=natural)
 
 
 def _images_below(folder: str) -> list[str]:
-    files = (file for file in walk(Path(folder)) if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
+    files = _images(Path(folder), Counter())
     return [os.path.join(folder, file.relative_to(folder)) for file in files]  # noqa: PTH118  # as it was given
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    """Sorts img2 before img10."""
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts img2 before img10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.data.duplicates import Forest
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 
 SPLITS = ("train", "val", "test")
 
 
-def split(table: ImageTable, fractions: Sequence[float], seed: int) -> ImageTable:
+def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequence[int] | None = None) -> ImageTable:
     """Give every image a split, the same for the same seed.
 
     Images that come already split stay where they are; without a val folder its share is taken from training.
@@ -27,6 +30,7 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int) -> ImageTabl
         table: the images.
         fractions: parts for train, val and test.
         seed: of the shuffle within each class.
+        groups: a number for each image; images of one number stay in one split, where they are not split already.
 
     Raises:
         VitkitError: the fractions are not three parts of 1 with something to train on.
@@ -41,13 +45,98 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int) -> ImageTabl
     if given:  # a train folder without a val folder; a test folder, if any, is the test split
         shares = np.array([shares[0], 0.0 if "test" in given else shares[1]])
     rng = np.random.default_rng(seed)
+    members = _members(groups or range(len(table)), [i for i, own in enumerate(splits) if own in (None, "train")])
     for label in range(len(table.classes)):
-        own = [i for i, of in enumerate(table.labels) if of == label and splits[i] in (None, "train")]
+        own = [images for images in members if table.labels[images[0]] == label]
         rng.shuffle(own)
-        val, test = _sizes(len(own), shares)
-        for position, i in enumerate(own):
-            splits[i] = "test" if position < test else "val" if position < test + val else "train"
+        val, test = _sizes(sum(map(len, own)), shares)
+        for images, name in zip(own, _deal([len(images) for images in own], val, test), strict=True):
+            for i in images:
+                splits[i] = name
     return replace(table, splits=tuple(splits))
+
+
+def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
+    """The fold of each image, 0 to folds - 1: each class in equal parts, groups together.
+
+    Raises:
+        VitkitError: there are fewer than two folds, or no class has enough images (or groups) for as many.
+    """
+    members = _members(groups or range(len(table)), range(len(table)))
+    largest = max(Counter(table.labels[images[0]] for images in members).values())
+    if not 2 <= folds <= largest:
+        raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
+    rng = np.random.default_rng(seed)
+    fold_of = [0] * len(table)
+    total = np.zeros(folds)
+    for label in range(len(table.classes)):
+        own = [images for images in members if table.labels[images[0]] == label]
+        rng.shuffle(own)
+        have = np.zeros(folds)
+        for images in sorted(own, key=len, reverse=True):
+            smallest = min(range(folds), key=lambda k: (have[k], total[k]))
+            have[smallest] += len(images)
+            total[smallest] += len(images)
+            for i in images:
+                fold_of[i] = smallest
+    return fold_of
+
+
+def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
+    """Groups joined by what a regular expression finds in the images' paths: its first group, or all that it matches.
+
+    Args:
+        table: the images.
+        pattern: searched in each path below the data's folder. An image that it is not found in stands for itself.
+        groups: a number for each image; those of one number stay together.
+
+    Raises:
+        VitkitError: it is found in no path, or finds the same in all.
+        re.error: it is no regular expression.
+    """
+    found = [re.search(pattern, path) for path in table.paths]
+    names = [match and (match[1] if match.re.groups else match[0]) for match in found]
+    if len(set(names)) == 1:
+        what = f"is found in no path, such as {table.paths[0]!r}" if names[0] is None else f"finds {names[0]!r} in all"
+        raise VitkitError(f"--group-by {pattern!r} {what}; it should find the name of the scene")
+    forest, first = Forest(len(table)), dict[str, int]()
+    for i, (name, group) in enumerate(zip(names, groups, strict=True)):
+        forest.join(i, group)
+        if name is not None:
+            forest.join(i, first.setdefault(name, i))
+    return forest.roots()
+
+
+def _members(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
+    """The free images, group by group, in the order of their first ones."""
+    members: dict[int, list[int]] = {}
+    for i in free:
+        members.setdefault(groups[i], []).append(i)
+    return list(members.values())
+
+
+def _deal(sizes: Sequence[int], val: int, test: int) -> list[str]:
+    """A split for each group of a class, so that test and val get their number of images or come close.
+
+    Single images fill test, then val, then train. Groups are dealt first, the largest ones foremost, each to the split
+    that lacks most: copies of one picture are thus trained on, and the other two hold pictures that differ.
+    """
+    lacking = {"test": test, "val": val, "train": sum(sizes) - val - test}
+    names = [""] * len(sizes)
+    for i in sorted((i for i, size in enumerate(sizes) if size > 1), key=lambda i: -sizes[i]):
+        names[i] = max(("train", "test", "val"), key=lambda name: lacking[name])
+        lacking[names[i]] -= sizes[i]
+    for i in (i for i, size in enumerate(sizes) if size == 1):
+        names[i] = next((name for name in ("test", "val") if lacking[name] > 0), "train")
+        lacking[names[i]] -= 1
+    if sizes and "train" not in names:
+        names[max(range(len(sizes)), key=lambda i: sizes[i])] = "train"
+    for name, wanted in (("test", test), ("val", val)):  # a few large groups may have passed one by
+        others = Counter(names)
+        if wanted and not others[name] and max(others.values(), default=0) > 1:
+            rich = max(others, key=lambda other: others[other])
+            names[min((i for i, own in enumerate(names) if own == rich), key=lambda i: sizes[i])] = name
+    return names
 
 
 def _sizes(images: int, shares: np.ndarray) -> tuple[int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,13 +19,26 @@ from vitkit.files import replacing
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
+_DPI = 110
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, whole or not at all."""
-    with replacing(path) as temporary, warnings.catch_warnings():
+    with replacing(path) as temporary:
+        _save(figure, temporary)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The picture as the content of a PNG file."""
+    data = io.BytesIO()
+    _save(figure, data)
+    return data.getvalue()
+
+
+def _save(figure: Figure, target: Path | io.BytesIO) -> None:
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        figure.savefig(temporary, format="png", dpi=110)
+        figure.savefig(target, format="png", dpi=_DPI)
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
@@ -98,6 +113,19 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
     return figure
 
 
+def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
+    """A picture, pixel by pixel or enlarged if small, under its class and the probability."""
+    scale = max(1, 400 // max(picture.size))
+    width, height = (side * scale / _DPI for side in picture.size)  # inches
+    figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
+    title = f"class: {_shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
+    figure.text(0.5, (height + 0.2) / (height + 0.4), title, ha="center", va="center", fontsize=10)
+    axis = figure.add_axes((0, 0, 1, height / (height + 0.4)))
+    axis.set_axis_off()
+    axis.imshow(picture, interpolation="nearest")
+    return figure
+
+
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
     """Name the classes along the axis, unless there are so many that the names would run into one another."""
     if len(classes) > 60:
@@ -111,5 +139,22 @@ def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
 
 
 def _shorten(name: str, most: int = 22) -> str:
+    name = name.encode(errors="replace").decode()  # a folder's name may not be UTF-8
     text = name if len(name) <= most else name[: most - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
+
+
+def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
+    """Width against height of pictures, on logarithmic axes; a larger dot is more of them."""
+    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    axis = figure.subplots()
+    counts = Counter(pixels)
+    width, height = zip(*counts, strict=True)
+    area = 12 + 240 * np.sqrt(np.array(list(counts.values())) / len(pixels))
+    axis.scatter(width, height, s=area, color=BLUE, alpha=0.4, linewidths=0)
+    low, high = 0.8 * min(*width, *height), 1.25 * max(*width, *height)
+    axis.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
+    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="width", ylabel="height")
+    axis.set(title="Sizes in pixels; the line is square", aspect="equal")
+    axis.grid(alpha=0.25)
+    return figure

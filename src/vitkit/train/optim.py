@@ -13,21 +13,38 @@ from vitkit.train.recipe import Recipe
 _NO_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "rel_pos")
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: weight matrices, which decay; and biases, norms, tokens and positions, which do not."""
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+    """Weight matrices, which decay; and biases, norms, tokens and positions, which do not; layer by layer if asked.
+
+    Args:
+        model: parameters that require no gradient are left out.
+        weight_decay: of the matrices.
+        layer_decay: each layer's `lr_scale` is this part of that of the layer above it (BEiT, arXiv
+            2106.08254, app. D); the head's is 1.
+    """
+    depth = len(getattr(model, "blocks", ()))
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter.ndim > 1 and not name.startswith(_NO_DECAY)
-            (decayed if is_matrix else kept).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+            scale = layer_decay ** (depth + 1 - _layer(name, depth))
+            decay = weight_decay if is_matrix else 0.0
+            empty = {"params": [], "weight_decay": decay, "lr_scale": scale}
+            groups.setdefault((scale, is_matrix), empty)["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, reverse=True)]
+
+
+def _layer(name: str, depth: int) -> int:
+    """0 for what makes the tokens, then the blocks, and above them what reads their output."""
+    if name.startswith("blocks."):
+        return int(name.split(".")[1]) + 1
+    is_input = name.startswith(("patch_embed.", *_NO_DECAY))
+    return 0 if is_input else depth + 1
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimiser over the parameters that require a gradient."""
-    groups = parameter_groups(model, recipe.weight_decay)
+    groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
+
+BY_METHOD = "by method"  # marks fields whose default train/choose.py sets by what is trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +27,33 @@ class Recipe:
     data: Annotated[str | None, "Folder of class folders, folder with train/ and val/, or a name such as digits."] = (
         None
     )
-    model: Annotated[str, "Model name; `vitkit models` lists them."] = "vit_tiny_patch16_224"
+    model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the one of --weights."] = None
     image_size: Annotated[int | None, "Side of the input in pixels, instead of the one in the model's name."] = None
-    weights: Annotated[str, "Where the weights come from: auto, none (from scratch), or a model folder."] = "auto"
-    method: Annotated[Literal["auto", "full", "scratch"], "What is trained; scratch is full with --weights none."] = (
-        "auto"
-    )
+    weights: Annotated[
+        str, "Where to start: auto (published for --model), none, a model folder, a checkpoint, or a published name."
+    ] = "auto"
+    method: Annotated[
+        Literal["auto", "head", "lora", "full", "scratch"],
+        "What is trained: a head on frozen features, low-rank changes, everything, or everything from nothing.",
+    ] = "auto"
+    views: Annotated[int, "Augmented views of each training image that a head on frozen features sees too."] = 0
     init: Annotated[Literal["trunc_normal", "reference"], "How weights begin when there are none."] = "trunc_normal"
 
-    epochs: Annotated[int, "Passes over the training images."] = 50
+    epochs: Annotated[int, "Passes over the training images.", BY_METHOD] = 50
     time: Annotated[str | None, "Wall-clock budget such as 90s, 10m or 2h; the schedule is fitted to it."] = None
-    batch_size: Annotated[int, "Images per step."] = 64
+    batch_size: Annotated[int, "Images per step.", BY_METHOD] = 64
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
-    lr: Annotated[float, "Peak learning rate."] = 1e-3
+    lr: Annotated[float, "Peak learning rate.", BY_METHOD] = 1e-3
     weight_decay: Annotated[float, "Decay of weight matrices; biases, norms, tokens and positions have none."] = 0.05
+    layer_decay: Annotated[
+        float, "Each layer learns at this part of the rate of the one above it; 1 is the same rate for all.", BY_METHOD
+    ] = 1.0
     momentum: Annotated[float, "Of sgd; the first beta of adam and adamw."] = 0.9
     beta2: Annotated[float, "Second beta of adam and adamw."] = 0.999
     schedule: Annotated[Literal["cosine", "linear", "constant"], "How the learning rate falls after warm-up."] = (
         "cosine"
     )
-    warmup: Annotated[float, "Part of the training in which the learning rate rises from 0."] = 0.1
+    warmup: Annotated[float, "Part of the training in which the learning rate rises from 0.", BY_METHOD] = 0.1
     min_lr: Annotated[float, "Learning rate at the end, as a part of lr."] = 0.0
     clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit."] = 1.0
     label_smoothing: Annotated[float, "Probability spread over the other classes."] = 0.1
@@ -57,12 +67,22 @@ class Recipe:
 
     dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
     attention_dropout: Annotated[float, "On the attention weights."] = 0.0
-    drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0."] = 0.1
+    drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0.", BY_METHOD] = 0.1
 
-    fit: Annotated[Literal["crop", "pad", "squash"], "How a picture is fitted to the model's input."] = "crop"
-    crop_pct: Annotated[float, "Part of the short side that evaluation's centre crop keeps."] = 0.875
-    interpolation: Annotated[Literal["bicubic", "bilinear", "lanczos", "nearest"], "Resampling filter."] = "bicubic"
-    crop_scale: Annotated[tuple[float, float], "Part of the area a random crop keeps, from to; 0 0 is no crop."] = (
+    fit: Annotated[
+        Literal["crop", "pad", "squash"] | None,
+        "How a picture is fitted to the input; by default as the weights want.",
+    ] = None
+    crop_pct: Annotated[
+        float | None, "Part of the sides that the centre crop keeps; by default as the weights want."
+    ] = None
+    interpolation: Annotated[
+        Literal["bicubic", "bilinear", "lanczos", "nearest"] | None,
+        "Resampling filter; by default as the weights want.",
+    ] = None
+    crop_scale: Annotated[
+        tuple[float, float], "Part of the area a random crop keeps, from to; 0 0 is no crop.", BY_METHOD
+    ] = (
         0.3,
         1.0,
     )
@@ -71,13 +91,15 @@ class Recipe:
     translate: Annotated[float, "Random shift, as a part of the side."] = 0.0
     zoom: Annotated[float, "Random change of size, as a part."] = 0.0
     shear: Annotated[float, "Random shear, degrees to either side."] = 0.0
-    color_jitter: Annotated[float, "Random change of brightness, contrast and saturation, as a part."] = 0.2
+    color_jitter: Annotated[float, "Random change of brightness, contrast and saturation, as a part.", BY_METHOD] = 0.2
 
     split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
         0.7,
         0.1,
         0.2,
     )
+    group_by: Annotated[str | None, "Regular expression: images in whose path it finds the same stay together."] = None
+    folds: Annotated[int | None, "Cross-validate: this many runs, each testing another part of the data."] = None
     limit: Annotated[int | None, "Use at most this many images, stratified, before splitting."] = None
     monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best."] = "val_acc"
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
@@ -108,6 +130,11 @@ class Recipe:
     def budget(self) -> float | None:
         """`time` in seconds."""
         return None if self.time is None else parse_duration(self.time)
+
+
+def name_of(recipe: Recipe) -> str:
+    """What to call the model: its name, or that of the weights it starts from."""
+    return recipe.model or Path(recipe.weights).name
 
 
 def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
@@ -159,18 +186,24 @@ def bundled() -> dict[str, str]:
     }
 
 
-def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> Recipe:
-    """The recipe of a command: its flags over a recipe file over the defaults.
+def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str, Any]:
+    """The fields that a command asks for: its flags over those of a recipe file.
 
     Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
+
+    Raises:
+        VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
     fields = {} if recipe is None else load_fields(recipe)
     data = flags.get("data") or fields.get("data")
     if data is None:
         raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
-    if recipe is None and data in bundled() and not Path(data).exists():
-        fields = load_fields(data)
-    return build({**build(fields, str(recipe)).__dict__, **flags, "data": data}, "flags")
+    if recipe is None and data in DATASETS and DATASETS[data].name in bundled() and not Path(data).exists():
+        fields = load_fields(DATASETS[data].name)
+    build(fields, str(recipe))
+    fields = {**fields, **flags, "data": data}
+    build(fields, "flags")
+    return fields
 
 
 def parse_duration(text: str) -> float:
@@ -224,6 +257,8 @@ def _check(recipe: Recipe) -> None:
         "momentum": (0, 1),
         "beta2": (0, 1),
         "warmup": (0, 1),
+        "layer_decay": (1e-3, 1),
+        "views": (0, 1e4),
         "min_lr": (0, 1),
         "clip_grad": (0, 1e9),
         "label_smoothing": (0, 0.999),
@@ -236,6 +271,7 @@ def _check(recipe: Recipe) -> None:
         "shear": (0, 89),
         "color_jitter": (0, 10),
         "limit": (2, 1e12),
+        "folds": (2, 1e4),
         "patience": (1, 1e9),
         "workers": (0, 1e4),
         "seed": (0, 2**63 - 1),
@@ -251,5 +287,9 @@ def _check(recipe: Recipe) -> None:
         raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
     if recipe.time is not None:
         parse_duration(recipe.time)
+    try:
+        re.compile(recipe.group_by or "")
+    except re.error as error:
+        raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
         raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")

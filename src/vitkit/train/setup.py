@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -19,50 +20,84 @@ from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
+from vitkit.train.folder import Progress
 from vitkit.train.recipe import Recipe
+from vitkit.weights import inspect, load
 
 _LIBRARIES = ("torch", "torchvision", "lightning", "numpy", "pillow")
 
 
-def config_of(recipe: Recipe, classes: int) -> ViTConfig:
-    """The architecture that a recipe asks for."""
-    config = config_for(
-        recipe.model,
-        classes,
-        dropout=recipe.dropout,
-        attention_dropout=recipe.attention_dropout,
-        drop_path=recipe.drop_path,
-        init=recipe.init,
-    )
-    return config if recipe.image_size is None else config.replace(image_size=recipe.image_size)
-
-
-def check_weights(recipe: Recipe) -> None:
-    """Refuse to train from scratch unless that was asked for.
+def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[ViTConfig, Preprocess]:
+    """The architecture and the pixels that a recipe asks for; weights are looked at, not read.
 
     Raises:
-        VitkitError: the recipe wants pre-trained weights.
+        VitkitError: the model cannot be built, or its weights cannot be had or understood.
     """
-    if recipe.method == "scratch" or recipe.weights == "none":
-        return
-    wanted = f"weights for {recipe.model}" if recipe.weights == "auto" else f"weights from {recipe.weights}"
-    raise VitkitError(f"this version cannot load pre-trained {wanted}; train from scratch with --weights none")
+    if recipe.weights == "none":
+        if recipe.model is None:
+            raise VitkitError("the recipe names neither a model nor weights")
+        config = config_for(recipe.model, len(classes), init=recipe.init, **_rates(recipe))
+        config = config if recipe.image_size is None else config.replace(image_size=recipe.image_size)
+        return config, _preprocess(recipe, Preprocess(size=config.image_size))
+    try:
+        plan = inspect(weights_of(recipe), image_size=recipe.image_size, progress=progress)
+    except VitkitError as error:
+        if recipe.weights != "auto":
+            raise
+        raise VitkitError(f"{error}; or train from scratch with --weights none") from error
+    config = plan.config.replace(num_classes=len(classes), representation_size=None, **_rates(recipe))
+    if recipe.method == "head" and config.classifier == "token" and not (config.fc_norm or config.distill_head):
+        config = config.replace(classifier="token+gap")
+    return config, _preprocess(recipe, plan.preprocess)
 
 
-def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str) -> Classifier:
-    """An untrained classifier for the table's classes; the same for the same seed."""
-    config = config_of(recipe, len(table.classes))
+def weights_of(recipe: Recipe) -> str:
+    """What `vitkit.load` is asked for."""
+    return str(recipe.model) if recipe.weights == "auto" else recipe.weights
+
+
+def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: Progress) -> Classifier:
+    """A classifier for the table's classes before its training, the same for the same seed.
+
+    It starts from the recipe's weights with a head of zeros (paper, app. B.1.1), or from none.
+    """
+    config, preprocess = start_of(recipe, table.classes, progress)
     torch.manual_seed(mix_seeds(recipe.seed))
-    preprocess = Preprocess(
-        size=config.image_size, fit=recipe.fit, crop_pct=recipe.crop_pct, interpolation=recipe.interpolation
-    )
-    provenance = {
+    model = VisionTransformer(config)
+    provenance: dict[str, Any] = {
         "data": table.name,
         "data_hash": data_hash,
         "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(recipe).items()},
         "versions": versions(),
     }
-    return Classifier(VisionTransformer(config), table.classes, preprocess, provenance=provenance)
+    report = None
+    if recipe.weights != "none":
+        source = load(weights_of(recipe), 0, recipe.image_size, progress=progress)
+        report = source.report
+        take_weights(model, source.model)
+        provenance["weights"] = {"source": weights_of(recipe), "from": source.provenance}
+    return Classifier(model, table.classes, preprocess, provenance=provenance, report=report)
+
+
+def take_weights(model: VisionTransformer, source: VisionTransformer) -> None:
+    """Copy all but the heads, which become zeros: the first step then moves the head alone."""
+    heads = {name for name in model.state_dict() if name.startswith("head")}
+    left = model.load_state_dict(source.state_dict(), strict=False)
+    assert set(left.missing_keys) == heads and not left.unexpected_keys, left
+    with torch.no_grad():
+        for name in heads:
+            model.get_parameter(name).zero_()
+
+
+def _rates(recipe: Recipe) -> dict[str, Any]:
+    names = ("dropout", "attention_dropout", "drop_path")
+    return {name: getattr(recipe, name) for name in names}
+
+
+def _preprocess(recipe: Recipe, own: Preprocess) -> Preprocess:
+    """The weights' own pixels, but for what the recipe says."""
+    given = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
+    return replace(own, **{name: value for name, value in given.items() if value is not None})
 
 
 def augment_of(recipe: Recipe) -> Augment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,37 +19,18 @@ from vitkit.data.split import SPLITS
 from vitkit.evaluate import plots
 from vitkit.evaluate.metrics import Evaluation, evaluate, held_out_split
 from vitkit.evaluate.report import write_report
+from vitkit.files import write_json
 from vitkit.train.callbacks import read_metrics
-from vitkit.train.recipe import Recipe
+from vitkit.train.recipe import Recipe, name_of
 from vitkit.weights import load
 
-FINDINGS = "findings.json"
+FINDINGS, EVALUATION, REPORT = "findings.json", "evaluation.json", "report.html"
 PICTURES = {
     "Curves": "curves.png",
     "Confusion": "confusion.png",
     "Images per class": "classes.png",
     "What the model sees in training": "train_batch.png",
 }
-
-
-def findings(table: ImageTable, unreadable: dict[str, str]) -> list[str]:
-    """What the user should know about the data, a sentence each."""
-    told = []
-    if unreadable:
-        named = "; ".join(f"{path} ({reason})" for path, reason in list(unreadable.items())[:5])
-        more = f"; and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
-        total = len(table) + len(unreadable)
-        told.append(f"{len(unreadable)} of {total} images are unreadable and left out: {named}{more}")
-    if table.ignored:
-        counts = ", ".join(f"{count} {reason}" for reason, count in table.ignored.items())
-        told.append(f"{sum(table.ignored.values())} other files are ignored: {counts}")
-    have = {name: Counter(table.of_split(name).labels) for name in SPLITS if name in table.splits}
-    for label, (name, count) in enumerate(table.counts().items()):
-        missing = [split for split, labels in have.items() if not labels[label]]
-        if missing:
-            images = "1 image" if count == 1 else f"{count} images"
-            told.append(f"class {name!r} has {images}, none of them in {' or '.join(missing)}")
-    return told
 
 
 def draw_data(folder: Path, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int) -> None:
@@ -72,7 +52,7 @@ def _to_picture(image: torch.Tensor, preprocess: Preprocess) -> Image.Image:
 
 
 def report(folder: Path, recipe: Recipe, table: ImageTable, progress: Callable[[int, int], None]) -> Evaluation:
-    """Evaluate the model that was kept and write confusion.png, curves.png and report.html."""
+    """Evaluate the model that was kept and write evaluation.json, confusion.png, curves.png and report.html."""
     classifier = load(folder)
     evaluation = evaluate(classifier, table, held_out_split(table), progress)
     rows = read_metrics(folder / "metrics.csv")
@@ -80,9 +60,10 @@ def report(folder: Path, recipe: Recipe, table: ImageTable, progress: Callable[[
     plots.save_figure(plots.curves(rows, best), folder / "curves.png")
     title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
     plots.save_figure(plots.confusion(evaluation.confusion(), evaluation.classes, title), folder / "confusion.png")
+    write_json(folder / EVALUATION, {**evaluation.summary(), "per_class": evaluation.per_class()})
     write_report(
-        folder / "report.html",
-        title=f"{recipe.model} on {table.name}",
+        folder / REPORT,
+        title=f"{name_of(recipe)} on {table.name}",
         evaluation=evaluation,
         facts=_facts(classifier, recipe, table, rows),
         findings=json.loads((folder / FINDINGS).read_text(encoding="utf-8")),
@@ -104,7 +85,7 @@ def _facts(classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list
     pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
     kept = classifier.provenance["metrics"]["epoch"] + 1
     return {
-        "model": f"{recipe.model}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
+        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
         "data": f"{table.root}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe)}",

@@ -64,7 +64,7 @@ class ClassificationTask(LightningModule):
         torch.manual_seed(mix_seeds(self.recipe.seed, self.global_step))  # dropout, the same after a resume
         lr = self.recipe.lr * lr_factor(self.progress, self.recipe)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_scale"]
         self.metrics["lr"] = lr
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -1,0 +1,65 @@
+"""What the user leaves open: the weights to start from, what of the model is trained, and how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitkit.data.source import ImageTable
+from vitkit.train.recipe import Recipe, build
+
+DEFAULT_MODEL = "vit_small_patch16_224"
+FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
+# Fields whose best value depends on what is trained. Those of `scratch` are the dataclass's own defaults.
+PRESETS: dict[str, dict[str, Any]] = {
+    "scratch": {},
+    "full": {
+        "epochs": 8,
+        "batch_size": 32,
+        "lr": 5e-4,
+        "layer_decay": 0.75,
+        "warmup": 0.15,
+        "crop_scale": (0.4, 1.0),
+        "color_jitter": 0.1,
+    },
+    "lora": {
+        "epochs": 8,
+        "batch_size": 32,
+        "lr": 2e-3,
+        "warmup": 0.15,
+        "drop_path": 0.0,
+        "crop_scale": (0.4, 1.0),
+        "color_jitter": 0.1,
+    },
+    "head": {"epochs": 1, "batch_size": 64, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
+}
+
+
+def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
+    """The recipe with everything settled that its fields leave open, and why, a line each.
+
+    Args:
+        fields: what was asked for, by field name.
+        table: the images to train on.
+
+    Raises:
+        VitkitError: a field is unknown, of the wrong type, or out of range.
+    """
+    asked, reasons = build(fields, "flags"), []
+    method = asked.method
+    if method == "auto" and asked.weights == "none":
+        method = "scratch"
+    elif method == "auto":
+        trained = sum(split in (None, "train") for split in table.splits)
+        trained = min(trained, asked.limit or trained)
+        share = 1.0 if any(table.splits) else asked.split[0]
+        each = trained * share / len(table.classes)
+        method = "head" if each < FEW else "full"
+        why = {"head": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
+        reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
+    settled = {**PRESETS[method], **fields, "method": method}
+    if method == "scratch":
+        settled["weights"] = "none"
+    if asked.model is None and asked.weights in ("auto", "none"):
+        settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
+        reasons.append(f"model {settled['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
+    return build(settled, "flags"), reasons

@@ -1,0 +1,162 @@
+"""`--method head`: the backbone is frozen, so each image goes through it once, and a head is fitted to what comes out.
+
+The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which together
+say more than either (docs/log.md). Its penalty is chosen on the validation images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from vitkit.classifier import Classifier
+from vitkit.data.datamodule import EvaluationImages, TrainingImages
+from vitkit.data.source import ImageTable
+from vitkit.model import VisionTransformer
+from vitkit.train.callbacks import append_metrics
+from vitkit.train.folder import Run
+from vitkit.train.recipe import Recipe
+from vitkit.train.setup import augment_of, choose_precision, choose_workers
+
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
+_WORSE = 1.1  # the validation loss that ends the search, beside the best one
+_STEPS = 200  # of L-BFGS, at most
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted head.
+
+    Attributes:
+        weight, bias: (K, D) and (K,), for features as they are.
+        penalty: the one of PENALTIES that was chosen.
+        train_loss, val_loss, val_accuracy: of the head; the last two None without validation images.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    penalty: float
+    train_loss: float
+    val_loss: float | None
+    val_accuracy: float | None
+
+
+def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> None:
+    """Compute the features, fit the head, and save the model folder and the one row of metrics.csv."""
+    started = time.monotonic()
+    precision = choose_precision(recipe.precision)
+    run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
+    train, val = table.of_split("train"), table.of_split("val")
+
+    def features(images: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
+        return compute_features(classifier.model, images, recipe, precision, lambda *step: run.progress(what, *step))
+
+    views = [features(EvaluationImages(train, classifier.preprocess), "training images")]
+    augmented = TrainingImages(train, classifier.preprocess, augment_of(recipe), recipe.seed)
+    for view in range(recipe.views):
+        asked = Subset(augmented, [(view, i) for i in range(len(augmented))])  # type: ignore[misc]  # its own indices
+        views.append(features(asked, f"training images, view {view + 1}"))
+    held_out = features(EvaluationImages(val, classifier.preprocess), "validation images") if len(val) else None
+    x, y = (torch.cat(parts) for parts in zip(*views, strict=True))
+    fitted = choose_head(x, y, held_out, len(table.classes))
+    with torch.no_grad():
+        classifier.model.get_parameter("head.weight").copy_(fitted.weight)
+        classifier.model.get_parameter("head.bias").copy_(fitted.bias)
+    _keep(run, classifier, fitted, time.monotonic() - started)
+
+
+def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None:
+    metrics = {"train_loss": fitted.train_loss, "val_loss": fitted.val_loss, "val_acc": fitted.val_accuracy}
+    known = {name: value for name, value in metrics.items() if value is not None}
+    append_metrics(run.folder / "metrics.csv", {"epoch": 0, "step": 0, **known, "seconds": round(seconds, 1)})
+    classifier.provenance["metrics"] = {"epoch": 0, **known}
+    classifier.save(run.folder)
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
+    run.say(f"head fitted, penalty {fitted.penalty:g}: {shown}  {seconds:.0f} s")
+
+
+@torch.inference_mode()
+def compute_features(
+    model: VisionTransformer,
+    images: Dataset[Any],
+    recipe: Recipe,
+    precision: str,
+    progress: Callable[[int, int], None],
+) -> tuple[Tensor, Tensor]:
+    """What the head reads of each image, (n, D) float32, and its label, (n,)."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.eval().to(device)
+    features, labels, done = [], [], 0
+    for batch, label in DataLoader(images, recipe.batch_size, num_workers=choose_workers(recipe.workers)):
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            tokens = model.forward_features(batch.to(device))  # (B, N, D)
+        features.append(model.forward_head(tokens.float(), pre_logits=True).cpu())
+        labels.append(label)
+        done += len(label)
+        progress(done, len(images))  # type: ignore[arg-type]  # every set of images here has a length
+    model.cpu()
+    return torch.cat(features).clone(), torch.cat(labels).clone()  # no inference tensors: a head is to be fitted
+
+
+def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int) -> Fit:
+    """The head whose regularisation suits the held-out images best, by their log loss.
+
+    Args:
+        x: features of training images, (n, D).
+        y: their labels, (n,).
+        held_out: the same of validation images; without any the middle penalty is taken.
+        classes: K.
+    """
+    mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
+    standard = (x - mean) / scale
+    best: Fit | None = None
+    weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
+    for penalty in PENALTIES if held_out is not None else PENALTIES[len(PENALTIES) // 2 :][:1]:
+        weight, bias = regress(standard, y, penalty, weight, bias)
+        fitted = _judge(weight / scale, bias - (weight / scale) @ mean, penalty, (x, y), held_out)
+        if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
+            best = fitted
+        elif fitted.val_loss > _WORSE * best.val_loss:
+            break
+    assert best is not None
+    return best
+
+
+def regress(x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Multinomial logistic regression: least mean cross-entropy + penalty / 2 * |weight|^2, by L-BFGS.
+
+    Args:
+        x: features, (n, D).
+        y: labels, (n,).
+        penalty: on the weights; biases are free.
+        weight: (K, D), to begin with.
+        bias: (K,), to begin with.
+    """
+    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS((weight, bias), max_iter=_STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(x @ weight.T + bias, y) + penalty / 2 * (weight**2).sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return weight.detach(), bias.detach()
+
+
+def _judge(
+    weight: Tensor, bias: Tensor, penalty: float, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None
+) -> Fit:
+    losses = [F.cross_entropy(x @ weight.T + bias, y).item() for x, y in (train, *([held_out] if held_out else []))]
+    accuracy = None
+    if held_out is not None:
+        accuracy = ((held_out[0] @ weight.T + bias).argmax(dim=1) == held_out[1]).float().mean().item()
+    return Fit(weight, bias, penalty, losses[0], losses[1] if held_out else None, accuracy)

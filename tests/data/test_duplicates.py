@@ -1,0 +1,350 @@
+"""Every copy that people make of a picture is found, and pictures that merely resemble one another are not copies."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from photos import noise, save
+from vitkit.data import duplicates
+from vitkit.data.duplicates import LEAST_CORRELATION, MOST_DIFFERENCE, Link, connect, find_duplicates
+from vitkit.data.memory import Facts, Memory
+from vitkit.data.scan import THUMBNAIL, scan
+
+LUMA = np.array([0.299, 0.587, 0.114])
+
+
+def texture(seed: int, width: int = 160, height: int = 120) -> Image.Image:
+    """A smooth random picture with structure at several scales and in all colours, as photographs have."""
+    rng = np.random.default_rng(seed)
+    pixels = np.zeros((height, width, 3))
+    for cells, weight in ((2, 1.0), (4, 0.8), (8, 0.5), (16, 0.3), (32, 0.15)):
+        for channel in range(3):
+            rough = Image.fromarray(rng.normal(size=(cells, cells)).astype(np.float32))
+            pixels[..., channel] += weight * np.asarray(rough.resize((width, height), Image.Resampling.BICUBIC))
+    shared = pixels.mean(axis=2, keepdims=True)
+    return Image.fromarray(np.clip(128 + 45 * (0.6 * pixels + 0.8 * shared), 0, 255).astype(np.uint8))
+
+
+def resized(factor: float) -> Callable[[Image.Image], Image.Image]:
+    def change(picture: Image.Image) -> Image.Image:
+        return picture.resize((round(picture.width * factor), round(picture.height * factor)))
+
+    return change
+
+
+def recompressed(picture: Image.Image, quality: int = 50) -> Image.Image:
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=quality)
+    return Image.open(data).convert("RGB")
+
+
+COPIES: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
+    "x0.33": ("near", resized(0.33)),
+    "x0.5": ("near", resized(0.5)),
+    "x0.7": ("near", resized(0.7)),
+    "x1.5": ("near", resized(1.5)),
+    "q50": ("near", recompressed),
+    "q50 and x0.5": ("near", lambda picture: recompressed(resized(0.5)(picture))),
+    "brighter": ("near", lambda picture: picture.point(lambda level: min(255, level + 6))),
+    "mirrored": ("mirrored", ImageOps.mirror),
+    "mirrored and q50": ("mirrored", lambda picture: recompressed(ImageOps.mirror(picture))),
+    "mirrored and x0.5": ("mirrored", lambda picture: ImageOps.mirror(resized(0.5)(picture))),
+}
+
+
+def facts_of(picture: Image.Image, digest: bytes | None = None) -> Facts:
+    """As if the picture had been read from a file of its own."""
+    small = picture.convert("RGB").resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
+    own = hashlib.sha256(picture.tobytes() + str(picture.size).encode()).digest()
+    return Facts(digest or own, None, "PNG", "RGB", *picture.size, False, small)
+
+
+def look(files: list[Path]) -> list[Facts]:
+    with Memory() as memory:
+        return scan(files, memory)
+
+
+def thumbnail(pixels: np.ndarray, digest: bytes) -> Facts:
+    return Facts(digest, None, "PNG", "RGB", 16, 16, False, pixels.astype(np.uint8).tobytes())
+
+
+def found(pictures: list[Image.Image]) -> list[Link]:
+    links, could_tell = find_duplicates([facts_of(picture) for picture in pictures])
+    assert could_tell
+    return links
+
+
+# --- What is found ---------------------------------------------------------------------------------
+
+
+def test_one_picture_has_no_copies() -> None:
+    assert find_duplicates([facts_of(texture(0))]) == ([], True)
+
+
+@pytest.mark.parametrize(("kind", "change"), COPIES.values(), ids=COPIES)
+def test_every_planted_copy_is_found_and_nothing_else(kind: str, change: Callable[[Image.Image], Image.Image]) -> None:
+    originals = [texture(seed) for seed in range(25)]
+    links = found([*originals, *map(change, originals)])
+    assert sorted((link.first, link.second, link.kind) for link in links) == [(i, i + 25, kind) for i in range(25)]
+
+
+def test_copies_in_files_are_found_by_way_of_the_decoder(tmp_path: Path) -> None:
+    picture, other = texture(1, 400, 300), texture(2, 400, 300)
+    files = [
+        save(picture, tmp_path / "a.png"),
+        save(other, tmp_path / "b.jpg", quality=95),
+        save(picture, tmp_path / "c.jpg", quality=50),
+        save(resized(0.33)(picture), tmp_path / "d.webp"),
+        save(ImageOps.mirror(picture), tmp_path / "e.jpg", quality=80),
+        save(picture, tmp_path / "f.png"),
+        save(recompressed(other, 60), tmp_path / "g.gif"),
+    ]
+    links, could_tell = find_duplicates(look(files))
+    assert could_tell
+    assert connect(links, len(files)) == [0, 1, 0, 0, 0, 0, 1]
+    assert {(link.first, link.second): link.kind for link in links}[0, 5] == "exact"
+    assert {(link.first, link.second) for link in links if link.kind == "mirrored"} == {(0, 4), (2, 4), (3, 4)}
+
+
+def test_a_chain_of_copies_is_one_group_with_the_fewest_near_links() -> None:
+    picture = texture(3)
+    copies = [
+        picture,
+        resized(0.5)(picture),
+        recompressed(picture),
+        ImageOps.mirror(picture),
+        recompressed(picture, 80),
+    ]
+    links = found([texture(4), *copies])
+    assert connect(links, 6) == [0, 1, 1, 1, 1, 1]
+    assert [link.kind for link in links] == ["near"] * 3 + ["mirrored"] * 4
+
+
+def test_equal_files_are_exact_and_linked_to_the_first_of_them() -> None:
+    one, two = facts_of(texture(1)), facts_of(texture(2))
+    links, _ = find_duplicates([one, two, one, one, two])
+    assert links == [Link(0, 2, "exact"), Link(0, 3, "exact"), Link(1, 4, "exact")]
+
+
+def test_equal_flat_files_are_exact_copies_all_the_same() -> None:
+    flat = facts_of(Image.new("RGB", (20, 20), "red"))
+    assert find_duplicates([flat, flat]) == ([Link(0, 1, "exact")], True)
+
+
+def test_a_symmetric_picture_is_no_mirror_image_of_itself() -> None:
+    half = texture(5)
+    both = Image.new("RGB", (2 * half.width, half.height))
+    both.paste(half, (0, 0))
+    both.paste(ImageOps.mirror(half), (half.width, 0))
+    assert found([both, texture(6)]) == []
+    assert [link.kind for link in found([both, resized(0.5)(both)])] == ["near"]
+
+
+def test_progress_is_told_to_the_end() -> None:
+    told: list[tuple[int, int]] = []
+    find_duplicates([facts_of(texture(seed)) for seed in range(5)], lambda *step: told.append(step))
+    assert told[-1] == (5, 5)
+
+
+# --- What is not -----------------------------------------------------------------------------------
+
+
+def test_pictures_of_one_class_that_resemble_one_another_are_not_linked() -> None:
+    """A bright blob on a dark ground, each time a little elsewhere, larger, and of another texture."""
+    rng, pictures = np.random.default_rng(0), []
+    x, y = np.meshgrid(np.linspace(-1, 1, 120), np.linspace(-1, 1, 120))
+    for seed in range(60):
+        (cx, cy), radius = rng.uniform(-0.35, 0.35, 2), rng.uniform(0.3, 0.7)
+        blob = np.exp(-(((x - cx) ** 2 + (y - cy) ** 2) / radius**2))[..., None] * np.array([160, 120, 40])
+        ground = np.asarray(texture(seed, 120, 120)).astype(float) - 128
+        pictures.append(Image.fromarray(np.clip(50 + blob + 0.6 * ground, 0, 255).astype(np.uint8)))
+    assert found(pictures) == []
+
+
+def test_flat_pictures_are_not_linked() -> None:
+    rng = np.random.default_rng(0)
+    flat = [Image.new("RGB", (30, 20), (200, 200, 200 + k)) for k in range(8)]
+    nearly = [Image.fromarray(np.clip(rng.normal(128, 1.5, (64, 64, 3)), 0, 255).astype(np.uint8)) for _ in range(8)]
+    assert found([*flat, *nearly]) == []
+
+
+def test_pictures_of_one_luminance_and_another_colour_are_not_linked() -> None:
+    for seed in range(10):
+        pixels = np.asarray(texture(seed)).astype(float)
+        grey = pixels @ LUMA
+        swapped = np.clip(pixels[..., ::-1], 0, 255)
+        swapped += (grey - swapped @ LUMA)[..., None]  # the same luminance, the colours exchanged
+        warm = np.stack([grey + 40, grey, grey], axis=-1)
+        cold = np.stack([grey, grey, grey + 40], axis=-1)
+        pictures = [pixels, swapped, warm, cold]
+        assert found([Image.fromarray(np.clip(own, 0, 255).astype(np.uint8)) for own in pictures]) == []
+
+
+def test_noise_is_not_linked() -> None:
+    assert found([noise(64, 64, seed) for seed in range(60)]) == []
+
+
+def test_a_picture_upside_down_or_turned_is_another_picture() -> None:
+    pictures = [texture(seed, 120, 120) for seed in range(10)]
+    turned = [picture.transpose(turn) for picture in pictures for turn in (1, 2, 3, 4)]  # all but the mirror
+    assert found([*pictures, *turned]) == [] or {link.kind for link in found([*pictures, *turned])} == {"mirrored"}
+    assert all(link.first >= 10 for link in found([*pictures, *turned])), "a half turn is a flip's mirror image"
+
+
+def test_frames_of_one_scene_cannot_be_told_and_only_equal_files_are_linked() -> None:
+    rng, scene = np.random.default_rng(0), np.asarray(texture(0)).astype(float)
+    frames = [np.clip(scene + rng.normal(0, 2, scene.shape), 0, 255).astype(np.uint8) for _ in range(200)]
+    facts = [facts_of(Image.fromarray(frame)) for frame in frames]
+    links, could_tell = find_duplicates([*facts, facts[7]])
+    assert not could_tell
+    assert links == [Link(7, 200, "exact")]
+
+
+def test_many_frames_are_given_up_early() -> None:
+    rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
+    facts = [thumbnail(scene + rng.integers(-1, 2, scene.shape), bytes([i // 256, i % 256])) for i in range(500)]
+    assert find_duplicates(facts) == ([], False)
+
+
+def test_a_few_scenes_of_many_frames_among_other_pictures_can_be_told() -> None:
+    rng, scene = np.random.default_rng(0), np.asarray(texture(0)).astype(float)
+    frames = [
+        Image.fromarray(np.clip(scene + rng.normal(0, 2, scene.shape), 0, 255).astype(np.uint8)) for _ in range(15)
+    ]
+    links = found([*frames, *(texture(seed) for seed in range(1, 40))])
+    assert connect(links, 54) == [0] * 15 + list(range(15, 54))
+
+
+# --- Against an oracle -----------------------------------------------------------------------------
+
+
+def likeness(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Correlation of the greys, and the root mean square difference of the colours, pair by pair in float64."""
+    greys = []
+    for pixels in (a, b):
+        grey = (pixels.astype(np.float64) @ LUMA).ravel()
+        grey = grey - grey.mean()
+        length = np.linalg.norm(grey)
+        greys.append(grey / length if length > THUMBNAIL else 0 * grey)
+    return float(greys[0] @ greys[1]), float(np.sqrt(((a.astype(float) - b.astype(float)) ** 2).mean()))
+
+
+def brute_force(pictures: list[np.ndarray], slack: float) -> list[int]:
+    """The groups that all pairs make; `slack` moves both limits, for what single precision may decide either way."""
+    group = list(range(len(pictures)))
+    for i in range(len(pictures)):
+        for j in range(i + 1, len(pictures)):
+            for left in (pictures[i], pictures[i][:, ::-1]):
+                correlation, difference = likeness(left, pictures[j])
+                if correlation >= LEAST_CORRELATION - slack and difference <= MOST_DIFFERENCE + slack:
+                    old, new = max(group[i], group[j]), min(group[i], group[j])
+                    group = [new if own == old else own for own in group]
+    return group
+
+
+@st.composite
+def albums(draw: st.DrawFn) -> list[np.ndarray]:
+    """Thumbnails of which some are changed copies of others, near the limits on either side."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pictures: list[np.ndarray] = []
+    for _ in range(draw(st.integers(2, 14))):
+        choice = draw(st.sampled_from(["new", "rough", "flat", "copy", "mirror", "shift"]))
+        if choice in ("copy", "mirror", "shift") and pictures:
+            base = pictures[int(rng.integers(len(pictures)))].astype(float)
+            base = base[:, ::-1] if choice == "mirror" else base
+            change = rng.normal(0, draw(st.sampled_from([0.5, 3, 6, 8, 10, 14])), base.shape)
+            level = draw(st.sampled_from([0, 4, 8, 9.5, 12])) if choice == "shift" else 0
+            pictures.append(np.clip(base + change + level, 0, 255).astype(np.uint8))
+        elif choice == "rough":
+            pictures.append(rng.integers(0, 256, (16, 16, 3)).astype(np.uint8))
+        elif choice == "flat":
+            pictures.append(np.clip(rng.normal(128, draw(st.sampled_from([0, 0.5, 1, 1.5])), (16, 16, 3)), 0, 255))
+        else:
+            pictures.append(np.asarray(texture(int(rng.integers(2**31)), 16, 16)))
+    return [picture.astype(np.uint8) for picture in pictures]
+
+
+@given(pictures=albums())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
+    links, could_tell = find_duplicates([thumbnail(own, bytes([i])) for i, own in enumerate(pictures)])
+    assert could_tell
+    groups = connect(links, len(pictures))
+    strict, generous = brute_force(pictures, -1e-5), brute_force(pictures, 1e-5)
+    assert groups in (strict, generous) or strict != generous
+    near = [link for link in links if link.kind != "mirrored"]
+    assert len(near) == len(pictures) - len(set(connect(near, len(pictures)))), "the fewest that connect them"
+
+
+@given(pictures=albums())
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_coarse_bound_is_never_below_the_correlation(pictures: list[np.ndarray]) -> None:
+    pixels = np.stack(pictures)
+    coarse, mirrored = duplicates._coarse(pixels)
+    for i, left in enumerate(pictures):
+        for j, right in enumerate(pictures):
+            assert coarse[i] @ coarse[j] >= likeness(left, right)[0] - 1e-5
+            assert mirrored[i] @ coarse[j] >= likeness(left[:, ::-1], right)[0] - 1e-5
+
+
+def test_the_coarse_bound_rules_out_nearly_all_pairs() -> None:
+    pixels = np.stack([np.asarray(texture(seed, 16, 16)) for seed in range(200)])
+    coarse, _ = duplicates._coarse(pixels)
+    likely = (coarse @ coarse.T >= LEAST_CORRELATION) & ~np.eye(200, dtype=bool)
+    assert likely.mean() < 0.01
+
+
+def test_blocks_miss_no_pair_across_their_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = [texture(seed) for seed in range(20)]
+    pictures = [*originals, *(resized(0.5)(own) for own in originals[:10]), *map(ImageOps.mirror, originals[10:])]
+    whole = found(pictures)
+    monkeypatch.setattr(duplicates, "_BLOCK", 7)
+    assert set(found(pictures)) == set(whole)
+    assert len(whole) == 20
+
+
+# --- On photographs --------------------------------------------------------------------------------
+
+
+FLOWERS = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "data" / "flowers"
+
+
+@pytest.mark.skipif(not FLOWERS.is_dir(), reason="VITKIT_TEST_DATA does not name the photographs")
+def test_planted_copies_of_flowers_are_found_and_other_flowers_are_not_flagged(tmp_path: Path) -> None:
+    files = sorted(FLOWERS.glob("*/*.jpg"))
+    rng = np.random.default_rng(0)
+    files = [files[i] for i in sorted(rng.permutation(len(files))[:800])]
+    chosen = sorted(rng.permutation(len(files))[:20].tolist())
+    before, could_tell = find_duplicates(look(files))
+    assert could_tell
+    copies: list[tuple[int, Path]] = []
+    for i in chosen:
+        picture = Image.open(files[i]).convert("RGB")
+        exact = tmp_path / f"{i}_exact.jpg"
+        exact.write_bytes(files[i].read_bytes())
+        copies += [
+            (i, exact),
+            (i, save(resized(0.5)(picture), tmp_path / f"{i}_half.jpg", quality=90)),
+            (i, save(picture, tmp_path / f"{i}_q50.jpg", quality=50)),
+            (i, save(ImageOps.mirror(picture), tmp_path / f"{i}_mirrored.jpg", quality=90)),
+        ]
+    links, could_tell = find_duplicates(look([*files, *(path for _, path in copies)]))
+    assert could_tell
+    groups = connect(links, len(files) + len(copies))
+    right = [groups[len(files) + k] == groups[i] for k, (i, _) in enumerate(copies)]
+    assert np.mean(right) >= 0.95
+    others = [i for i in range(len(files)) if i not in chosen]
+    flagged = [i for i in others if groups[i] != i or groups.count(i) > 1]
+    known = {i for link in before for i in (link.first, link.second)}  # a few flowers are there twice to begin with
+    assert set(flagged) <= known
+    assert len(flagged) <= 0.01 * len(others), [files[i].name for i in flagged]

@@ -1,0 +1,487 @@
+"""Odd classes, odd files and odd places, through the command line: each must come out as a careful user would want."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import runs
+from photos import fingerprint, folder, noise, save, smooth
+from vitkit.classifier import Classifier
+from vitkit.data.datamodule import EvaluationImages
+from vitkit.data.source import read_source
+from vitkit.evaluate import plots
+from vitkit.train.task import ClassificationTask
+from vitkit.weights import load
+
+ORIENTATION = 0x0112
+ONCE = (*runs.FLAGS, "--epochs", "1")
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    from vitkit.cli.app import main
+
+    def command(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Outcome(int(caught.value.code or 0), *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three colours that tests may read but not change."""
+    from vitkit.train import run
+
+    data = runs.photos(tmp_path_factory.mktemp("edge-data") / "photos", images=6)
+    return run.train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("edge") / "run", say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def classifier(trained: Path) -> Classifier:
+    return load(trained)
+
+
+def colour(rgb: tuple[float, ...], seed: int, path: Path) -> Path:
+    pixels = np.array(rgb) + np.random.default_rng(seed).normal(0, 12, (16, 16, 3))
+    return save(Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), path)
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def split_of(run: Path) -> dict[str, dict[str, list[str]]]:
+    splits: dict[str, dict[str, list[str]]] = json.loads((run / "split.json").read_text())["splits"]
+    return splits
+
+
+# --- Classes ---------------------------------------------------------------------------------------
+
+
+def test_classes_with_no_one_and_two_images_are_named_and_the_rest_is_trained(
+    vitkit: Command, tmp_path: Path, no_drawing: None
+) -> None:
+    data = folder(tmp_path / "photos", {"a": 12, "none": 0, "one": 1, "two": 2}, 16, 16)
+    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert "none" in next(line for line in outcome.out.splitlines() if "class folder" in line)
+    assert "one (1), two (2)" in outcome.out
+    assert "class 'one' has 1 image, none of them in val or test" in outcome.out
+    assert "class 'two' has 2 images, none of them in val" in outcome.out
+    assert load(tmp_path / "run").classes == ("a", "one", "two")
+    assert {name: len(images) for name, images in split_of(tmp_path / "run")["train"].items()} | {"a": 0} == {
+        "a": 0,
+        "one": 1,
+        "two": 1,
+    }
+
+
+def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path, no_drawing: None) -> None:
+    data = folder(tmp_path / "photos", {"a": 2, "b": 1}, 16, 16)
+    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    predicted = vitkit("predict", tmp_path / "run", data)
+    assert predicted.code == 0
+    assert {row["label"] for row in rows(predicted.out)} <= {"a", "b"}
+    assert vitkit("eval", tmp_path / "run").code == 0
+
+
+def test_numbered_classes_have_logits_in_sorted_order_and_predictions_of_the_right_name(
+    vitkit: Command, tmp_path: Path, no_drawing: None
+) -> None:
+    palette = {str(k): (255 * (k % 3) / 2, 255 * (k // 3 % 2), 255 * (k // 6)) for k in range(12)}
+    for name, rgb in palette.items():
+        for i in range(5):
+            colour(rgb, 100 * int(name) + i, tmp_path / "photos" / name / f"{i}.png")
+    flags = ("--epochs", 12, "--lr", "0.01", "--color-jitter", 0, "--label-smoothing", 0, "--drop-path", 0)
+    outcome = vitkit("train", tmp_path / "photos", *runs.FLAGS, *flags, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert load(tmp_path / "run").classes == ("0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9")
+    unseen = [colour(rgb, 7000 + int(name), tmp_path / "new" / f"{name}.png") for name, rgb in palette.items()]
+    answers = rows(vitkit("predict", tmp_path / "run", *unseen).out)
+    right = [row for row in answers if row["label"] == Path(row["path"]).stem]
+    assert len(right) >= 11, answers
+    shown = vitkit("doctor", tmp_path / "photos").out
+    assert re.findall(r"^  (\d+) +5 ", shown, re.MULTILINE) == [str(k) for k in range(12)], "people count 2 before 10"
+
+
+NAMES = ("🐈 cat", 'it\'s "quoted"', "cost $5 $x^2$", "<b>bold", " spaced  out", "猫", "a&amp;b", "100%", "-rf")
+
+
+def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: Path) -> None:
+    data = tmp_path / "photos"
+    for k, name in enumerate(NAMES):
+        for i in range(4):
+            save(noise(16, 16, 10 * k + i), data / name / f"<i>{i}.png")
+    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert load(tmp_path / "run").classes == tuple(sorted(NAMES))
+    assert json.loads((tmp_path / "run" / "class_indices.json").read_text()) == {
+        str(i): name for i, name in enumerate(sorted(NAMES))
+    }
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<b>bold" not in page
+    assert "<i>" not in page
+    assert all(name in unescape(page) for name in NAMES)
+    answers = rows(vitkit("predict", tmp_path / "run", data).out)
+    assert len(answers) == 4 * len(NAMES)
+    assert {row["label"] for row in answers} <= set(NAMES)
+    assert vitkit("eval", tmp_path / "run", data, "--json").code == 0
+    checkup = vitkit("doctor", data, "-o", tmp_path / "page.html")
+    assert checkup.code == 0
+    assert all(name in checkup.out for name in NAMES)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<b>bold" not in page
+    assert "<i>" not in page
+
+
+def test_val_inside_train_is_told_as_a_problem_and_trained_all_the_same(
+    vitkit: Command, tmp_path: Path, no_drawing: None
+) -> None:
+    data = tmp_path / "photos"
+    folder(data / "train", {"a": 5, "b": 5}, 16, 16)
+    for name in ("a", "b"):
+        for i in range(2):
+            save(Image.open(data / "train" / name / f"{name}_{i}.png"), data / "val" / name / f"copy{i}.png")
+    outcome = vitkit("doctor", data)
+    assert outcome.code == 1
+    assert "problem: 4 pictures are in more than one split (4 val images)" in outcome.out
+    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0
+    assert "problem: 4 pictures are in more than one split" in outcome.out
+    assert "problem: 4 pictures are in more than one split" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_class_of_val_that_training_has_not_is_told(vitkit: Command, tmp_path: Path, no_drawing: None) -> None:
+    data = tmp_path / "photos"
+    folder(data / "train", {"a": 4, "b": 4}, 16, 16)
+    for i in range(3):
+        for name in ("a", "b", "new"):
+            save(noise(16, 16, 900 + 10 * i + len(name) + ord(name[0])), data / "val" / name / f"{i}.png")
+    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert "class 'new' has 3 images, none of them in train, so the model cannot learn it" in outcome.out
+    assert load(tmp_path / "run").classes == ("a", "b", "new")
+    assert json.loads(vitkit("eval", tmp_path / "run", "--json").out)["images"] == 9
+
+
+def test_classes_that_differ_in_case_or_form_alone_stay_two(vitkit: Command, tmp_path: Path, no_drawing: None) -> None:
+    composed, decomposed = "\u00c4rger", "A\u0308rger"
+    data = folder(tmp_path / "photos", {"cat": 3, "Cat": 3, composed: 3, decomposed: 3}, 16, 16)
+    assert vitkit("train", data, *ONCE, "--out", tmp_path / "run").code == 0
+    assert load(tmp_path / "run").classes == tuple(sorted(["cat", "Cat", composed, decomposed]))
+
+
+# --- Folders ---------------------------------------------------------------------------------------
+
+
+def test_loops_of_links_end_and_each_image_is_trained_on_once(
+    vitkit: Command, tmp_path: Path, no_drawing: None
+) -> None:
+    data = folder(tmp_path / "photos", {"a": 6, "b": 6}, 16, 16)
+    (data / "a" / "again").symlink_to(data / "a")
+    (data / "a" / "self").symlink_to("self")
+    (data / "b" / "gone.png").symlink_to("nowhere.png")
+    outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert "b/gone.png (no such file)" in outcome.out
+    placed = [path for by_class in split_of(tmp_path / "run").values() for own in by_class.values() for path in own]
+    assert len(placed) == len(set(placed)) == 12
+
+
+def surrogate(name: bytes) -> str:
+    return os.fsdecode(name)
+
+
+def run_strictly(*arguments: object) -> Outcome:
+    """In a process whose output is UTF-8 and nothing else, as in most people's locale."""
+    environment = runs.environment() | {"PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-c", "from vitkit.cli.app import main; main()", *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+def test_a_file_name_that_is_not_utf8_can_be_examined(tmp_path: Path) -> None:
+    data = folder(tmp_path / "photos", {"a": 3, "b": 3})
+    (data / "a" / surrogate(b"caf\xe9.png")).write_text("not a picture")
+    outcome = run_strictly("doctor", data, "-o", tmp_path / "page.html")
+    assert "Traceback" not in outcome.err
+    assert outcome.code == 0
+    assert "1 of 7 images is unreadable" in outcome.out
+    assert (tmp_path / "page.html").is_file()
+
+
+def test_a_file_name_that_is_not_utf8_can_be_trained_beside(tmp_path: Path) -> None:
+    data = folder(tmp_path / "photos", {"a": 6, "b": 6}, 16, 16)
+    (data / "a" / surrogate(b"caf\xe9.png")).write_text("not a picture")
+    save(noise(16, 16, 77), data / "b" / surrogate(b"na\xefve.png"))
+    outcome = run_strictly("train", data, *ONCE, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert len(split_of(tmp_path / "run")["train"]["b"]) >= 1
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+# --- Files -----------------------------------------------------------------------------------------
+
+
+def png(width: int, height: int, data: bytes = b"", bits: int = 8, kind: int = 2) -> bytes:
+    """A PNG that declares a size, whatever it holds."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def test_a_large_one_bit_picture_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    side = 12_000
+    data = folder(tmp_path / "photos", {"a": 2, "b": 2})
+    row = b"\0" + b"\xf0" * (side // 8)
+    (data / "a" / "plan.png").write_bytes(png(side, side, row * side, bits=1, kind=0))
+    code = (
+        "import resource, sys\nfrom vitkit.cli.app import main\ntry:\n    main()\nfinally:\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "doctor", str(data), "--json"]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["unreadable"] == {}
+    assert found["width"]["max"] == found["height"]["max"] == side
+    assert int(done.stderr.split()[-1]) < 1_200_000, "KiB: 4 bytes a pixel, and the program"
+
+
+def test_a_hair_of_one_by_4000_pixels_is_a_picture_like_any_other(
+    vitkit: Command, tmp_path: Path, no_drawing: None
+) -> None:
+    data = folder(tmp_path / "photos", {"a": 5, "b": 5}, 16, 16)
+    save(noise(1, 4000), data / "a" / "tall.png")
+    save(noise(4000, 1), data / "b" / "wide.png")
+    save(noise(1, 1), data / "b" / "dot.png")
+    outcome = vitkit("doctor", data, "-o", tmp_path / "page.html")
+    assert outcome.code == 0, outcome.err
+    assert "unreadable" not in outcome.out
+    assert vitkit("train", data, *ONCE, "--out", tmp_path / "run").code == 0
+    assert [row["error"] for row in rows(vitkit("predict", tmp_path / "run", data).out)] == [""] * 13
+    assert vitkit("train", data, *ONCE, "--fit", "pad", "--out", tmp_path / "padded").code == 0
+
+
+def test_files_that_are_not_what_their_name_says(vitkit: Command, trained: Path, tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos", images=4)
+    (data / "red" / "page.jpg").write_text("<!doctype html><html><body>404 not found</body></html>")
+    (data / "red" / "img1.png").rename(data / "red" / "really_png.jpg")
+    (data / "blue" / "bomb.png").write_bytes(png(100_000, 100_000))
+    (data / "blue" / "text_bomb.png").write_bytes(with_text_bomb(png(1, 1, b"\0" * 4)))
+    (data / "green" / "empty.png").touch()
+    found = json.loads(vitkit("doctor", data, "--json").out)
+    assert found["unreadable"].keys() == {
+        *("red/page.jpg", "blue/bomb.png", "blue/text_bomb.png", "green/empty.png"),
+    }
+    assert found["unreadable"]["red/page.jpg"] == "not an image"
+    assert "limit" in found["unreadable"]["blue/bomb.png"]
+    assert found["unreadable"]["green/empty.png"] == "empty file"
+    assert found["images"] == 12
+    texts = " ".join(finding["text"] for finding in found["findings"])
+    assert "1 image is of another format than the name says, and read all the same: red/really_png.jpg" in texts
+    answers = {Path(row["path"]).name: row for row in rows(vitkit("predict", trained, data).out)}
+    assert answers["really_png.jpg"]["label"]
+    assert answers["page.jpg"] == {"path": str(data / "red" / "page.jpg"), "label": "", "confidence": ""} | {
+        "error": "not an image"
+    }
+    assert "limit" in answers["bomb.png"]["error"]
+
+
+def with_text_bomb(image: bytes) -> bytes:
+    """A compressed comment of a hundred megabytes before the pixels."""
+    body = b"Comment\0\0" + zlib.compress(b"x" * 100_000_000)
+    chunk = struct.pack(">I", len(body)) + b"zTXt" + body + struct.pack(">I", zlib.crc32(b"zTXt" + body))
+    return image[:33] + chunk + image[33:]
+
+
+# --- Pixels ----------------------------------------------------------------------------------------
+
+
+STORED_BY_ORIENTATION = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def test_every_orientation_of_a_photograph_gives_the_same_logits(classifier: Classifier, tmp_path: Path) -> None:
+    picture, images = smooth(45, 30), []
+    for orientation, turn in STORED_BY_ORIENTATION.items():
+        exif = Image.Exif()
+        exif[ORIENTATION] = orientation
+        stored = picture if turn is None else picture.transpose(turn)
+        images.append(classifier.read(save(stored, tmp_path / f"{orientation}.png", exif=exif)))
+    assert all(torch.equal(image, images[0]) for image in images)
+    logits = torch.cat([classifier.logits(image[None]) for image in images])
+    assert torch.equal(logits, logits[:1].expand_as(logits))
+    assert not torch.equal(classifier.read(save(picture.rotate(180), tmp_path / "other.png")), images[0])
+
+
+def test_a_grey_picture_is_its_rgb_copy(classifier: Classifier, tmp_path: Path) -> None:
+    grey = smooth().convert("L")
+    one = classifier.read(save(grey, tmp_path / "l.png"))
+    assert torch.equal(one, classifier.read(save(grey.convert("RGB"), tmp_path / "rgb.png")))
+
+
+def test_a_sixteen_bit_ramp_is_not_white(classifier: Classifier, tmp_path: Path) -> None:
+    ramp = np.tile(np.linspace(0, 65535, 16).astype(np.uint16), (16, 1))
+    image = classifier.read(save(Image.fromarray(ramp), tmp_path / "ramp.png"))
+    assert image.min() < -0.7
+    assert image.max() > 0.7
+    assert (image[:, :, 1:] >= image[:, :, :-1]).all()
+
+
+def test_transparency_lands_on_white(classifier: Classifier, tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (16, 16), (200, 30, 30, 0))
+    white = Image.new("RGB", (16, 16), "white")
+    one = classifier.read(save(clear, tmp_path / "clear.png"))
+    assert torch.equal(one, classifier.read(save(white, tmp_path / "white.png")))
+
+
+def album(root: Path) -> Path:
+    """One picture a class: scaled JPEG, turned PNG, 16-bit grey, transparent."""
+    save(smooth(900, 600), root / "blue" / "large.jpg", quality=90)
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    save(smooth(50, 31), root / "green" / "turned.png", exif=exif)
+    save(Image.fromarray(np.arange(400, dtype=np.uint16).reshape(20, 20) * 160), root / "red" / "deep.png")
+    rgba = smooth(33, 47)
+    rgba.putalpha(120)
+    save(rgba, root / "red" / "clear.png")
+    return root
+
+
+def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
+    vitkit: Command, trained: Path, classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = album(tmp_path / "photos" / "val")
+    runs.photos(tmp_path / "photos" / "train", images=2)
+    seen: list[torch.Tensor] = []
+
+    def spied(home: Any, name: str, of: Callable[..., torch.Tensor]) -> None:
+        original = getattr(home, name)
+
+        def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(of(*args).clone())
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(home, name, spy)
+
+    spied(ClassificationTask, "validation_step", lambda batch, index: batch[0])
+    spied(Classifier, "probabilities", lambda images: images)
+    spied(Classifier, "features", lambda images, what: images)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
+
+    table = read_source(data)
+    images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])
+    assert torch.equal(images, torch.stack([classifier.read(table.file(i)) for i in range(len(table))]))
+    logits = classifier.model(images).detach()
+    expected = logits.softmax(dim=1)
+
+    assert vitkit("train", tmp_path / "photos", *ONCE, "--out", tmp_path / "run").code == 0
+    assert torch.equal(seen[0], images)
+    seen.clear()
+
+    numbers = json.loads(vitkit("eval", trained, data, "--json").out)
+    assert torch.equal(torch.cat(seen), images)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(table.labels)).item()
+    assert numbers["loss"] == pytest.approx(loss, abs=1e-6)
+    seen.clear()
+
+    paths = [table.file(i) for i in range(len(table))]
+    assert vitkit("predict", trained, *paths, "--top", 3, "-o", tmp_path / "out.jsonl").code == 0
+    assert torch.equal(torch.cat(seen), images)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for line, row in zip(lines, expected, strict=True):
+        best = int(row.argmax())
+        assert line["label"] == classifier.classes[best]
+        assert line["confidence"] == pytest.approx(row[best].item(), abs=1e-6)
+    seen.clear()
+
+    assert vitkit("embed", trained, *paths, "-o", tmp_path / "out.npz").code == 0
+    assert torch.equal(torch.cat(seen), images)
+    features = torch.from_numpy(np.load(tmp_path / "out.npz")["features"])
+    torch.testing.assert_close(classifier.model.head(features).detach(), logits, rtol=0, atol=1e-6)
+
+
+# --- Offline, and without a trace ------------------------------------------------------------------
+
+
+def test_every_verb_works_without_a_network_and_leaves_the_photographs_alone(
+    vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_drawing: None
+) -> None:
+    data = runs.photos(tmp_path / "photos", images=5)
+    (data / "red" / "broken.jpg").write_text("not a picture")
+    save(Image.open(data / "blue" / "img1.png"), data / "blue" / "copy.png")
+    before = fingerprint(data)
+    times = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    for path in (data, *data.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a network was asked for")
+
+    for name in ("socket", "create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    commands = (
+        ("doctor", data, "-o", "page.html"),
+        ("train", data, *ONCE, "--out", run),
+        ("eval", run),
+        ("eval", run, data),
+        ("predict", run, data, "-o", "out.csv"),
+        ("embed", run, data, "-o", "out.npz"),
+    )
+    for command in commands:
+        outcome = vitkit(*command)
+        assert outcome.code == 0, (command, outcome.err)
+    assert fingerprint(data) == before
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == times
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", "run", "page.html", "out.csv", "out.npz"}

@@ -1,0 +1,470 @@
+"""Files that were seen before are known again, whatever became of their names and of the memory itself."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+from photos import fingerprint, folder, noise, save, smooth
+from vitkit.data import memory as memory_module
+from vitkit.data import scan as module
+from vitkit.data.doctor import examine
+from vitkit.data.memory import Facts, Memory
+from vitkit.data.scan import THUMBNAIL, scan
+from vitkit.data.source import read_source
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own."""
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return folder(tmp_path / "photos", {"cat": 12, "dog": 8})
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the files that are decoded, as they are."""
+    names: list[str] = []
+    original = module.read_picture
+
+    def spy(file: Path, **options: Any) -> Any:
+        names.append(file.name)
+        return original(file, **options)
+
+    monkeypatch.setattr(module, "read_picture", spy)
+    return names
+
+
+def look(files: list[Path], **options: Any) -> list[Facts]:
+    with Memory() as memory:
+        return scan(files, memory, **options)
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def database(cache: Path) -> Path:
+    (file,) = cache.glob("*.sqlite3")
+    return file
+
+
+def age(root: Path) -> None:
+    """As if all that is there had been there for long."""
+    for path in files_of(root):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+# --- What is found ---------------------------------------------------------------------------------
+
+
+def test_facts_say_what_is_in_each_file_in_order(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    frames = [noise(20, 14, seed) for seed in range(3)]
+    files = [
+        save(smooth(300, 200), tmp_path / "z.jpg"),
+        save(noise(20, 14).convert("L"), tmp_path / "y.png"),
+        save(noise(20, 14), tmp_path / "turned.png", exif=exif),
+        save(frames[0], tmp_path / "moving.gif", save_all=True, append_images=frames[1:]),
+        save(noise(20, 14).convert("RGBA"), tmp_path / "really.png.jpg", format="PNG"),
+        tmp_path / "gone.png",
+    ]
+    (tmp_path / "text.jpg").write_text("text")
+    told = look([*files, tmp_path / "text.jpg"])
+    assert [(f.error, f.format, f.mode, f.width, f.height, f.is_animated) for f in told] == [
+        (None, "JPEG", "RGB", 300, 200, False),
+        (None, "PNG", "L", 20, 14, False),
+        (None, "PNG", "RGB", 14, 20, False),
+        (None, "GIF", told[3].mode, 20, 14, True),
+        (None, "PNG", "RGBA", 20, 14, False),
+        ("no such file", "", "", 0, 0, False),
+        ("not an image", "", "", 0, 0, False),
+    ]
+    assert all(len(f.thumbnail) == 3 * THUMBNAIL**2 for f in told[:5])
+    assert told[5].digest == b""
+    assert len({f.digest for f in told}) == 7
+    assert look([*files, tmp_path / "text.jpg"]) == told
+
+
+def test_a_thumbnail_is_the_picture_small(tmp_path: Path) -> None:
+    (fact,) = look([save(smooth(160, 160), tmp_path / "a.png")])
+    small = np.frombuffer(fact.thumbnail, np.uint8).reshape(THUMBNAIL, THUMBNAIL, 3).astype(float)
+    blocks = np.asarray(smooth(160, 160)).astype(float).reshape(16, 10, 16, 10, 3).mean(axis=(1, 3))
+    assert np.abs(small - blocks).max() <= 1
+
+
+def test_nothing_is_nothing() -> None:
+    assert look([]) == []
+
+
+def test_more_files_than_are_written_at_a_time(tmp_path: Path, decoded: list[str]) -> None:
+    files = []
+    for i in range(700):
+        pixels = np.full((2, 2, 3), 0, np.uint8)
+        pixels[0, 0] = (i % 256, i // 256, 7)
+        files.append(save(Image.fromarray(pixels), tmp_path / "many" / f"{i:03}.bmp"))
+    told: list[tuple[int, int]] = []
+    first = look(files, progress=lambda *step: told.append(step))
+    assert [f.digest for f in first] == [look([file])[0].digest for file in files[:3]] + [f.digest for f in first[3:]]
+    assert told[-1] == (700, 700)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(decoded) == 700
+    assert look(files) == first
+    assert len(decoded) == 700
+
+
+# --- What is known again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
+def test_a_second_scan_decodes_nothing_and_says_the_same(photos: Path, decoded: list[str], is_old: bool) -> None:
+    (photos / "cat" / "text.jpg").write_text("not a picture")
+    (photos / "dog" / "empty.png").touch()
+    if is_old:
+        age(photos)
+    first = look(files_of(photos))
+    assert len(decoded) == 22
+    assert look(files_of(photos)) == first
+    assert len(decoded) == 22, "unreadable files are remembered, too"
+    assert {fact.error for fact in first} == {None, "not an image", "empty file"}
+
+
+def test_a_file_under_another_name_is_known(photos: Path, decoded: list[str], tmp_path: Path) -> None:
+    before = look(files_of(photos))
+    photos.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "cat" / "cat_3.png").rename(tmp_path / "moved" / "cat" / "0.jpg")
+    shutil.copy(tmp_path / "moved" / "dog" / "dog_1.png", tmp_path / "moved" / "dog" / "copy.png")
+    decoded.clear()
+    after = look(files_of(tmp_path / "moved"))
+    assert decoded == []
+    assert {fact.digest for fact in after} == {fact.digest for fact in before}
+
+
+def test_equal_files_may_be_decoded_once(tmp_path: Path, decoded: list[str]) -> None:
+    save(noise(), tmp_path / "photos" / "a.png")
+    first = look([tmp_path / "photos" / "a.png"])
+    shutil.copy(tmp_path / "photos" / "a.png", tmp_path / "photos" / "b.png")
+    assert look(files_of(tmp_path / "photos")) == first * 2
+    assert decoded == ["a.png"]
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
+def test_changed_content_is_noticed(photos: Path, is_old: bool) -> None:
+    """Of the same size, and with the same time of change, as a careful tool would leave it."""
+    file = photos / "cat" / "cat_0.png"
+    bitmap, other = noise(20, 14, 900), noise(20, 14, 901)
+    bitmap.save(file, "BMP")
+    if is_old:
+        age(photos)
+    times, size = (file.stat().st_atime_ns, file.stat().st_mtime_ns), file.stat().st_size
+    (first,) = look([file])
+    time.sleep(0.02)
+    other.save(file, "BMP")
+    os.utime(file, ns=times)
+    assert file.stat().st_size == size
+    (second,) = look([file])
+    assert second.digest != first.digest
+    assert second.thumbnail != first.thumbnail
+
+
+def test_a_file_that_becomes_readable_is_read(photos: Path) -> None:
+    file = photos / "cat" / "cat_0.png"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    age(photos)
+    assert look([file])[0].error == "truncated"
+    file.write_bytes(whole)
+    assert look([file])[0].error is None
+    file.unlink()
+    assert look([file])[0].error == "no such file"
+    file.write_bytes(whole)
+    assert look([file])[0].error is None
+
+
+def test_a_file_that_another_takes_the_place_of_is_read_anew(photos: Path) -> None:
+    age(photos)
+    one, two = photos / "cat" / "cat_0.png", photos / "dog" / "dog_0.png"
+    first = look([one, two])
+    one.rename(photos / "x")
+    two.rename(one)
+    (photos / "x").rename(two)
+    assert look([one, two]) == first[::-1]
+
+
+@pytest.mark.parametrize(
+    "trouble", [OSError(errno.EMFILE, "Too many open files"), MemoryError()], ids=["files", "memory"]
+)
+def test_what_went_wrong_for_a_moment_is_not_remembered(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise trouble
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", fail)
+        with contextlib.suppress(OSError, MemoryError):  # to say it and stop is right, too
+            look(files_of(photos)[:3])
+    assert [fact.error for fact in look(files_of(photos)[:3])] == [None] * 3
+
+
+# --- The memory ------------------------------------------------------------------------------------
+
+
+def truth(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """What a scan without any memory finds."""
+    with monkeypatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(tmp_path / f"cache {time.monotonic_ns()}"))
+        return look(files_of(photos))
+
+
+def test_the_memory_lies_in_the_cache_and_nothing_beside_the_photographs(photos: Path, cache: Path) -> None:
+    before = fingerprint(photos)
+    look(files_of(photos))
+    assert fingerprint(photos) == before
+    assert [path.name for path in cache.iterdir()] == [database(cache).name], "no journal is left"
+    assert str(photos).encode() not in database(cache).read_bytes(), "names are nobody's business"
+
+
+def damage(content: bytes, how: str) -> bytes:
+    rng = np.random.default_rng(0)
+    half, noise_of = len(content) // 2, lambda n: rng.integers(0, 256, n, dtype=np.uint8).tobytes()
+    return {
+        "empty": b"",
+        "text": b"this is no database\n" * 1000,
+        "cut short": content[:half],
+        "cut within a page": content[: half + 1234],
+        "header": noise_of(100) + content[100:],
+        "schema": content[:100] + noise_of(3000) + content[3100:],
+        "pages": content[:4096] + noise_of(len(content) - 4096),
+        "second half": content[:half] + noise_of(len(content) - half),
+        "zeros": content[:4096] + bytes(len(content) - 4096),
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["empty", "text", "cut short", "cut within a page", "header", "schema", "pages", "second half", "zeros"],
+)
+def test_a_damaged_memory_changes_nothing_and_is_made_anew(
+    photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str], how: str
+) -> None:
+    age(photos)
+    expected = truth(photos, tmp_path, monkeypatch)
+    assert look(files_of(photos)) == expected
+    database(cache).write_bytes(damage(database(cache).read_bytes(), how))
+    assert look(files_of(photos)) == expected
+    assert examine(read_source(photos)).table.counts() == {"cat": 12, "dog": 8}
+    for _ in range(3):  # damage may be met in one table after another
+        look(files_of(photos))
+    decoded.clear()
+    assert look(files_of(photos)) == expected
+    assert decoded == []
+
+
+def test_a_folder_in_the_memorys_place_changes_nothing(photos: Path, cache: Path) -> None:
+    expected = look(files_of(photos))
+    name = database(cache)
+    name.unlink()
+    name.mkdir()
+    (name / "precious").touch()
+    assert look(files_of(photos)) == expected
+    assert (name / "precious").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "below a file"])
+def test_a_cache_that_cannot_be_made_changes_nothing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    expected = look(files_of(photos))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file" / ("sub" if where == "below a file" else "")))
+    assert look(files_of(photos)) == expected
+    assert (tmp_path / "file").is_file()
+
+
+class Refusing:
+    """A connection to a database on which some statements fail."""
+
+    def __init__(self, connection: sqlite3.Connection, word: str, error: sqlite3.Error) -> None:
+        self._connection, self._word, self._error = connection, word, error
+
+    def _check(self, statement: str) -> None:
+        if self._word in statement:
+            raise self._error
+
+    def execute(self, statement: str, *args: Any) -> Any:
+        self._check(statement)
+        return self._connection.execute(statement, *args)
+
+    def executemany(self, statement: str, *args: Any) -> Any:
+        self._check(statement)
+        return self._connection.executemany(statement, *args)
+
+    def executescript(self, statement: str) -> Any:
+        self._check(statement)
+        return self._connection.executescript(statement)
+
+    def __enter__(self) -> Any:
+        return self._connection.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._connection.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [
+        ("INSERT", sqlite3.OperationalError("database or disk is full")),
+        ("INSERT", sqlite3.OperationalError("attempt to write a readonly database")),
+        ("INSERT", sqlite3.OperationalError("database is locked")),
+        ("SELECT", sqlite3.OperationalError("disk I/O error")),
+        ("CREATE", sqlite3.OperationalError("unable to open database file")),
+        ("SELECT", sqlite3.DatabaseError("database disk image is malformed")),
+        ("INSERT", sqlite3.DatabaseError("database disk image is malformed")),
+    ],
+    ids=str,
+)
+def test_a_full_read_only_locked_or_broken_memory_changes_nothing(
+    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str], word: str, error: sqlite3.Error
+) -> None:
+    original = sqlite3.connect
+    expected = look(files_of(photos)[:5])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            memory_module.sqlite3, "connect", lambda *args, **options: Refusing(original(*args, **options), word, error)
+        )
+        assert look(files_of(photos))[:5] == expected
+        assert examine(read_source(photos)).table.counts() == {"cat": 12, "dog": 8}
+    is_kept = isinstance(error, sqlite3.OperationalError)
+    decoded.clear()
+    assert look(files_of(photos)[:5]) == expected
+    assert bool(decoded) != is_kept, "what may pass costs no memory; what is damaged is made anew"
+
+
+def test_a_memory_that_another_process_has_locked_changes_nothing(
+    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = look(files_of(photos))
+    original = sqlite3.connect
+    monkeypatch.setattr(
+        memory_module.sqlite3, "connect", lambda *args, **options: original(*args, **options | {"timeout": 0.05})
+    )
+    holder = original(database(cache))
+    for lock in ("IMMEDIATE", "EXCLUSIVE"):
+        holder.execute(f"BEGIN {lock}")
+        assert look(files_of(photos)) == expected
+        assert examine(read_source(photos)).table.counts() == {"cat": 12, "dog": 8}
+        holder.rollback()
+    holder.close()
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from vitkit.data.memory import Memory
+from vitkit.data.scan import scan
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+files = sorted(Path(sys.argv[1]).rglob("*.png"))
+with Memory() as memory:
+    found = scan(files, memory)
+print(len(found), sum(fact.error is None for fact in found))
+"""
+
+
+@pytest.mark.parametrize("size", [0, 12_000])
+def test_a_disk_that_is_full_changes_nothing(photos: Path, cache: Path, size: int) -> None:
+    command = [sys.executable, "-c", FULL_DISK, str(photos), str(size)]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["20", "20"]
+    assert all(fact.error is None for fact in look(files_of(photos)))
+
+
+SCAN = """
+import sys
+from pathlib import Path
+from vitkit.data.memory import Memory
+from vitkit.data.scan import scan
+files = sorted(Path(sys.argv[1]).rglob("*.png"))
+for _ in range(10):
+    with Memory() as memory:
+        print(*(fact.digest.hex() for fact in scan(files, memory)))
+"""
+
+
+def test_processes_that_scan_at_once_find_the_same(photos: Path) -> None:
+    command = [sys.executable, "-c", SCAN, str(photos)]
+    workers = [
+        subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [worker.communicate(timeout=60) for worker in workers]
+    expected = " ".join(fact.digest.hex() for fact in look(files_of(photos)))
+    assert [(out.splitlines(), err) for out, err in outputs] == [([expected] * 10, "")] * 3
+
+
+def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitkit.data import doctor
+
+    save(Image.open(photos / "cat" / "cat_0.png").resize((40, 28)), photos / "dog" / "larger.png")
+    calls: list[int] = []
+    original = doctor.find_duplicates
+    monkeypatch.setattr(doctor, "find_duplicates", lambda *args: (calls.append(len(args[0])), original(*args))[1])
+    first = examine(read_source(photos))
+    assert examine(read_source(photos)) == first
+    assert calls in ([21], [21, 21])
+    (photos / "dog" / "larger.png").unlink()
+    assert examine(read_source(photos)).copies == ()
+    (photos / "cat" / "cat_0.png").rename(photos / "cat" / "zzz.png")  # the same contents in another order
+    save(Image.open(photos / "cat" / "cat_1.png"), photos / "cat" / "again.png")
+    (copies,) = examine(read_source(photos)).copies
+    table = read_source(photos)
+    assert {table.paths[i] for i in copies.images} == {"cat/again.png", "cat/cat_1.png"}
+
+
+def test_ctrl_c_does_not_wait_for_the_other_files(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original, count = module.read_picture, [0]
+
+    def slow(file: Path, **options: Any) -> Any:
+        count[0] += 1
+        time.sleep(0.005)
+        return original(file, **options)
+
+    monkeypatch.setattr(module, "read_picture", slow)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    files = files_of(folder(tmp_path / "many", {"a": 400}, 3, 3))
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        look(files, progress=stop)
+    assert count[0] < 200
+    decoded = count[0]
+    look(files[:16])
+    assert count[0] == decoded, "what was found until then is remembered"
