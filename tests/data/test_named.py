@@ -32,6 +32,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from photos import folder, noise
+from vitkit.cache import cache_folder
 from vitkit.data import named
 from vitkit.data.decode import decode
 from vitkit.data.named import DATASETS, Archive, DataSet, Torchvision, folder_names, materialise
@@ -163,11 +164,11 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     for name in ("VITKIT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert named.cache_folder() == Path("/home/somebody/.cache/vitkit")
+    assert cache_folder() == Path("/home/somebody/.cache/vitkit")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert named.cache_folder() == Path("/xdg/vitkit")
+    assert cache_folder() == Path("/xdg/vitkit")
     monkeypatch.setenv("VITKIT_CACHE", "/own")
-    assert named.cache_folder() == Path("/own")
+    assert cache_folder() == Path("/own")
 
 
 # --- Names ------------------------------------------------------------------------------------------

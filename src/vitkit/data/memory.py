@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import PIL
 
-from vitkit.data.named import cache_folder
+from vitkit.cache import cache_folder
 
 # What decodes a file decides what is found: another Pillow remembers for itself. The number changes with what is kept,
 # and with how pictures are compared.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import http.client
-import os
 import re
 import shutil
 import socket
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.error import HTTPError, URLError
 
+from vitkit.cache import cache_folder, offline
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -71,20 +71,6 @@ class DataSet:
     licence: str = ""
     page: str = ""
     write: Callable[[Path, Path], None] = field(kw_only=True)
-
-
-def cache_folder() -> Path:
-    """Where vitkit keeps what it can make again: VITKIT_CACHE, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("VITKIT_CACHE") or Path(base) / "vitkit")
-
-
-def offline() -> str | None:
-    """The switch that forbids downloading, as it stands in the environment."""
-    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
-        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
-            return f"{name}={os.environ[name]}"
-    return None
 
 
 def _on_stderr(line: str) -> None:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from vitkit import __version__
-from vitkit.data.named import cache_folder
+from vitkit.cache import cache_folder, offline
 from vitkit.errors import VitkitError
 from vitkit.files import write_json
 from vitkit.weights.catalog import Entry
@@ -112,17 +112,9 @@ def _may_be_asked(url: str) -> bool:
 
 
 def _refuse_offline(what: str, instead: str) -> None:
-    switch = _offline()
+    switch = offline()
     if switch:
         raise VitkitError(f"{what} is not in the cache, and {switch} forbids downloading: {instead}")
-
-
-def _offline() -> str | None:
-    """The switch that is on, as it stands in the environment."""
-    for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
-        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
-            return f"{name}={os.environ[name]}"
-    return None
 
 
 @contextmanager
@@ -358,7 +350,7 @@ def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
                 repo_id,
                 allow_patterns=patterns,
                 ignore_patterns=["*/*"],  # other formats, other precisions
-                local_files_only=_offline() is not None,
+                local_files_only=offline() is not None,
                 tqdm_class=_reporting(f"downloading {repo_id}", progress),
             )
         )
