@@ -1,0 +1,224 @@
+"""Fine-tuning beside an expert's timm: `python benchmarks/finetune.py {speed,head,race} FLOWERS WEIGHTS`.
+
+FLOWERS is a folder of photographs in class folders, WEIGHTS DeiT-Ti's ImageNet checkpoint.
+
+speed   images per second of a training step at batch 32, in turn in one process: ours and timm's, bfloat16 and float32.
+head    `--method head`, without and with views, beside ten epochs that recompute the frozen backbone (batch 8, SGD,
+        random crops, float32: the usual script); one of its epochs is timed and counted ten times. In turn.
+race    seconds until 95 % validation accuracy: `vitkit train` without flags beside timm's model, AdamW 5e-4 with layer
+        decay 0.75, cosine, bfloat16, fused attention, six epochs. The same split; in turn.
+Results go to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.optim
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from vitkit.data.datamodule import EvaluationImages
+from vitkit.data.decode import decode
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data.source import ImageTable
+from vitkit.data.split import split_from_file
+from vitkit.train.callbacks import read_metrics
+from vitkit.train.run import train
+from vitkit.weights import load
+
+RESULTS = Path(__file__).parent / "results"
+NAME = "deit_tiny_patch16_224"
+PREPROCESS = Preprocess(size=(224, 224), crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def timm_model(weights: Path, classes: int) -> nn.Module:
+    """timm's own model with the checkpoint's weights and a new head."""
+    model = timm.create_model(NAME, num_classes=classes)
+    state = torch.load(weights, weights_only=True)["model"]
+    model.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("head")}, strict=False)
+    return model
+
+
+class Photographs(torch.utils.data.Dataset[Any]):
+    """As the usual script reads them: decoded in full, a random crop, flipped."""
+
+    def __init__(self, table: ImageTable, crop: tuple[float, float]) -> None:
+        self.table = table
+        normalise = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+        self.transform = v2.Compose([v2.RandomResizedCrop(224, scale=crop), v2.RandomHorizontalFlip(), *normalise])
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(decode(self.table.file(index))), self.table.labels[index]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, precision: torch.dtype) -> None:
+    """One training step."""
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        loss = F.cross_entropy(model(x).float(), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def measure_speed(flowers: Path, weights: Path, rounds: int = 15) -> list[dict[str, Any]]:
+    """Images per second of each way to make a training step, and its ratio to timm's float32."""
+    del flowers
+    x, y = torch.randn(32, 3, 224, 224), torch.randint(0, 5, (32,))
+    ways: dict[str, tuple[nn.Module, torch.dtype]] = {
+        "timm float32": (timm_model(weights, 5), torch.float32),
+        "timm bfloat16, fused attention": (timm_model(weights, 5), torch.bfloat16),
+        "vitkit float32": (load(weights, 5).model, torch.float32),
+        "vitkit bfloat16": (load(weights, 5).model, torch.bfloat16),
+    }
+    optimizers = {name: torch.optim.AdamW(model.parameters(), 1e-4) for name, (model, _) in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for name, (model, _) in ways.items():
+        model.train()
+        if name.startswith("vitkit"):
+            model.fused_attention = False  # as the training task chooses on CPUs
+    for _ in range(rounds):
+        for name, (model, precision) in ways.items():
+            started = time.perf_counter()
+            step(model, optimizers[name], x, y, precision)
+            times[name].append(time.perf_counter() - started)
+    rate = {name: len(x) / statistics.median(values) for name, values in times.items()}
+    return [
+        {"what": name, "images_per_s": round(value, 2), "of_timm_float32": round(value / rate["timm float32"], 3)}
+        for name, value in rate.items()
+    ]
+
+
+def usual_epoch(table: ImageTable, model: nn.Module) -> float:
+    """Seconds of one epoch of the usual script: the backbone is frozen, and computed all the same."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith("head")
+    optimizer = torch.optim.SGD(model.head.parameters(), 1e-3, momentum=0.9, weight_decay=5e-5)
+    started = time.perf_counter()
+    for x, y in DataLoader(Photographs(table.of_split("train"), (0.08, 1.0)), 8, shuffle=True):
+        step(model, optimizer, x, y, torch.float32)
+    with torch.inference_mode():
+        for x, _ in DataLoader(EvaluationImages(table.of_split("val"), PREPROCESS), 8):
+            model(x)
+    return time.perf_counter() - started
+
+
+def measure_head(flowers: Path, weights: Path, rounds: int = 3, views: int = 3) -> list[dict[str, Any]]:
+    """Accuracy and seconds of fitting a head, with and without views, and of the usual script."""
+    usual, rows = [], {0: [], views: []}
+    model = timm_model(weights, 5)
+    for seed in range(rounds):
+        for number in rows:
+            run, seconds, numbers = ours(flowers, weights, method="head", views=number, seed=seed)
+            rows[number].append((seconds, numbers["accuracy"]))
+        usual.append(10 * usual_epoch(split_from_file(run / "split.json"), model))
+    base = statistics.median(usual)
+    found = [{"what": "ten epochs of the usual script", "seconds": round(base, 1), "ratio": 1.0, "accuracy": ""}]
+    for number, outcomes in rows.items():
+        seconds = statistics.median(own[0] for own in outcomes)
+        accuracies = [own[1] for own in outcomes]
+        mean = f"{statistics.mean(accuracies):.4f} ({', '.join(f'{own:.4f}' for own in accuracies)})"
+        what = f"--method head --views {number}"
+        found.append({"what": what, "seconds": round(seconds, 1), "ratio": round(seconds / base, 3), "accuracy": mean})
+    return found
+
+
+def ours(flowers: Path, weights: Path, **fields: Any) -> tuple[Path, float, dict[str, Any]]:
+    """A run, the seconds of its training, and its numbers on the test split."""
+    folder = Path(tempfile.mkdtemp(), "run")
+    train({"data": str(flowers), "weights": str(weights), **fields}, folder)
+    seconds = read_metrics(folder / "metrics.csv")[-1]["seconds"]
+    return folder, seconds, json.loads((folder / "evaluation.json").read_text())
+
+
+def until(rows: list[tuple[float, float]], accuracy: float) -> float:
+    """The seconds after which the accuracy was reached; infinite if never."""
+    return next((seconds for seconds, reached in rows if reached >= accuracy), math.inf)
+
+
+def timm_loop(table: ImageTable, weights: Path, epochs: int = 6) -> list[tuple[float, float]]:
+    """Seconds and validation accuracy after each epoch of an expert's loop."""
+    model = timm_model(weights, len(table.classes))
+    groups = timm.optim.param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.75)
+    for group in groups:
+        group["lr"] = 5e-4 * group.pop("lr_scale")
+    optimizer = torch.optim.AdamW(groups)
+    loader = DataLoader(Photographs(table.of_split("train"), (0.4, 1.0)), 32, shuffle=True, drop_last=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
+    validation = DataLoader(EvaluationImages(table.of_split("val"), PREPROCESS), 32)
+    rows, started = [], time.perf_counter()
+    for _ in range(epochs):
+        model.train()
+        for x, y in loader:
+            step(model, optimizer, x, y, torch.bfloat16)
+            schedule.step()
+        model.eval()
+        right = 0
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            for x, y in validation:
+                right += int((model(x).argmax(1) == y).sum())
+        rows.append((time.perf_counter() - started, right / len(validation.dataset)))
+        print("timm", rows[-1])
+    return rows
+
+
+def measure_race(flowers: Path, weights: Path, rounds: int = 1) -> list[dict[str, Any]]:
+    """Seconds to 95 % validation accuracy, and the accuracies that were reached."""
+    found = []
+    for seed in range(rounds):
+        folder, _, numbers = ours(flowers, weights, seed=seed)
+        own = [(row["seconds"], row["val_acc"]) for row in read_metrics(folder / "metrics.csv")]
+        theirs = timm_loop(split_from_file(folder / "split.json"), weights)
+        for name, rows in (("vitkit train", own), ("timm loop", theirs)):
+            best = max(accuracy for _, accuracy in rows)
+            found.append({"what": name, "seed": seed, "to_95": until(rows, 0.95), "best_val": best, "all": rows[-1][0]})
+        found[-2]["test"] = numbers["accuracy"]
+        found[-1]["test"] = ""
+    return found
+
+
+MEASURES: dict[str, Callable[[Path, Path], list[dict[str, Any]]]] = {
+    "speed": measure_speed,
+    "head": measure_head,
+    "race": measure_race,
+}
+
+
+def main(what: str, flowers: Path, weights: Path) -> None:
+    """Measure, print and write the table."""
+    rows = MEASURES[what](flowers, weights)
+    for row in rows:
+        print("   ".join(f"{key} {value}" for key, value in row.items()))
+    RESULTS.mkdir(exist_ok=True)
+    name = (
+        f"finetune-{what}_{platform.machine()}-{os.cpu_count()}core_bfloat16_torch{version('torch')}"
+        f"_{date.today():%Y%m%d}.csv"
+    )
+    with (RESULTS / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
