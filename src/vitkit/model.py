@@ -79,6 +79,11 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(2, (self.heads, D // self.heads)).transpose(1, 2) for part in parts)
         return q, k, v
 
+    def matrix(self, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Eq. 6: A (B, H, n, N), each row summing to 1."""
+        logits = (q * self.scale) @ k.transpose(-2, -1)
+        return (logits if bias is None else logits + bias).softmax(dim=-1)
+
     def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
         bias = None if relative is None else self.scale * relative(q)  # (B, H, n, N)
@@ -86,9 +91,7 @@ class Attention(nn.Module):
         if self.fused:
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
         else:
-            logits = (q * self.scale) @ k.transpose(-2, -1)  # (B, H, n, N)
-            attention = (logits if bias is None else logits + bias).softmax(dim=-1)  # eq. 6
-            x = F.dropout(attention, dropout) @ v  # eq. 7: (B, H, n, D_h)
+            x = F.dropout(self.matrix(q, k, bias), dropout) @ v  # eq. 7: (B, H, n, D_h)
         x = x.transpose(1, 2).flatten(2)  # eq. 8: (B, n, D)
         return self.proj_drop(self.proj(x))
 
@@ -199,10 +202,11 @@ class VisionTransformer(nn.Module):
         """Eqs. 2-3 through all layers: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
-            tokens = self._layer(i, tokens, queries if i == last else None)
+            tokens = self.layer(i, tokens, queries if i == last else None)
         return tokens
 
-    def _layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
+    def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
+        """Layer i, with its positions: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
         relative = None if self.rel_pos is None else self.rel_pos[i % len(self.rel_pos)]  # of this layer, or of all
         positions = None if self.config.position_at == "input" else self.positions(i)
         x = x if positions is None else x + positions
@@ -230,16 +234,13 @@ class VisionTransformer(nn.Module):
         Raises:
             VitkitError: there is no such layer.
         """
-        depth = len(self.blocks)
-        wanted = list(range(depth) if layers is None else layers)
+        depth, wanted = len(self.blocks), list(range(len(self.blocks)) if layers is None else layers)
         for layer in wanted:
             if not -depth <= layer < depth:
-                raise VitkitError(
-                    f"there is no layer {layer}: the model has layers 0 to {depth - 1}, or -{depth} to -1"
-                )
+                raise VitkitError(f"there is no layer {layer}: there are 0 to {depth - 1}, or -{depth} to -1")
         x, outputs = self.embed(images), []
         for i in range(depth):
-            x = self._layer(i, x)
+            x = self.layer(i, x)
             outputs.append(self.norm(x) if normalise else x)
         return [outputs[layer] for layer in wanted]
 
