@@ -29,6 +29,7 @@ PLAN: dict[str, set[str]] = {
     "files": set(),
     "page": {"files"},
     "cache": set(),
+    "regression": set(),
     "config": {"errors"},
     "names": {"config", "errors"},
     "layers": {"config", "errors"},
@@ -43,10 +44,10 @@ PLAN: dict[str, set[str]] = {
     "data": {"cache", "config", "errors"},
     "classifier": {"config", "data", "errors", "files", "model"},
     "weights": {"cache", "classifier", "config", "data", "errors", "files", "model", "names", "resize"},
-    "evaluate": _USES_MODELS | {"page"},
-    "explain": _USES_MODELS | {"page"},
+    "evaluate": _USES_MODELS | {"page", "regression"},
+    "explain": _USES_MODELS | {"page", "position"},
     "export": _USES_MODELS,
-    "train": _USES_MODELS | {"evaluate", "page"},
+    "train": _USES_MODELS | {"evaluate", "page", "regression"},
 }
 PLAN["lab"] = set(PLAN) - {"__init__"}
 PLAN["cli"] = set(PLAN) - {"__init__"}

@@ -25,11 +25,15 @@ from torch import Tensor
 import vitkit
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.source import JOINT
 from vitkit.errors import VitkitError
 from vitkit.files import replacing, write_json
 from vitkit.model import VisionTransformer
 
 if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitkit.explain.explanation import Explanation
     from vitkit.weights.report import LoadReport
 
 Features = Literal["head", "class", "mean", "patches"]
@@ -44,8 +48,9 @@ class Prediction:
 
     Attributes:
         path: as it was given.
-        label: the most probable class; None when the image could not be read.
-        confidence: its probability.
+        label: the most probable class; None when the image could not be read. Of a multi-label model the classes that
+            reach their thresholds, in the order of the classes, joined by `;`; "" when none does.
+        confidence: its probability; the lowest of those named, or when none is, 1 - the highest of all.
         ranking: every class with its probability, the most probable first.
         error: why the image could not be read.
     """
@@ -65,9 +70,10 @@ class Classifier:
         model: the plain float32 model, in eval mode.
         classes: names, in the order of the logits.
         preprocess: from a picture to the model's input.
-        temperature: logits are divided by it before the softmax.
+        temperature: logits are divided by it before the softmax, or the sigmoid.
         provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
         report: what became of every tensor, where the weights were loaded.
+        thresholds: of a multi-label model, the probability from which on an image has a class, one a class; else None.
     """
 
     model: VisionTransformer
@@ -76,6 +82,7 @@ class Classifier:
     temperature: float = 1.0
     provenance: dict[str, Any] = field(default_factory=dict)
     report: LoadReport | None = None
+    thresholds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.classes) != self.model.config.num_classes:
@@ -84,7 +91,16 @@ class Classifier:
             raise VitkitError("class names must differ from one another")
         if not self.temperature > 0:
             raise VitkitError(f"temperature must be above 0, not {self.temperature}")
+        if self.thresholds is not None and len(self.thresholds) != len(self.classes):
+            raise VitkitError(f"{len(self.thresholds)} thresholds for {len(self.classes)} classes")
+        if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
+            raise VitkitError(f"thresholds must be from 0 to 1, not {self.thresholds}")
         self.model.eval()
+
+    @property
+    def task(self) -> Literal["single", "multi"]:
+        """Whether an image has one class, or may have several or none."""
+        return "single" if self.thresholds is None else "multi"
 
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
@@ -92,8 +108,12 @@ class Classifier:
         return self.model(images)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities, each row summing to 1."""
-        return (self.logits(images) / self.temperature).softmax(dim=-1)
+        """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities.
+
+        Each row sums to 1; of a multi-label model each class has a probability of its own.
+        """
+        logits = self.logits(images) / self.temperature
+        return logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
 
     def read(self, path: str | Path) -> Tensor:
         """An image file -> (C, height, width) float32, as the model reads it.
@@ -166,6 +186,29 @@ class Classifier:
         for path, outcome in self.stream(paths, batch_size):
             yield Prediction(path, error=outcome) if isinstance(outcome, str) else self._rank(path, outcome)
 
+    def explain(
+        self,
+        image: str | Path | Image.Image,
+        method: str = "gradient",
+        target: str | int = "top",
+        layer: int | None = None,
+    ) -> Explanation:
+        """Where in an image a class comes from, by the very pixels that predictions are made of.
+
+        Args:
+            image: a file, or a picture in memory.
+            method: a name in `vitkit.explain.METHODS`, or `all`.
+            target: the class: `top`, the most probable; its name; or its number.
+            layer: for the methods that look at one layer, and for `heads`; None is the last, and for `heads` every one.
+
+        Raises:
+            UnreadableImageError: the file does not hold a picture.
+            VitkitError: the model has no head; there is no such method, class or layer.
+        """
+        from vitkit.explain.explanation import explain
+
+        return explain(self, image, method, target, layer)
+
     def _try_read(self, path: str) -> Tensor | str:
         try:
             return self.read(path)
@@ -175,7 +218,11 @@ class Classifier:
     def _rank(self, path: str, probabilities: npt.NDArray[np.float32]) -> Prediction:
         order = np.argsort(-probabilities, kind="stable")
         ranking = tuple((self.classes[i], float(probabilities[i])) for i in order)
-        return Prediction(path, *ranking[0], ranking)
+        if self.thresholds is None:
+            return Prediction(path, *ranking[0], ranking)
+        named = np.flatnonzero(probabilities >= np.array(self.thresholds))
+        confidence = probabilities[named].min() if len(named) else 1 - probabilities.max()
+        return Prediction(path, JOINT.join(self.classes[i] for i in named), float(confidence), ranking)
 
     def save(self, folder: str | Path) -> None:
         """Write the model folder. What was there stays whole until the new files are.
@@ -210,11 +257,12 @@ class Classifier:
         return {
             "format_version": FORMAT_VERSION,
             "vitkit_version": vitkit.__version__,
-            "task": "single",
+            "task": self.task,
             "classes": list(self.classes),
             "config": self.model.config.to_dict(),
             "preprocess": self.preprocess.to_dict(),
             "temperature": self.temperature,
+            **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
             "weights_sha256": weights_hash,
             "provenance": self.provenance,
         }
@@ -236,8 +284,16 @@ def read_description(folder: Path) -> dict[str, Any]:
     for name in found:
         description = _parse(folder / name)
         if description.get("weights_sha256") == weights_hash:
-            return description
+            return _with_known_task(folder, description)
     raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
+
+
+def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+    task, thresholds = description.get("task", "single"), description.get("thresholds")
+    is_list = isinstance(thresholds, list) and all(isinstance(own, (int, float)) for own in thresholds)
+    if (task, is_list) not in (("single", False), ("multi", True)):
+        raise VitkitError(f"{folder / DESCRIPTION} is damaged: task {task!r} with thresholds {thresholds!r}")
+    return description
 
 
 def _parse(path: Path) -> dict[str, Any]:

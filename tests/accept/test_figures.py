@@ -66,3 +66,11 @@ def test_loading_is_no_slower_than_timm_and_keeps_memory_low() -> None:
     assert [row["file"] for row in ours] == ["safetensors", "npz"]
     assert all(float(row["times_timm"]) <= 1.0 for row in ours), ours
     assert all(float(row["peak_above_model_per_file_size"]) <= 1.3 for row in ours), ours
+
+
+@pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA is not set")
+def test_nine_of_twelve_planted_label_errors_are_among_the_25_most_doubtful() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "label_errors.py"
+    arguments = [str(Path(str(DATA)) / part) for part in ("data/flowers", "weights/deit_tiny_patch16_224.pth")]
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=True)
+    assert float(done.stdout.rpartition(": ")[2]) >= 9, done.stdout

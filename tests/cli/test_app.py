@@ -33,7 +33,7 @@ def test_the_version_is_the_packages(vitkit: Any) -> None:
 
 
 def test_the_verbs() -> None:
-    assert set(VERBS) == {"train", "eval", "predict", "info", "models", "convert", "doctor", "embed"}
+    assert set(VERBS) == {"train", "eval", "predict", "info", "models", "convert", "doctor", "embed", "explain"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from photos import fingerprint
 from vitkit.data.source import read_source
 from vitkit.data.split import split_from_file
+from vitkit.evaluate.figures import DASH, figures
 from vitkit.evaluate.metrics import Evaluation, evaluate
 from vitkit.weights import load
 
@@ -31,7 +34,7 @@ def test_json_alone_is_on_stdout_and_accuracy_comes_first(vitkit: Any, trained: 
 def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
     numbers = json.loads(vitkit("eval", trained, "--json").out)
     assert {name: numbers[name] for name in expected.summary()} == expected.summary()
-    assert numbers["per_class"] == expected.per_class()
+    assert numbers == {"engine": "eager", "precision": "float32", **figures(expected)}
     assert (numbers["split"], numbers["images"]) == ("test", 6)
 
 
@@ -40,7 +43,9 @@ def test_text_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluati
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     assert lines[0].startswith("6 test images of ")
-    assert f"accuracy           {expected.accuracy:.4f}" in lines
+    low, high = figures(expected)["intervals_95"]["accuracy"]
+    assert f"accuracy           {expected.accuracy:.4f} (95 %: {low:.3f}{DASH}{high:.3f})" in lines
+    assert f"macro_f1           {expected.macro_f1:.4f}" in lines
     assert f"loss               {expected.loss:.4f}" in lines
     for name, row in expected.per_class().items():
         words = [f"{row['precision']:.3f}", f"{row['recall']:.3f}", f"{row['f1']:.3f}", str(row["support"])]
@@ -62,9 +67,24 @@ def test_other_data_are_evaluated_whole(vitkit: Any, trained: Path, data: Path) 
 def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     for name in ("green", "red"):
         shutil.copytree(data / name, tmp_path / "photos" / name)
-    numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
+    outcome = vitkit("eval", trained, tmp_path / "photos", "--json")
+    numbers = json.loads(outcome.out)
     assert numbers["accuracy"] > 0.8
     assert numbers["per_class"]["blue"]["support"] == 0
+    assert numbers["absent_classes"] == ["blue"]
+    assert "no image of 1 of the model's 3 classes: blue" in outcome.err
+    assert "means over the 2 that occur" in outcome.err
+
+
+def test_classes_that_the_model_does_not_know_are_all_named(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    for name in ("red", "pink", "teal"):
+        shutil.copytree(data / "red", tmp_path / "photos" / name)
+    outcome = vitkit("eval", trained, tmp_path / "photos", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "does not know: pink, teal (it knows blue, green, red)" in outcome.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unreadable_image_is_counted_and_named(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
@@ -73,3 +93,60 @@ def test_an_unreadable_image_is_counted_and_named(vitkit: Any, trained: Path, da
     numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
     assert (numbers["images"], numbers["unreadable"]) == (36, 1)
     assert "left out red/text.jpg: not an image" in vitkit("eval", trained, tmp_path / "photos").out
+
+
+# --- A folder of results -----------------------------------------------------------------------------
+
+
+def test_out_has_the_report_the_figures_and_every_prediction(
+    vitkit: Any, trained: Path, expected: Evaluation, tmp_path: Path
+) -> None:
+    outcome = vitkit("eval", trained, "--out", tmp_path / "new" / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    folder = tmp_path / "new" / "out"
+    assert sorted(path.name for path in folder.iterdir()) == ["evaluation.json", "predictions.csv", "report.html"]
+    assert str(folder / "report.html") in outcome.out
+    numbers = json.loads((folder / "evaluation.json").read_text())
+    assert numbers == json.loads(vitkit("eval", trained, "--json").out)
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "predicted", "confidence"]
+    assert [row["path"] for row in rows] == list(expected.paths)
+    assert [row["label"] for row in rows] == [expected.classes[i] for i in expected.labels]
+    assert [row["predicted"] for row in rows] == [expected.classes[i] for i in expected.predicted]
+    assert [float(row["confidence"]) for row in rows] == pytest.approx(
+        expected.probabilities.max(axis=1).tolist(), abs=1e-6
+    )
+
+
+def test_out_is_json_alone_on_stdout_when_asked_for(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    outcome = vitkit("eval", trained, "--out", tmp_path / "out", "--json")
+    assert json.loads(outcome.out) == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("inner", ["", "out", "red", "red/out"])
+def test_nothing_is_written_among_the_photographs(
+    vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str
+) -> None:
+    before = fingerprint(data)
+    outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
+    assert outcome.code == 2
+    assert "nothing is written beside the photographs" in outcome.err
+    assert fingerprint(data) == before
+
+
+def test_a_folder_with_something_in_it_is_written_to_by_force_alone(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    outcome = vitkit("eval", trained, "--out", tmp_path)
+    assert outcome.code == 2
+    assert "is not empty" in outcome.err and "--force" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert vitkit("eval", trained, "--out", tmp_path, "--force").code == 0
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_out_that_is_a_file_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    outcome = vitkit("eval", trained, "--out", tmp_path / "file", "--force")
+    assert (outcome.code, "is a file; name a folder" in outcome.err) == (2, True)

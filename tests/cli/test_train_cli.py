@@ -113,7 +113,8 @@ def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     starts = ["vitkit ", "3 classes; images: 27 train, 3 val, 6 test", "3 epochs of 3 steps in float32"]
-    starts += [f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3)] + ["accuracy "]
+    starts += [f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3)]
+    starts += ["temperature ", "accuracy "]
     lines = done.stdout.splitlines()
     assert len(lines) == len(starts), done.stdout
     assert [line for line, start in zip(lines, starts, strict=True) if not line.startswith(start)] == []

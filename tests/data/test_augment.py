@@ -10,9 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from scipy import stats
+from timm.data import Mixup
+from torch import Tensor
+from torchvision.transforms import v2
 
 from photos import noise, smooth
-from vitkit.data.augment import Augment, apply_seeded, mix_seeds
+from vitkit.data.augment import Augment, Mixing, apply_seeded, mix_seeds
 from vitkit.data.preprocess import Preprocess
 
 PREPROCESS = Preprocess(size=(24, 32))
@@ -69,6 +73,7 @@ FIELDS: list[dict[str, Any]] = [
     {"zoom": 0.3},
     {"shear": 15.0},
     {"color_jitter": 0.5},
+    {"rand_augment": 9},
 ]
 
 
@@ -122,3 +127,117 @@ def test_mixing_notices_a_change_of_any_number_and_gives_a_seed_that_torch_takes
 def test_mixing_small_numbers_collides_nowhere() -> None:
     triples = {mix_seeds(seed, epoch, index) for seed in range(10) for epoch in range(30) for index in range(100)}
     assert len(triples) == 10 * 30 * 100
+
+
+# --- Erasing ----------------------------------------------------------------------------------------
+
+
+def test_erasing_puts_the_mean_colour_into_one_rectangle() -> None:
+    erase = Augment(erase=1.0).build_pixels()
+    pixels = torch.rand(3, 24, 32) + 1
+    erased = apply_seeded(erase, pixels, 3)
+    hole = (erased == 0).all(dim=0)
+    assert torch.equal(erased[:, ~hole], pixels[:, ~hole])
+    rows, columns = hole.any(dim=1).nonzero().flatten(), hole.any(dim=0).nonzero().flatten()
+    assert hole[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
+    assert 0 < hole.sum() == len(rows) * len(columns) < hole.numel() / 2
+    assert torch.equal(apply_seeded(erase, pixels, 3), erased)
+
+
+def test_erasing_happens_as_often_as_asked() -> None:
+    erase, pixels = Augment(erase=0.25).build_pixels(), torch.ones(3, 24, 32)
+    erased = [bool((apply_seeded(erase, pixels, seed) == 0).any()) for seed in range(400)]
+    assert 70 <= sum(erased) <= 130
+    assert torch.equal(apply_seeded(Augment().build_pixels(), pixels, 0), pixels)
+
+
+# --- Mixing -----------------------------------------------------------------------------------------
+
+IMAGES = torch.rand(6, 3, 12, 20, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
+TARGETS = torch.nn.functional.one_hot(LABELS, 5).float()
+
+
+def share_of(targets: Tensor) -> float:
+    """Of the first image of each pair, read from the second row, whose own class is 1."""
+    return targets[1, 1].item()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mixup_is_torchvisions_with_the_same_share(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, targets = Mixing(mixup=0.8).apply(IMAGES, TARGETS, seed)
+    oracle = v2.MixUp(num_classes=5)
+    monkeypatch.setattr(oracle, "make_params", lambda _: {"lam": share_of(targets)})
+    expected, labels = oracle(IMAGES, LABELS)
+    assert torch.allclose(images, expected, atol=1e-6)
+    assert torch.allclose(targets, labels, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cutmix_is_torchvisions_with_the_same_rectangle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, targets = Mixing(cutmix=1.0).apply(IMAGES, TARGETS, seed)
+    random = np.random.default_rng(seed)
+    share, y, x = random.beta(1.0, 1.0), random.integers(12), random.integers(20)
+    oracle = v2.CutMix(num_classes=5)
+    drawn = iter([torch.tensor([x]), torch.tensor([y])])
+    with monkeypatch.context() as patch:
+        patch.setattr(oracle, "_dist", type("Share", (), {"sample": lambda self, _: torch.tensor(share)})())
+        patch.setattr(torch, "randint", lambda *_, **__: next(drawn))
+        expected, labels = oracle(IMAGES, LABELS)
+    assert torch.equal(images, expected)
+    assert torch.allclose(targets, labels, atol=1e-6)
+
+
+def test_mixing_two_images_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, targets = Mixing(mixup=0.4).apply(IMAGES[:2], TARGETS[:2], 7)
+    oracle = Mixup(mixup_alpha=0.4, label_smoothing=0.0, num_classes=5)
+    monkeypatch.setattr(oracle, "_params_per_batch", lambda: (share_of(targets), False))
+    expected, labels = oracle(IMAGES[:2].clone(), LABELS[:2])
+    assert torch.allclose(images, expected, atol=1e-6)
+    assert torch.allclose(targets, labels, atol=1e-6)
+
+
+@given(st.floats(0.0, 3.0), st.floats(0.0, 3.0), st.integers(0, 2**62), st.integers(1, 5))
+def test_mixed_targets_stay_probabilities_and_say_how_much_of_each_image_is_there(
+    mixup: float, cutmix: float, seed: int, batch: int
+) -> None:
+    mixing = Mixing(mixup=mixup, cutmix=cutmix)
+    if not mixing:
+        return
+    own = torch.eye(batch)  # every image its own class, and of the one colour that is its number
+    images, targets = mixing.apply(torch.arange(batch).float().view(-1, 1, 1, 1).expand(-1, 3, 8, 8), own, seed)
+    assert torch.allclose(targets.sum(dim=1), torch.ones(batch))
+    assert (targets >= 0).all()
+    assert torch.allclose(images.mean(dim=(1, 2, 3)), targets @ torch.arange(batch).float(), atol=1e-4)
+
+
+def test_mixing_is_decided_by_its_seed_and_leaves_batch_and_generators_alone() -> None:
+    mixing, before = Mixing(mixup=0.8, cutmix=1.0), IMAGES.clone()
+    torch.manual_seed(1)
+    first = mixing.apply(IMAGES, TARGETS, 5)
+    state = torch.get_rng_state()
+    again = mixing.apply(IMAGES, TARGETS, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(before, IMAGES)
+    assert not torch.equal(mixing.apply(IMAGES, TARGETS, 6)[0], first[0])
+
+
+def test_with_both_about_half_of_the_batches_are_cut() -> None:
+    mixing = Mixing(mixup=1.0, cutmix=1.0)
+    black, white = torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)
+    outcomes = [mixing.apply(torch.cat([black, white]), TARGETS[:2], seed)[0] for seed in range(200)]
+    cut = [bool(((images == 0) | (images == 1)).all()) for images in outcomes]
+    assert 70 <= sum(cut) <= 130
+
+
+def test_the_share_follows_the_beta_distribution() -> None:
+    shares = [share_of(Mixing(mixup=0.3).apply(IMAGES, TARGETS, seed)[1]) for seed in range(400)]
+    drawn = np.random.default_rng(1).beta(0.3, 0.3, 4000)
+    assert stats.ks_2samp(shares, drawn).pvalue > 1e-3
+
+
+def test_no_alpha_is_no_mixing() -> None:
+    assert not Mixing()
+    assert Mixing(mixup=0.1)
+    assert Mixing(cutmix=0.1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from photos import folder, save, smooth
@@ -29,7 +33,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
 
 def epoch_of(data: ImageData, epoch: int) -> list[tuple[Tensor, Tensor]]:
     loader = data.train_dataloader()
-    loader.sampler.set_epoch(epoch)
+    loader.batch_sampler.sampler.set_epoch(epoch)
     return [tuple(batch) for batch in loader]
 
 
@@ -116,7 +120,7 @@ def test_an_epoch_is_the_same_when_it_is_the_first_or_a_later_one(table: ImageTa
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
     loader = data.train_dataloader()
     for epoch in range(3):
-        loader.sampler.set_epoch(epoch)
+        loader.batch_sampler.sampler.set_epoch(epoch)
         later = [tuple(batch) for batch in loader]
     fresh = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
     assert same(later, epoch_of(fresh, 2))
@@ -142,3 +146,97 @@ def test_the_remainder_is_dropped_unless_it_is_all_there_is(table: ImageTable, b
         ).train_dataloader()
     ]
     assert sizes == ([4] * (n // 4) if batches == "full" else [n])
+
+
+# --- Classes shown alike -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 2**40), st.integers(0, 50))
+def test_a_balanced_epoch_is_as_long_and_has_as_many_of_each_class(counts: list[int], seed: int, epoch: int) -> None:
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    sampler = EpochSampler(len(labels), seed, labels)
+    sampler.set_epoch(epoch)
+    keys = list(sampler)
+    assert len(keys) == len(labels) == len(sampler)
+    shown = Counter(labels[key[1]] for key in keys)
+    assert max(shown.values()) - min(shown.values(), default=0) <= 1
+    assert len(set(keys)) == len(keys), "no picture is shown twice alike"
+    for label in shown:
+        times = Counter(key[1] for key in keys if labels[key[1]] == label)
+        assert max(times.values()) - min(times[i] for i in range(len(labels)) if labels[i] == label) <= 1
+    assert list(sampler) == keys
+
+
+def test_over_epochs_a_balanced_sampler_shows_every_image(table: ImageTable) -> None:
+    labels = [0] * 40 + [1] * 4
+    seen = set[int]()
+    for epoch in range(12):
+        sampler = EpochSampler(44, 3, labels)
+        sampler.set_epoch(epoch)
+        seen |= {key[1] for key in sampler}
+    assert seen == set(range(44))
+
+
+def test_an_image_shown_again_is_augmented_otherwise(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENT, 7)
+    assert not torch.equal(images[3, 5][0], images[3, 5, 1][0])
+    assert not torch.equal(images[3, 5, 2][0], images[3, 5, 1][0])
+    assert images[3, 5][1] == images[3, 5, 1][1]
+
+
+def test_balanced_batches_are_the_same_with_and_without_workers(table: ImageTable) -> None:
+    def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
+        data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=workers, seed=5, balanced=True)
+        return epoch_of(data, 2)
+
+    assert same(batches(0), batches(2))
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_the_paths_of_a_batch_are_those_of_its_images(table: ImageTable, balanced: bool) -> None:
+    data = ImageData(table, PREPROCESS, Augment(), batch_size=3, workers=0, seed=5, balanced=balanced)
+    train = data.train.table
+    plain = EvaluationImages(train, PREPROCESS)
+    for number, (images, labels) in enumerate(epoch_of(data, 4)):
+        paths = data.paths_of_batch(4, number)
+        assert len(paths) == len(images)
+        for path, image, label in zip(paths, images, labels, strict=True):
+            index = train.paths.index(path)
+            assert torch.equal(plain[index][0], image)
+            assert train.labels[index] == label
+
+
+def test_erased_pictures_are_the_same_for_the_same_key(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, Augment(erase=1.0), 7)
+    plain = TrainingImages(table, PREPROCESS, Augment(), 7)
+    assert torch.equal(images[1, 2][0], images[1, 2][0])
+    hole = (images[1, 2][0] == 0).all(dim=0)
+    assert hole.any()
+    assert torch.equal(images[1, 2][0][:, ~hole], plain[1, 2][0][:, ~hole])
+
+
+# --- Several processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_shares_of_several_processes_are_the_batch_of_one(table: ImageTable, size: int) -> None:
+    def data(process: tuple[int, int]) -> ImageData:
+        return ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=5, process=process)
+
+    shares = [epoch_of(data((rank, size)), 1) for rank in range(size)]
+    for number, (images, labels) in enumerate(epoch_of(data((0, 1)), 1)):
+        for rank in range(size):
+            assert torch.equal(shares[rank][number][0], images[rank::size])
+            assert torch.equal(shares[rank][number][1], labels[rank::size])
+        assert sum(data((rank, size)).part(len(shares[rank][number][1])) for rank in range(size)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_validation_shares_are_put_together_in_order(table: ImageTable, size: int) -> None:
+    def data(process: tuple[int, int]) -> ImageData:
+        return ImageData(table, PREPROCESS, AUGMENT, batch_size=2, workers=0, seed=5, process=process)
+
+    shares = [torch.cat([images for images, _ in data((rank, size)).val_dataloader()]) for rank in range(size)]
+    whole = data((0, 1))
+    expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
+    assert torch.equal(data((0, size)).put_together(shares), expected)

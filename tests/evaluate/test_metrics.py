@@ -81,8 +81,26 @@ def test_numbers_equal_scikit_learns(seed: int, images: int, classes: int) -> No
             assert own.top(k) == pytest.approx(
                 reference.top_k_accuracy_score(true, own.probabilities, k=k, labels=every)
             )
+    own_f1 = reference.f1_score(true, predicted, labels=np.unique(true), average="macro", zero_division=0.0)
+    assert own.macro_f1 == pytest.approx(own_f1)
+    assert own.brier == pytest.approx(((own.probabilities - np.eye(classes)[true]) ** 2).sum(1).mean(), abs=1e-6)
     f1 = reference.f1_score(true, predicted, labels=every, average=None, zero_division=0.0)
     np.testing.assert_allclose([row["f1"] for row in own.per_class().values()], f1)
+
+
+def test_the_most_confused_classes_come_first_with_their_share() -> None:
+    assert HAND.confused(9) == [("a", "b", 1, 1 / 3), ("b", "a", 1, 1 / 2), ("c", "b", 1, 1.0)]
+    assert HAND.confused(1) == [("a", "b", 1, 1 / 3)]
+
+
+def test_the_most_confident_mistake_comes_first() -> None:
+    assert HAND.mistakes(9) == [2, 4, 5]
+    assert HAND.mistakes(1) == [2]
+
+
+def test_absent_classes_are_those_without_an_image() -> None:
+    assert evaluation([0, 2], [[0.9, 0.05, 0.05]] * 2).absent == ("b",)
+    assert HAND.absent == ()
 
 
 def test_classes_without_images_do_not_count_in_the_balanced_accuracy() -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from photos import noise
 from vitkit.evaluate import plots
+from vitkit.evaluate.calibration import Reliability
 
 STRANGE = [
     "🐈 猫",
@@ -111,6 +112,42 @@ def test_a_contact_sheet_can_be_drawn(tmp_path: Path, count: int) -> None:
     titles = (STRANGE * 4)[:count]
     figure = plots.contact_sheet([noise(seed=i) for i in range(count)], titles, "pictures")
     assert sum(bool(axis.images) for axis in figure.axes) == count
+    drawn(figure, tmp_path)
+
+
+@pytest.mark.parametrize("classes", [names(2), names(12), names(40), STRANGE], ids=len)
+def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
+    rng, k = np.random.default_rng(0), len(classes)
+    labels = np.append(rng.integers(0, k - 1, 120), 0)  # the last class has no image
+    probabilities = rng.dirichlet(np.ones(k), 121).astype(np.float32)
+    drawn(plots.ranking(labels, probabilities, classes), tmp_path)
+    points = rng.normal(size=(121, 2)).astype(np.float32)
+    drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes), tmp_path)
+
+
+def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside_the_mean() -> None:
+    rng = np.random.default_rng(0)
+    for count, lines in ((12, 12), (13, 6)):
+        labels, rows = np.arange(130) % count, rng.dirichlet(np.ones(count), 130).astype(np.float32)
+        for axis in plots.ranking(labels, rows, names(count)).axes:
+            shown = [text.get_text() for text in axis.get_legend().get_texts()]
+            assert len(shown) == lines
+            assert (f"mean of {count} classes" in shown) == (count == 13)
+
+
+def test_a_class_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
+    labels, rows = np.arange(20) % 2, np.random.default_rng(0).dirichlet(np.ones(2), 20).astype(np.float32)
+    for axis in plots.ranking(labels, rows, ["_hidden", "b"]).axes:
+        shown = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert len(shown) == 2 and "_hidden" in shown[0]
+
+
+@pytest.mark.parametrize("states", [1, 2])
+def test_reliability_can_be_drawn(tmp_path: Path, states: int) -> None:
+    rng = np.random.default_rng(0)
+    own = Reliability.of(rng.dirichlet(np.ones(4), 50).astype(np.float32), rng.integers(0, 4, 50))
+    figure = plots.reliability({f"state {i}": own for i in range(states)})
+    assert len(figure.axes) == 2 * states
     drawn(figure, tmp_path)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from photos import noise, save
+from vitkit.evaluate.doubts import Doubt
+from vitkit.evaluate.figures import figures
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.report import write_report
 
@@ -58,9 +62,12 @@ def html(tmp_path: Path, evaluation: Evaluation) -> str:
         tmp_path / "report.html",
         title=f"run {EVIL}",
         evaluation=evaluation,
+        numbers=figures(evaluation),
+        root=tmp_path,
         facts={"data": f"/photos/{EVIL}", EVIL: "1"},
         findings=[f"3 files are odd: {EVIL}"],
-        pictures={"Curves": save(noise(), tmp_path / "a.png"), EVIL: tmp_path / "a.png", "Gone": tmp_path / "none.png"},
+        pictures={"Curves": save(noise(), tmp_path / "a.png").read_bytes(), EVIL: (tmp_path / "a.png").read_bytes()},
+        doubts=[Doubt("a.png", EVIL, "cat", 0.75), Doubt("d.png", "cat", EVIL, 0.5)],
         recipe=f'model = "{EVIL}"\n',
     )
     return (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -88,12 +95,34 @@ def test_names_are_shown_as_they_are_and_never_as_tags(html: str) -> None:
     assert text.count(EVIL) >= 6, "title, heading, finding, facts, class table, caption, recipe"
 
 
-def test_pictures_are_in_the_page_and_missing_ones_are_left_out(html: str, tmp_path: Path) -> None:
-    sources = [attributes["src"] for tag, attributes in Page(html).tags if tag == "img"]
-    assert len(sources) == 2
-    for source in sources:
+def test_pictures_and_photographs_are_in_the_page(html: str, tmp_path: Path) -> None:
+    sources = [attributes["src"] or "" for tag, attributes in Page(html).tags if tag == "img"]
+    pngs = [source for source in sources if source.startswith("data:image/png")]
+    assert len(pngs) == 2
+    for source in pngs:
         assert base64.b64decode(source.partition("base64,")[2]) == (tmp_path / "a.png").read_bytes()
-    assert "Gone" not in html
+    jpegs = [source for source in sources if source.startswith("data:image/jpeg")]
+    assert len(jpegs) == 1, "of the doubtful labels; the file of the mistake and of the other one is missing"
+    thumbnail = Image.open(io.BytesIO(base64.b64decode(jpegs[0].partition("base64,")[2])))
+    assert max(thumbnail.size) <= 160
+
+
+def test_a_photograph_that_is_gone_is_told_of_in_words(html: str) -> None:
+    assert "".join(Page(html).text).count("no such file") == 2
+
+
+def test_the_mistakes_and_the_confused_classes_are_shown(html: str) -> None:
+    text = "".join(Page(html).text)
+    assert "predicted: cat 70.0 %" in text
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
+    start = cells.index("1", cells.index("50.0 %") - 2)
+    assert cells[start : start + 2] == ["1", "50.0 %"]
+
+
+def test_the_doubtful_labels_are_shown_in_their_order(html: str) -> None:
+    text = "".join(Page(html).text)
+    assert "2 labels do not fit" in text
+    assert text.index("looks like: cat (by 0.75)") < text.index(f"looks like: {EVIL} (by 0.50)")
 
 
 def test_the_page_has_the_numbers(html: str, evaluation: Evaluation) -> None:
@@ -111,5 +140,9 @@ def test_findings_come_before_the_run(html: str) -> None:
 
 
 def test_a_page_without_facts_findings_and_pictures_is_well_formed(tmp_path: Path, evaluation: Evaluation) -> None:
-    write_report(tmp_path / "r.html", title="t", evaluation=evaluation, facts={}, findings=[], pictures={}, recipe="")
+    numbers = figures(evaluation)
+    write_report(
+        tmp_path / "r.html", title="t", evaluation=evaluation, numbers=numbers, root=tmp_path, facts={}, findings=[],
+        pictures={},
+    )  # fmt: skip
     assert Page((tmp_path / "r.html").read_text(encoding="utf-8")).open == []

@@ -52,6 +52,7 @@ class Story:
             current_epoch=0,
             global_step=0,
             should_stop=False,
+            is_global_zero=True,
             save_checkpoint=lambda path: Path(path).write_bytes(b"all of the training state"),
         )
 
@@ -99,6 +100,19 @@ def test_keep_every_keeps_each_epoch_and_the_best_as_the_model(tmp_path: Path) -
     assert Story(tmp_path, keep="every").tell(DISAGREEING).kept == 1
     folders = sorted(path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
     assert [kept_in(folder) for folder in folders] == [0, 1, 2, 3]
+    assert folders[1].name == "epoch-0001-val_loss=0.7000-val_acc=0.8000"
+
+
+def test_without_val_images_an_epochs_folder_has_its_number_alone(tmp_path: Path) -> None:
+    Story(tmp_path, keep="every").tell([{}] * 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*")) == ["epoch-0000", "epoch-0001"]
+
+
+def test_an_epoch_done_again_with_another_outcome_has_one_folder(tmp_path: Path) -> None:
+    Story(tmp_path, keep="every").tell(DISAGREEING[:1])
+    Story(tmp_path, keep="every").tell(DISAGREEING[1:2])
+    names = [path.name for path in (tmp_path / "checkpoints").glob("epoch-*")]
+    assert names == ["epoch-0000-val_loss=0.7000-val_acc=0.8000"]
 
 
 def test_a_tie_goes_to_the_later_epoch(tmp_path: Path) -> None:
@@ -109,9 +123,48 @@ def test_without_val_images_the_last_epoch_is_kept(tmp_path: Path) -> None:
     assert Story(tmp_path).tell([{}] * 3).kept == 2
 
 
-def test_an_epoch_that_diverged_is_never_the_best(tmp_path: Path) -> None:
-    diverged = {"val_loss": float("nan"), "val_acc": 0.5}
-    assert Story(tmp_path, monitor="val_loss").tell([diverged, *DISAGREEING[:2], diverged]).kept == 2
+@pytest.mark.parametrize("monitor", ["val_loss", "val_acc"])
+def test_an_epoch_that_diverged_is_never_the_best(tmp_path: Path, monitor: str) -> None:
+    diverged = {"val_loss": float("nan"), "val_acc": 1.0}
+    assert Story(tmp_path, monitor=monitor).tell([diverged, *DISAGREEING[:2], diverged]).kept == 2
+
+
+def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
+    story = Story(tmp_path).tell([{"val_loss": float("inf"), "val_acc": 0.5}] * 2)
+    assert not story.writer.has_kept
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("keep", ["best", "last", "every"])
+def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> None:
+    story = Story(tmp_path, keep=keep).tell(DISAGREEING[:1])
+    story.task.went_back = True
+    story.tell([{"val_loss": 0.1, "val_acc": 0.9}])
+    assert story.kept == 0
+    assert not story.lines[-1].endswith("*")
+    assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == (1 if keep == "every" else 0)
+
+
+def test_what_is_kept_is_the_average_once_there_is_one(tmp_path: Path) -> None:
+    story = Story(tmp_path, ema=0.5).tell(DISAGREEING[:1])
+    assert story.kept == 0
+    assert story.task.average is not None
+    story.task.average.update(story.classifier.model)  # epoch 0's weights, while the model's are now epoch 1's
+    story.tell(DISAGREEING[1:2])
+    classifier = load(tmp_path)
+    assert classifier.model.head is not None
+    assert classifier.provenance["metrics"]["epoch"] == 1
+    assert (classifier.model.head.bias == 0).all()
+
+
+def test_once_epochs_are_averaged_the_average_is_kept_though_an_earlier_epoch_was_better(tmp_path: Path) -> None:
+    story = Story(tmp_path, swa=0.02)
+    best = {"val_loss": 0.1, "val_acc": 0.99}
+    story.tell([best])
+    story.trainer.current_epoch = 98
+    story.tell([DISAGREEING[0], DISAGREEING[1]])
+    assert load(tmp_path).provenance["metrics"]["epoch"] == 99
+    assert [line.endswith("*") for line in story.lines] == [True, True, True]
 
 
 def test_the_kept_models_metrics_are_in_its_provenance(tmp_path: Path) -> None:
@@ -161,9 +214,9 @@ def test_each_epoch_is_told_in_a_line_that_marks_the_best(tmp_path: Path) -> Non
 def test_metrics_have_a_header_and_a_row_an_epoch(tmp_path: Path) -> None:
     Story(tmp_path).tell(DISAGREEING)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert lines[0] == "epoch,step,train_loss,val_loss,val_acc,lr,seconds"
-    assert [line.split(",")[:5] for line in lines[1:]] == [
-        [str(epoch), str(3 * epoch + 3), "1.0", str(m["val_loss"]), str(m["val_acc"])]
+    assert lines[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds"
+    assert [line.split(",")[:6] for line in lines[1:]] == [
+        [str(epoch), str(3 * epoch + 3), "1.0", "", str(m["val_loss"]), str(m["val_acc"])]
         for epoch, m in enumerate(DISAGREEING)
     ]
 
@@ -195,9 +248,9 @@ def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(tmp_path: P
         raise OSError("disk full")
 
     path = tmp_path / LAST
-    save_checkpoint(SimpleNamespace(save_checkpoint=lambda p: Path(p).write_bytes(b"whole")), path)  # type: ignore[arg-type]
+    save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=lambda p: Path(p).write_bytes(b"whole")), path)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(SimpleNamespace(save_checkpoint=fail), path)  # type: ignore[arg-type]
+        save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=fail), path)  # type: ignore[arg-type]
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"whole"]
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.swa_utils import SWALR
 
 import tiny
 from vitkit.model import VisionTransformer
-from vitkit.train.optim import build_optimizer, lr_factor, parameter_groups
+from vitkit.train.optim import build_optimizer, lr_factor, parameter_groups, swa_factor, swa_start
 from vitkit.train.recipe import Recipe
 
 _ADDED_TO_TOKENS = {"cls_token", "dist_token", "pos_embed", "pos_embed.x", "pos_embed.y"}
@@ -49,6 +50,20 @@ def test_tokens_and_positions_do_not_decay() -> None:
 
 def test_weight_decay_is_the_recipes() -> None:
     assert {group["weight_decay"] for group in parameter_groups(tiny.build(), 0.3)} == {0.0, 0.3}
+
+
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_decay_all_lets_everything_decay(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    groups = parameter_groups(model, 0.3, decay_all=True)
+    assert [group["weight_decay"] for group in groups] == [0.3]
+    assert sorted(id(p) for p in groups[0]["params"]) == sorted(id(p) for p in model.parameters())
+
+
+def test_decay_all_is_the_recipes_and_keeps_the_layers_rates() -> None:
+    optimizer = build_optimizer(tiny.build(), Recipe(decay_all=True, weight_decay=0.2, layer_decay=0.5))
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.2}
+    assert [group["lr_scale"] for group in optimizer.param_groups] == [0.5**n for n in range(5)]
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -126,3 +141,64 @@ def test_the_shapes_of_the_fall(schedule: str, quarter: float, half: float) -> N
 def test_min_lr_lifts_the_whole_fall() -> None:
     recipe = Recipe(schedule="linear", warmup=0.0, min_lr=0.2)
     assert [lr_factor(p, recipe) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.6, 0.2])
+
+
+@given(PART, PART, SCHEDULES)
+def test_with_a_stride_warm_up_is_that_of_where_the_step_ends(progress: float, stride: float, recipe: Recipe) -> None:
+    factor = lr_factor(progress, recipe, stride)
+    assert 0 <= factor <= 1
+    if progress < recipe.warmup:
+        assert factor == min((progress + stride) / recipe.warmup, 1.0)
+    else:
+        assert factor == lr_factor(progress, recipe)
+
+
+@given(st.integers(1, 200), st.floats(0, 1))
+def test_no_step_is_without_effect_in_warm_up_and_it_ends_at_the_peak(steps: int, warmup: float) -> None:
+    recipe = Recipe(warmup=warmup, schedule="constant")
+    factors = [lr_factor(step / steps, recipe, 1 / steps) for step in range(steps)]
+    assert min(factors) > 0
+    assert factors == sorted(factors)
+    assert factors[-1] == pytest.approx(1)
+
+
+# --- Stochastic weight averaging -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("swa", "epochs", "start"), [(0.2, 10, 8), (0.25, 8, 6), (0.25, 1, 0), (0.01, 10, 9), (1.0, 5, 0), (0.5, 3, 1)]
+)
+def test_averaging_begins_with_the_last_part_of_the_epochs(swa: float, epochs: int, start: int) -> None:
+    recipe = Recipe(swa=swa, epochs=epochs)
+    assert swa_start(recipe) == start
+    assert [swa_factor(epoch, recipe) is None for epoch in range(epochs)] == [epoch < start for epoch in range(epochs)]
+
+
+def test_without_swa_no_epoch_is_averaged() -> None:
+    assert swa_start(Recipe()) is None
+    assert swa_factor(49, Recipe()) is None
+
+
+@pytest.mark.parametrize("swa_lr", [0.5, 0.01])
+def test_the_rate_goes_to_swa_lr_as_torchs_scheduler_does(swa_lr: float) -> None:
+    recipe = Recipe(swa=0.5, epochs=30, swa_lr=swa_lr, lr=0.1, warmup=0.0, schedule="constant")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = SWALR(optimizer, swa_lr=swa_lr, anneal_epochs=10, anneal_strategy="cos")
+    expected = []
+    for _ in range(15):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    factors = [swa_factor(epoch, recipe) for epoch in range(15, 30)]
+    assert [0.1 * factor for factor in factors if factor is not None] == pytest.approx(expected)
+
+
+def test_in_few_epochs_the_rate_arrives_with_the_last_one() -> None:
+    recipe = Recipe(swa=0.3, epochs=10, swa_lr=0.02, lr=0.1, warmup=0.0, schedule="linear")
+    factors = [swa_factor(epoch, recipe) for epoch in (7, 8, 9)]
+    assert factors == pytest.approx([0.3, 0.25, 0.2])
+
+
+def test_without_swa_lr_the_rate_stays_where_averaging_begins() -> None:
+    recipe = Recipe(swa=0.3, epochs=10, lr=0.1, warmup=0.0, schedule="linear")
+    assert [swa_factor(epoch, recipe) for epoch in (7, 8, 9)] == pytest.approx([0.3] * 3)

@@ -11,8 +11,9 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from vitkit.data.split import split_from_file
+from vitkit.regression import regress
 from vitkit.train.choose import complete
-from vitkit.train.probe import PENALTIES, choose_head, regress
+from vitkit.train.probe import PENALTIES, choose_head
 from vitkit.train.run import resume, train
 from vitkit.weights import load
 

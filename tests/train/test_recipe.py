@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.names import config_for
 from vitkit.train.recipe import Recipe, build, bundled, load_fields, parse_duration, resolve
@@ -30,6 +31,18 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "workers": st.none() | st.integers(0, 10**4),
     "views": st.integers(0, 10**4),
     "layer_decay": st.floats(1e-3, 1),
+    "rank": st.integers(1, 10**4),
+    "accumulate": st.integers(1, 10**6),
+    "devices": st.none() | st.integers(1, 10**4),
+    "nodes": st.none() | st.integers(1, 10**4),
+    "method": st.sampled_from(["auto", "head", "linear", "full", "scratch"]),  # lora wants weights
+    "ema": st.floats(0, 0.999),
+    "swa": st.just(0.0),  # not with ema or time
+    "swa_lr": st.none() | st.floats(1e-12, 1e3),
+    "mixup": st.floats(0, 100),
+    "cutmix": st.floats(0, 100),
+    "rand_augment": st.integers(0, 10),
+    "find_lr": st.just(False),
     "folds": st.none() | st.integers(2, 10**4),
     "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
     "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
@@ -130,7 +143,7 @@ def test_a_folder_named_digits_is_a_folder_like_any_other(here: Path) -> None:
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_a_bundled_recipe_loads_and_its_model_exists(name: str) -> None:
     recipe = build(load_fields(name), name)
-    assert recipe.data is not None
+    assert recipe.data in DATASETS
     assert recipe.model is not None
     assert config_for(recipe.model, 10).num_classes == 10
 
@@ -141,7 +154,9 @@ def test_digits_come_with_a_recipe() -> None:
 
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_a_bundled_recipe_is_headed_by_its_command(name: str) -> None:
-    assert bundled()[name].startswith(f"# vitkit train {name}")
+    data, begin = load_fields(name)["data"], bundled()[name].splitlines()[0]
+    assert begin == (f"# vitkit train {name}" if name == data else f"# vitkit train {data} --recipe {name}")
+    assert resolve({"data": data}, name) == load_fields(name)
 
 
 def test_an_unknown_field_is_refused_with_a_suggestion_and_the_file(tmp_path: Path) -> None:
@@ -202,6 +217,16 @@ OUT_OF_RANGE: dict[str, Any] = {
     "workers": -1,
     "folds": 1,
     "layer_decay": 0.0,
+    "accumulate": 0,
+    "ema": 1.0,
+    "swa": 1.5,
+    "swa_lr": 0.0,
+    "mixup": -0.1,
+    "cutmix": 101.0,
+    "rand_augment": 11,
+    "erase": 1.5,
+    "balance": "undersample",
+    "step_per": "batch",
     "views": -1,
     "group_by": "scene(",
     "seed": -1,
@@ -230,6 +255,12 @@ def test_a_value_out_of_range_is_refused_with_the_file(tmp_path: Path) -> None:
 def test_scratch_with_weights_is_a_contradiction() -> None:
     with pytest.raises(VitkitError, match="scratch"):
         build({"method": "scratch", "weights": "runs/other"})
+
+
+@pytest.mark.parametrize("other", [{"ema": 0.9}, {"time": "9s"}], ids=str)
+def test_swa_with_another_average_or_no_known_end_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(VitkitError, match="swa"):
+        build({"swa": 0.25, **other})
 
 
 def test_text_that_is_no_toml_is_refused_with_the_file(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_gradients_go_into_the_student_alone(tmp_path: Path, kind: Any) -> N
     student = tiny.build(image_size=(16, 16), num_classes=3, distill_token=True, distill_head=True).train()
     imitate = partial(teacher.logits, student=Preprocess(size=(16, 16)))
     task = ClassificationTask(student, Recipe(distillation=kind), 10, imitate)
-    task.training_step((tiny.images(3, config=student.config), torch.tensor([0, 1, 2])), 0).backward()
+    task.loss_of(tiny.images(3, config=student.config), torch.tensor([0, 1, 2]))[0].backward()
     assert [name for name, parameter in student.named_parameters() if parameter.grad is None] == []
     assert [name for name, parameter in teacher.network.named_parameters() if parameter.grad is not None] == []
     assert not teacher.network.training

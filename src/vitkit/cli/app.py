@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import vitkit
-from vitkit.cli import convert, doctor, embed, info, models, predict, train
+from vitkit.cli import convert, doctor, embed, explain, info, models, predict, train
 from vitkit.cli import eval as eval_
 from vitkit.errors import Interrupted, VitkitError
 
@@ -28,6 +28,7 @@ app.command("eval")(eval_.evaluate)
 app.command("predict")(predict.predict)
 app.command("convert")(convert.convert)
 app.command("embed")(embed.embed)
+app.command("explain")(explain.explain)
 app.command("info")(info.info)
 app.command("models")(models.models)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, load_model
+from vitkit.cli.arguments import ModelSource, check_outside, load_model
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
     from vitkit.cli.progress import Bar
     from vitkit.data.source import ImageTable
     from vitkit.evaluate.metrics import Evaluation
+
+_SHOWN = 10  # names of absent classes
 
 
 def evaluate(
@@ -23,6 +27,11 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default test, else val, else all.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write report.html, evaluation.json and predictions.csv into this folder."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over what is in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON, accuracy (0-1) first.")] = False,
 ) -> None:
     """Accuracy and its kin, over all images and for each class.
@@ -31,17 +40,28 @@ def evaluate(
     """
     from vitkit.cli.progress import Bar
     from vitkit.evaluate import metrics
+    from vitkit.evaluate.figures import figures
 
     classifier = load_model(model)
     with Bar() as bar:
         table = _table(Path(model), data, bar)
+        _check_out(out, table, force=force)  # before the model is asked
         name = split or metrics.held_out_split(table)
-        outcome = metrics.evaluate(classifier, table, name, lambda done, total: bar("evaluating", done, total))
+        outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
+        numbers = {"engine": "eager", "precision": "float32", **figures(outcome)}
+        numbers = {"accuracy": numbers["accuracy"], **numbers}
+        for note in _notes(outcome):
+            print(f"note: {note}", file=sys.stderr)
+        if out is not None:
+            from vitkit.evaluate.writing import write_evaluation
+
+            write_evaluation(out, classifier, outcome, table, numbers, _notes(outcome), partial(bar, "laying out"))
     if as_json:
-        numbers = {**outcome.summary(), "engine": "eager", "precision": "float32", "per_class": outcome.per_class()}
         print(json.dumps(numbers, indent=2, ensure_ascii=False))
     else:
-        _print(outcome, table)
+        _print(outcome, table, numbers)
+        if out is not None:
+            print(f"\nreport: {out / 'report.html'}")
 
 
 def _table(model: Path, data: str | None, progress: Bar) -> ImageTable:
@@ -57,12 +77,41 @@ def _table(model: Path, data: str | None, progress: Bar) -> ImageTable:
     return locate(split_from_file(model / "split.json"), progress)
 
 
-def _print(outcome: Evaluation, table: ImageTable) -> None:
-    summary = outcome.summary()
-    print(f"{summary['images']} {outcome.split} images of {table.root} (eager, float32)")
-    for name in ("accuracy", "balanced_accuracy", "top5_accuracy", "loss"):
-        if name in summary:
-            print(f"{name:18} {summary[name]:.4f}")
+def _check_out(out: Path | None, table: ImageTable, *, force: bool) -> None:
+    if out is None:
+        return
+    folders = set(table.folders)
+    if not folders:  # a run knows where its images are, not how they were found
+        is_list = Path(table.name).suffix.lower() in (".csv", ".tsv")
+        folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
+    check_outside("--out", out, map(str, folders))
+    if out.exists() and not out.is_dir():
+        raise VitkitError(f"--out {out} is a file; name a folder")
+    if not force and out.exists() and any(out.iterdir()):
+        raise VitkitError(f"--out {out} is not empty: choose a new folder, or --force to write over what is in it")
+
+
+def _notes(outcome: Evaluation) -> list[str]:
+    """What the reader of the figures should know."""
+    from vitkit.evaluate.multilabel import MultiEvaluation
+
+    if isinstance(outcome, MultiEvaluation) or not outcome.absent:
+        return []
+    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
+    there = len(outcome.classes) - len(outcome.absent)
+    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
+    return [f"{absent}; balanced accuracy, macro F1 and areas are means over the {there} that occur"]
+
+
+def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any]) -> None:
+    from vitkit.evaluate.figures import DASH
+
+    print(f"{numbers['images']} {outcome.split} images of {table.root} (eager, float32)")
+    for name, value in outcome.summary().items():
+        if isinstance(value, float):
+            low, high = numbers.get("intervals_95", {}).get(name, (None, None))
+            interval = "" if low is None else f" (95 %: {low:.3f}{DASH}{high:.3f})"
+            print(f"{name:18} {value:.4f}{interval}")
     width = max(5, *map(len, outcome.classes))
     print(f"\n{'class':{width}}  precision  recall     F1  images")
     for name, row in outcome.per_class().items():

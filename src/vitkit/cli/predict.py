@@ -45,6 +45,8 @@ def predict(
 ) -> None:
     """The class of each image with its probability; an image that cannot be read is a row with its reason.
 
+    Of a multi-label model the classes, joined by `;`, with the lowest of their probabilities.
+
     Example: vitkit predict runs/digits-1 photo.jpg
     """
     if reject is not None and not 0 <= reject <= 1:
@@ -58,7 +60,7 @@ def predict(
     from vitkit.cli.progress import Bar
 
     classifier = load_model(model)
-    columns = Columns(min(top, len(classifier.classes)), reject)
+    columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
     form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
     stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
     album = None if pictures is None else _open_album(pictures, folders, paths)
@@ -170,13 +172,16 @@ def _writer(
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """One image on a terminal: every class with its probability."""
+    """One image on a terminal: every class with its probability, and which of several it has."""
     print(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:
         print(f"  {label:{width}}  {confidence:6.4f}  {'#' * round(40 * confidence)}")
+    label = prediction.label or "none of them"
+    if columns.multi and prediction.error is None:
+        print(f"label: {label}")
     if columns.row(prediction).is_rejected:
-        print(f"rejected: {prediction.label} has {prediction.confidence:.4f}, less than {columns.reject}")
+        print(f"rejected: {label} has {prediction.confidence:.4f}, less than {columns.reject}")
 
 
 def _conclude(tally: Tally, out: Path | None, columns: Columns) -> None:

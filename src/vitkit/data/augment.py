@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
-from PIL import Image
+from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 from vitkit.data.preprocess import Preprocess
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +29,8 @@ class Augment:
         zoom: relative change of size, either way.
         shear: degrees, to either side, along both axes.
         color_jitter: relative change of brightness, contrast and saturation.
+        rand_augment: magnitude of two operations drawn for each picture, 0 to 10 (arXiv 1909.13719).
+        erase: probability that a rectangle becomes the mean colour, after normalisation (arXiv 1708.04896).
     """
 
     crop_scale: tuple[float, float] | None = None
@@ -32,6 +40,8 @@ class Augment:
     zoom: float = 0.0
     shear: float = 0.0
     color_jitter: float = 0.0
+    rand_augment: int = 0
+    erase: float = 0.0
 
     def build(self, preprocess: Preprocess) -> v2.Transform:
         """The transform from a decoded picture to a picture of the model's size."""
@@ -55,16 +65,71 @@ class Augment:
             )
         if self.color_jitter:
             steps.append(v2.ColorJitter(self.color_jitter, self.color_jitter, self.color_jitter))
+        if self.rand_augment:
+            steps.append(
+                v2.RandAugment(2, self.rand_augment, num_magnitude_bins=11, interpolation=InterpolationMode.BILINEAR)
+            )
         return v2.Compose(steps)
 
+    def build_pixels(self) -> v2.Transform:
+        """The transform of the normalised pixels, (C, height, width)."""
+        return v2.RandomErasing(self.erase) if self.erase else v2.Identity()
 
-def apply_seeded(transform: v2.Transform, image: Image.Image, *seeds: int) -> Image.Image:
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """How the images of a batch are mixed with one another, and their labels with them.
+
+    Attributes:
+        mixup: alpha of the beta distribution that the first image's share is drawn from (arXiv 1710.09412); 0 is off.
+        cutmix: the same of the area outside a rectangle that the second image is pasted into (arXiv 1905.04899).
+            Where both are on, each batch gets one of them, with even chances.
+    """
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    def apply(self, images: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Each image mixed with the one before it, the first with the last.
+
+        Args:
+            images: (B, C, height, width).
+            targets: (B, K) probabilities of the classes.
+            seed: decides all that is drawn.
+        """
+        random = np.random.default_rng(seed)
+        cuts = self.cutmix > 0 and (self.mixup <= 0 or random.random() < 0.5)
+        alpha = self.cutmix if cuts else self.mixup
+        share = float(random.beta(alpha, alpha))
+        others = images.roll(1, dims=0)
+        if cuts:
+            h, w = images.shape[-2:]
+            rows, columns = _rectangle(h, w, 1 - share, int(random.integers(h)), int(random.integers(w)))
+            images = images.clone()
+            images[:, :, rows, columns] = others[:, :, rows, columns]  # (B, C, height, width)
+            share = 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (h * w)
+        else:
+            images = share * images + (1 - share) * others  # (B, C, height, width)
+        return images, share * targets + (1 - share) * targets.roll(1, dims=0)
+
+
+def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:
+    """Of this part of the area, in the picture's proportions, about a centre; cut off at the picture's edges."""
+    half = area**0.5 / 2
+    dy, dx = int(half * h), int(half * w)
+    return slice(max(y - dy, 0), min(y + dy, h)), slice(max(x - dx, 0), min(x + dx, w))
+
+
+def apply_seeded(transform: Callable[[S], T], sample: S, *seeds: int) -> T:
     """The transform's outcome for these seeds, whatever was drawn before and whichever process draws it."""
     generator = torch.default_generator  # `torch.manual_seed` would format a traceback for CUDA: 1 ms an image
     state = generator.get_state()
     generator.manual_seed(mix_seeds(*seeds))
     try:
-        return transform(image)
+        return transform(sample)
     finally:
         generator.set_state(state)
 

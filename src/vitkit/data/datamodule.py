@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -32,19 +33,22 @@ class EvaluationImages(Dataset[tuple[Tensor, int]]):
 
 
 class TrainingImages(Dataset[tuple[Tensor, int]]):
-    """Augmented images, asked for by (epoch, index)."""
+    """Augmented images, asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more."""
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int) -> None:
         self.table, self.preprocess, self.seed = table, preprocess, seed
-        self.transform = augment.build(preprocess)
+        self.transform, self.transform_pixels = augment.build(preprocess), augment.build_pixels()
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
-        epoch, index = key
-        image = apply_seeded(self.transform, _decode(self, index), self.seed, epoch, index)
-        return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
+    def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
+        image = apply_seeded(self._augment, _decode(self, key[1]), self.seed, *key)
+        return image, self.table.labels[key[1]]
+
+    def _augment(self, image: Image.Image) -> Tensor:
+        pixels = torch.from_numpy(self.preprocess.normalise(self.transform(image)))
+        return self.transform_pixels(pixels)
 
 
 def _decode(images: EvaluationImages | TrainingImages, index: int) -> Image.Image:
@@ -55,11 +59,16 @@ def _decode(images: EvaluationImages | TrainingImages, index: int) -> Image.Imag
         raise VitkitError(f"{path}: {error}") from error
 
 
-class EpochSampler(Sampler[tuple[int, int]]):
-    """Yields (epoch, index), shuffled anew each epoch by (seed, epoch). Lightning calls `set_epoch`, on resume too."""
+class EpochSampler(Sampler[tuple[int, ...]]):
+    """Yields (epoch, index), shuffled anew each epoch by (seed, epoch). Lightning calls `set_epoch`, on resume too.
 
-    def __init__(self, length: int, seed: int) -> None:
+    With `labels`, an epoch of the same length has as many images of every class: some of a large class, and each of a
+    small one several times, the n-th time more as (epoch, index, n).
+    """
+
+    def __init__(self, length: int, seed: int, labels: Sequence[int] | None = None) -> None:
         self.length, self.seed, self.epoch = length, seed, 0
+        self.labels = None if labels is None else torch.tensor(labels)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -67,35 +76,117 @@ class EpochSampler(Sampler[tuple[int, int]]):
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(mix_seeds(self.seed, self.epoch))
-        order = torch.randperm(self.length, generator=generator).tolist()
-        return iter([(self.epoch, index) for index in order])
+        order = torch.randperm(self.length, generator=generator)
+        if self.labels is None:
+            return iter([(self.epoch, index) for index in order.tolist()])
+        drawn = self._balanced(self.labels, order)
+        shuffled = torch.randperm(self.length, generator=generator).tolist()
+        return iter([drawn[i] for i in shuffled])
+
+    def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
+        """The classes in turn, each going through its images again and again, both in a random order."""
+        own: dict[int, list[int]] = {}  # the first class is the most often drawn, by one: which that is, chance decides
+        for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
+            own.setdefault(label, []).append(i)
+        classes = list(own)
+        drawn = list[tuple[int, ...]]()
+        for k in range(self.length):
+            images = own[classes[k % len(classes)]]
+            again, place = divmod(k // len(classes), len(images))
+            drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
+        return drawn
+
+
+class BatchSampler(Sampler[list[tuple[int, ...]]]):
+    """Batches of a sampler's keys; of each batch what one of several processes computes.
+
+    Args:
+        sampler: whose keys come in batches.
+        batch_size: of all processes together.
+        process: which process this is, and of how many.
+    """
+
+    def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
+        self.sampler, self.process = sampler, process  # Lightning finds `sampler` by its name
+        self.batch_size = min(batch_size, len(sampler))
+
+    def __len__(self) -> int:
+        # A last batch of one image is noise; the remainder is dropped, unless there is nothing else.
+        return len(self.sampler) // self.batch_size
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        keys, (rank, size) = list(self.sampler), self.process
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            yield keys[start : start + self.batch_size][rank::size]
 
 
 class ImageData(LightningDataModule):
-    """The train and val splits of a table, batched."""
+    """The train and val splits of a table, batched.
+
+    Args:
+        table: already split.
+        preprocess: the model's pixels.
+        augment: random changes of training images.
+        batch_size: of all processes together.
+        workers: processes that prepare images.
+        seed: of order and augmentation.
+        balanced: whether training shows every class alike.
+        process: which of several processes this is, and of how many; each has its share of every batch.
+    """
 
     def __init__(
-        self, table: ImageTable, preprocess: Preprocess, augment: Augment, *, batch_size: int, workers: int, seed: int
+        self,
+        table: ImageTable,
+        preprocess: Preprocess,
+        augment: Augment,
+        *,
+        batch_size: int,
+        workers: int,
+        seed: int,
+        balanced: bool = False,
+        process: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__()
         self.train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
         self.val = EvaluationImages(table.of_split("val"), preprocess)
-        self.batch_size, self.workers, self.seed = batch_size, workers, seed
+        self.batch_size, self.workers, self.seed, self.balanced = batch_size, workers, seed, balanced
+        self.process = process
 
     def train_dataloader(self) -> DataLoader[Any]:
-        sampler = EpochSampler(len(self.train), self.seed)
-        # A last batch of one image is noise; drop the remainder, unless there is nothing else.
-        return self._loader(self.train, sampler=sampler, drop_last=len(self.train) >= self.batch_size)
+        return self._loader(self.train, batch_sampler=self._batches())
+
+    def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
+        """The images of this process's share of a training batch, below the data's folder."""
+        batches = self._batches()
+        batches.sampler.set_epoch(epoch)
+        return [self.train.table.paths[key[1]] for key in next(islice(batches, batch, None))]
+
+    def part(self, images: int) -> float:
+        """How much of a whole training batch so many images are."""
+        return images / min(self.batch_size, len(self.train))
+
+    def _batches(self) -> BatchSampler:
+        labels = self.train.table.labels if self.balanced else None
+        return BatchSampler(EpochSampler(len(self.train), self.seed, labels), self.batch_size, self.process)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.val)
+        rank, size = self.process
+        own = list(range(rank, len(self.val), size)) or [0][: len(self.val)]  # none may stay idle while others meet
+        return self._loader(self.val, sampler=own, batch_size=self.batch_size)
+
+    def put_together(self, shares: Sequence[Tensor]) -> Tensor:
+        """What the processes computed for the validation images, by rank, in the order of the images, each once."""
+        whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
+        for rank, share in enumerate(shares):
+            own = range(rank, len(self.val), self.process[1])
+            whole[rank :: self.process[1]] = share[: len(own)]
+        return whole
 
     def _loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
         return DataLoader(
             images,
-            batch_size=self.batch_size,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
             **options,

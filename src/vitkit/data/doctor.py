@@ -66,7 +66,7 @@ class Diagnosis:
                     "leak": own.is_leak,
                     "conflict": own.is_conflict,
                     "images": [
-                        {"path": table.paths[i], "class": table.classes[table.labels[i]], "split": table.splits[i]}
+                        {"path": table.paths[i], "class": table.name_of(i), "split": table.splits[i]}
                         for i in own.images
                     ],
                 }
@@ -104,6 +104,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: P
         *findings.of_files(table, unreadable),
         *findings.of_copies(readable, copies),
         *findings.of_likeness(could_tell=could_tell, opposite=opposite),
+        *findings.of_sets(readable),
         *findings.of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
         *findings.of_splits(readable),
         *findings.of_pictures(readable, facts),
@@ -127,7 +128,8 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
     if len(set(readable.labels)) < 2:
         first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
         found = f"{len(unreadable)} of {len(table)} images are unreadable"
-        raise VitkitError(f"{table.name}: fewer than two classes are left; {found}{first}")
+        left = "all images left have the same classes" if table.is_multi else "fewer than two classes are left"
+        raise VitkitError(f"{table.name}: {left}; {found}{first}")
     return readable.compact()
 
 

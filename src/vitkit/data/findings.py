@@ -72,9 +72,8 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     conflicts, leaks = [own for own in copies if own.is_conflict], [own for own in copies if own.is_leak]
     if conflicts:
         shown = _list([_pair(table, own, table.labels) for own in conflicts], "; ", 3)
-        yield Finding(
-            "problem", f"{_pictures(conflicts)} in more than one class, and one label at most is right: {shown}"
-        )
+        what = "there with different classes" if table.is_multi else "in more than one class"
+        yield Finding("problem", f"{_pictures(conflicts)} {what}, and one label at most is right: {shown}")
     if leaks:
         held_out = Counter(str(table.splits[i]) for own in leaks for i in own.images if table.splits[i] != "train")
         counts = " and ".join(_plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
@@ -101,6 +100,14 @@ def of_likeness(*, could_tell: bool, opposite: int) -> Iterator[Finding]:
         yield Finding("note", f"{were} of one in another class; where left and right matter, train with --no-hflip")
 
 
+def of_sets(table: ImageTable) -> Iterator[Finding]:
+    """That images may have several classes, which a `;` alone may have decided."""
+    if table.is_multi:
+        sizes = [len(table.classes_of(i)) for i in range(len(table))]
+        counts = f"{sum(size > 1 for size in sizes)} of {len(sizes)} have several, {sizes.count(0)} none"
+        yield Finding("note", f"multi-label: an image may have several classes, joined by ';', or none; {counts}")
+
+
 def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
     """Classes without images, with few, or with far fewer than others."""
     if gone := sorted({*lost, *table.empty}):
@@ -118,9 +125,9 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
 
 def of_splits(table: ImageTable) -> Iterator[Finding]:
     """Classes that a split has no image of."""
-    have = {name: Counter(table.of_split(name).labels) for name in SPLITS if name in table.splits}
-    for label, (name, count) in enumerate(table.counts().items()):
-        missing = [split for split, labels in have.items() if not labels[label]]
+    have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    for name, count in table.counts().items():
+        missing = [split for split, counts in have.items() if not counts[name]]
         if missing:
             lesson = ", so the model cannot learn it" if "train" in missing else ""
             images = _plural(count, "image", "images")

@@ -27,10 +27,11 @@ SUFFIXES = frozenset(
 )
 _COLUMNS = {  # of a CSV file, by what people call them
     **dict.fromkeys(("path", "file", "filename", "image"), "path"),
-    **dict.fromkeys(("label", "class"), "label"),
+    **dict.fromkeys(("label", "class", "labels"), "label"),
     "split": "split",
 }
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
+JOINT = ";"  # between the classes of an image
 SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -41,11 +42,13 @@ class ImageTable:
     Attributes:
         name: what the user called it.
         root: the folder that `paths` are relative to.
-        classes: names; a label is an index into them.
+        classes: names; a label is an index into them, or into `sets`.
         paths, labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
         ignored: count of files and folders passed over, by reason.
         empty: class folders without an image, which are no classes.
         folders: where the photographs lie; nothing may be written below.
+        sets: of a multi-label table, the sets of classes that images have, each sorted; a label is an index into
+            them. Empty where every image has one class.
     """
 
     name: str
@@ -57,6 +60,7 @@ class ImageTable:
     ignored: dict[str, int] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
+    sets: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -69,9 +73,30 @@ class ImageTable:
         """Whether the path is below a folder of the photographs."""
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
+    @property
+    def is_multi(self) -> bool:
+        """Whether an image may have several classes, or none."""
+        return bool(self.sets)
+
+    def classes_of(self, index: int) -> tuple[int, ...]:
+        """The numbers of an image's classes: one, unless the table is multi-label."""
+        return self.sets[self.labels[index]] if self.sets else (self.labels[index],)
+
+    def name_of(self, index: int) -> str:
+        """The names of an image's classes, joined by `;`."""
+        return JOINT.join(self.classes[label] for label in self.classes_of(index))
+
+    def target(self, index: int) -> list[float]:
+        """(K,) 1 for each class that an image has, else 0."""
+        return _indicator(self.classes_of(index), len(self.classes))
+
+    def set_targets(self) -> list[list[float]]:
+        """(S, K) the target of each of `sets`, so that an image's is the row of its label."""
+        return [_indicator(own, len(self.classes)) for own in self.sets]
+
     def counts(self) -> dict[str, int]:
-        """Images per class."""
-        count = Counter(self.labels)
+        """Images per class; one of several classes counts in each."""
+        count = Counter(label for i in range(len(self)) for label in self.classes_of(i))
         return {name: count[label] for label, name in enumerate(self.classes)}
 
     def take(self, indices: list[int]) -> ImageTable:
@@ -84,25 +109,38 @@ class ImageTable:
         )
 
     def compact(self) -> ImageTable:
-        """The same rows, without the classes that no row has."""
-        present = sorted(set(self.labels))
+        """The same rows, without the classes (and sets of them) that no row has."""
+        present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
         new = {label: i for i, label in enumerate(present)}
-        return replace(
-            self,
-            classes=tuple(self.classes[label] for label in present),
-            labels=tuple(new[label] for label in self.labels),
-        )
+        own = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
+        sets, labels = number_sets(own) if self.sets else ((), tuple(only for (only,) in own))
+        return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
 
     def of_split(self, split: str) -> ImageTable:
         """The rows of one split."""
         return self.take([i for i, own in enumerate(self.splits) if own == split])
 
 
+def number_sets(own: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The sets that occur, in order, and the number of each image's."""
+    sets = tuple(sorted(set(own)))
+    number = {each: i for i, each in enumerate(sets)}
+    return sets, tuple(number[each] for each in own)
+
+
+def _indicator(labels: tuple[int, ...], classes: int) -> list[float]:
+    target = [0.0] * classes
+    for label in labels:
+        target[label] = 1.0
+    return target
+
+
 def read_source(data: str | Path, progress: named.Progress | None = None) -> ImageTable:
     """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
 
     A folder holds `class/image`, or `train/class/image` beside `val` and `test`. A CSV file has the columns path (as
-    seen from its own folder), label and, if wanted, split.
+    seen from its own folder), label and, if wanted, split. Where a label joins names by `;`, or its column is `labels`,
+    it is multi-label: `cat;dog` is an image with two classes, and an empty label one with none of them.
 
     Args:
         data: the folder, file or name.
@@ -123,7 +161,7 @@ def read_source(data: str | Path, progress: named.Progress | None = None) -> Ima
         table = _read_csv(str(data), root)
     else:
         raise VitkitError(f"{data} is a file; expected a folder with one sub-folder of images per class, or a CSV")
-    if len(table.classes) == 1:
+    if len(table.classes) == 1 and not table.is_multi:
         raise VitkitError(f"{data} has a single class, {table.classes[0]!r}; a classifier needs at least two")
     return table
 
@@ -192,19 +230,19 @@ def _read_csv(name: str, file: Path) -> ImageTable:
         with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
             header = text.readline()
             delimiter = max(",;\t", key=header.count)
-            columns = [
-                _COLUMNS.get(title.strip().lower(), title)
-                for title in next(csv.reader([header], delimiter=delimiter), [])
-            ]
+            titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter), [])]
+            columns = [_COLUMNS.get(title.lower(), title) for title in titles]
+            is_multi = "labels" in map(str.lower, titles)
             if not {"path", "label"} <= set(columns) or len(set(columns)) < len(columns):
                 raise VitkitError(
                     f"{name} needs the columns path and label (and may have split); it has: {header.strip()}"
                 )
-            rows = [
-                _csv_row(name, line, dict(zip(columns, cells, strict=False)))
-                for line, cells in enumerate(csv.reader(text, delimiter=delimiter), start=2)
-                if any(cells)
-            ]
+            lines = [own for own in enumerate(csv.reader(text, delimiter=delimiter), start=2) if any(own[1])]
+            if is_multi or delimiter == JOINT:
+                _check_width(name, columns, lines)
+            cells = [(line, dict(zip(columns, own, strict=False))) for line, own in lines]
+            is_multi = is_multi or any(len(_names(own.get("label", ""))) > 1 for _, own in cells)
+            rows = [_csv_row(name, line, own, may_be_empty=is_multi) for line, own in cells]
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
     if not rows:
@@ -212,14 +250,44 @@ def _read_csv(name: str, file: Path) -> ImageTable:
     without = sum(row[2] is None for row in rows)
     if 0 < without < len(rows):
         raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
-    table = _to_table(name, file.parent, rows)
+    table = _to_multi_table(name, file.parent, rows) if is_multi else _to_table(name, file.parent, rows)
     parents = {table.file(i).parent for i in range(len(table))}
     return replace(table, folders=tuple({parent.resolve() for parent in parents}))
 
 
-def _csv_row(name: str, line: int, cells: dict[str, str]) -> _Row:
+def _to_multi_table(name: str, root: Path, rows: Sequence[_Row]) -> ImageTable:
+    own = [sorted(_names(row[1])) for row in rows]
+    classes = tuple(sorted({label for labels in own for label in labels}))
+    if not classes:
+        raise VitkitError(f"{name} names no classes: every label is empty")
+    index = {label: i for i, label in enumerate(classes)}
+    sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
+    return ImageTable(
+        name=name,
+        root=root.resolve(),
+        classes=classes,
+        paths=tuple(row[0] for row in rows),
+        labels=labels,
+        splits=tuple(row[2] for row in rows),
+        sets=sets,
+    )
+
+
+def _names(text: str) -> set[str]:
+    return {name.strip() for name in text.split(JOINT)} - {""}
+
+
+def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
+    """Refuse rows with more cells than the header: they are classes that would be lost."""
+    for line, cells in lines:
+        if any(cells[len(columns) :]):
+            wide = f"{len(cells)} cells for {len(columns)} columns"
+            raise VitkitError(f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"')
+
+
+def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> _Row:
     path, label, split = (cells.get(column, "").strip() for column in ("path", "label", "split"))
-    if not path or not label:
+    if not path or not (label or may_be_empty):
         raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
     if "\0" in path:
         raise VitkitError(f"{name}, line {line}: no path has a null byte: {path!r}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.duplicates import Forest
-from vitkit.data.source import ImageTable
+from vitkit.data.source import JOINT, ImageTable
 from vitkit.errors import VitkitError
 
 SPLITS = ("train", "val", "test")
@@ -24,7 +24,8 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequ
     """Give every image a split, the same for the same seed.
 
     Images that come already split stay where they are; without a val folder its share is taken from training.
-    A class too small for all three gives to train first, then test, then val.
+    A class too small for all three gives to train first, then test, then val. Images of several classes are dealt by
+    iterative stratification (Sechidis et al. 2011).
 
     Args:
         table: the images.
@@ -46,6 +47,11 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequ
         shares = np.array([shares[0], 0.0 if "test" in given else shares[1]])
     rng = np.random.default_rng(seed)
     members = _members(groups or range(len(table)), [i for i, own in enumerate(splits) if own in (None, "train")])
+    if table.is_multi:
+        for images, name in _deal_sets(table, members, shares, rng):
+            for i in images:
+                splits[i] = name
+        return replace(table, splits=tuple(splits))
     for label in range(len(table.classes)):
         own = [images for images in members if table.labels[images[0]] == label]
         rng.shuffle(own)
@@ -63,11 +69,19 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
         VitkitError: there are fewer than two folds, or no class has enough images (or groups) for as many.
     """
     members = _members(groups or range(len(table)), range(len(table)))
-    largest = max(Counter(table.labels[images[0]] for images in members).values())
+    counts = [_classes_in(table, images) for images in members]
+    largest = max(Counter(label for own in counts for label in own).values())
     if not 2 <= folds <= largest:
         raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
+    if table.is_multi:
+        whole = sum(counts, Counter({_ALL: len(table)}))
+        wants = [{label: whole[label] / folds for label in whole} for _ in range(folds)]
+        for images, part in zip(members, _stratify(members, counts, wants, rng), strict=True):
+            for i in images:
+                fold_of[i] = part
+        return fold_of
     total = np.zeros(folds)
     for label in range(len(table.classes)):
         own = [images for images in members if table.labels[images[0]] == label]
@@ -80,6 +94,70 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
             for i in images:
                 fold_of[i] = smallest
     return fold_of
+
+
+_ALL, _NONE = -2, -1  # what is counted beside the classes: every image, and those without a class
+
+
+def _classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
+    """How many of the images have each class; those of none count as a class of their own."""
+    return Counter(label for i in images for label in (table.classes_of(i) or (_NONE,)))
+
+
+def _deal_sets(
+    table: ImageTable, members: Sequence[Sequence[int]], shares: np.ndarray, rng: np.random.Generator
+) -> Iterator[tuple[Sequence[int], str]]:
+    """A split for each group of images that may have several classes; every class has an image in train."""
+    counts = [_classes_in(table, images) for images in members]
+    wants: list[dict[int, float]] = [{}, {}, {}]
+    for label, images in sum(counts, Counter({_ALL: sum(map(len, members))})).items():
+        val, test = _sizes(images, shares)
+        for want, size in zip(wants, (images - val - test, val, test), strict=True):
+            want[label] = size
+    parts = _stratify(members, counts, wants, rng)
+    learned = {label for own, part in zip(counts, parts, strict=True) if part == 0 for label in own}
+    for i in sorted(range(len(members)), key=lambda i: len(members[i])):
+        if not learned.issuperset(counts[i]):
+            parts[i] = 0
+            learned.update(counts[i])
+    for group, part in zip(members, parts, strict=True):
+        yield group, SPLITS[part]
+
+
+def _stratify(
+    members: Sequence[Sequence[int]],
+    counts: Sequence[Counter[int]],
+    wants: Sequence[dict[int, float]],
+    rng: np.random.Generator,
+) -> list[int]:
+    """A part for each group: iterative stratification (Sechidis et al. 2011, algorithm 1).
+
+    The class with the fewest groups left is dealt first, each of its groups to the part that lacks most of it, since
+    little can be made good for it later.
+
+    Args:
+        members: the groups' images.
+        counts: how many images of each class a group has.
+        wants: how many images of each class, and in all (`_ALL`), a part should get.
+        rng: decides between groups that are alike.
+    """
+    lacking = [dict(want) for want in wants]
+    holders: dict[int, list[int]] = {}
+    for i in sorted(rng.permutation(len(members)).tolist(), key=lambda i: -len(members[i])):
+        for label in counts[i]:
+            holders.setdefault(label, []).append(i)
+    left = {label: len(own) for label, own in holders.items()}
+    parts = [-1] * len(members)
+    while left:
+        rarest = min(left, key=lambda label: (left[label], label))
+        for i in (i for i in holders[rarest] if parts[i] < 0):
+            parts[i] = max(range(len(lacking)), key=lambda k: (lacking[k][rarest], lacking[k][_ALL]))
+            for label, images in counts[i].items():
+                lacking[parts[i]][label] -= images
+                left[label] -= 1
+            lacking[parts[i]][_ALL] -= len(members[i])
+        left = {label: groups for label, groups in left.items() if groups}
+    return parts
 
 
 def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
@@ -140,10 +218,14 @@ def _deal(sizes: Sequence[int], val: int, test: int) -> list[str]:
 
 
 def _sizes(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """How many of a class's images go to val and to test: at least one each where the class can spare it."""
+    """How many of a class's images go to val and to test: at least one each where the class can spare it.
+
+    The numbers are rounded, but where there is no test part that of val is cut, as in the common split into two.
+    """
     spare = images - 1
     test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
-    val = min(spare - test, max(round(images * shares[0]), 1)) if shares[0] else 0
+    whole = round(images * shares[0]) if shares[1] else int(images * shares[0] + 1e-9)
+    val = min(spare - test, max(whole, 1)) if shares[0] else 0
     return max(val, 0), max(test, 0)
 
 
@@ -159,22 +241,27 @@ def take_stratified(table: ImageTable, limit: int, seed: int) -> ImageTable:
     ranked = sorted(((depth + 0.5) / len(own), i) for own in groups.values() for depth, i in enumerate(own))
     first: dict[int, int] = {}
     for _, i in ranked:
-        first.setdefault(table.labels[i], i)
+        for label in table.classes_of(i):
+            first.setdefault(label, i)
     of_each_class = set(first.values())
-    of_each_group = {own[0] for own in groups.values()} - of_each_class
+    of_each_group = {own[0] for own in groups.values() if not table.is_multi} - of_each_class
     kept = sorted(ranked, key=lambda row: (row[1] not in of_each_class, row[1] not in of_each_group, *row))
     return table.take(sorted(i for _, i in kept[:limit]))
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:
-    """Plain JSON types: root, classes, and the paths of each class of each split, with a hash over all of them."""
+    """Plain JSON types: root, classes, and the paths of each class of each split, with a hash over all of them.
+
+    In a multi-label table the paths are those of each set of classes, whose names are joined by `;`.
+    """
+    names = [JOINT.join(table.classes[k] for k in own) for own in table.sets] or table.classes
     splits: dict[str, dict[str, list[str]]] = {
-        name: {cls: [] for cls in table.classes} for name in SPLITS if name in table.splits
+        name: {cls: [] for cls in names} for name in SPLITS if name in table.splits
     }
     for path, label, own in zip(table.paths, table.labels, table.splits, strict=True):
         if own is not None:
-            splits[own][table.classes[label]].append(path)
-    content = {"classes": list(table.classes), "splits": splits}
+            splits[own][names[label]].append(path)
+    content = {"classes": list(table.classes), **({"task": "multi"} if table.is_multi else {}), "splits": splits}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {"data": table.name, "root": str(table.root), "hash": digest, **content}
 
@@ -187,10 +274,11 @@ def split_from_file(path: Path) -> ImageTable:
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
+        names, sets = _stored_sets(stored) if stored.get("task") == "multi" else (stored["classes"], ())
         rows = [
             (image, label, name)
             for name, by_class in stored["splits"].items()
-            for label, cls in enumerate(stored["classes"])
+            for label, cls in enumerate(names)
             for image in by_class[cls]
         ]
         table = ImageTable(
@@ -200,6 +288,7 @@ def split_from_file(path: Path) -> ImageTable:
             paths=tuple(row[0] for row in rows),
             labels=tuple(row[1] for row in rows),
             splits=tuple(row[2] for row in rows),
+            sets=sets,
         )
         if split_to_dict(table)["hash"] != stored["hash"]:
             raise ValueError("its hash does not match its content")
@@ -208,3 +297,10 @@ def split_from_file(path: Path) -> ImageTable:
     except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     return table
+
+
+def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
+    """The keys of a multi-label split.json, and the set of classes that each stands for."""
+    number = {name: i for i, name in enumerate(stored["classes"])}
+    names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
+    return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)

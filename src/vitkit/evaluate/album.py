@@ -47,7 +47,7 @@ class Album:
         photograph.thumbnail((LONG_SIDE, LONG_SIDE))
         target = self.place(row.path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        figure = classified(photograph, row.name, row.confidence, is_rejected=row.is_rejected)
+        figure = classified(photograph, row.name or "none", row.confidence, is_rejected=row.is_rejected)
         try:
             save_figure(figure, target)
         except OSError as error:

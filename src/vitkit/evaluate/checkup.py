@@ -89,7 +89,7 @@ def _row(images: ImageTable, own: Copies) -> str:
 
 
 def _cell(images: ImageTable, index: int) -> str:
-    name = images.classes[images.labels[index]]
+    name = images.name_of(index) or "none"
     where = name if images.splits[index] is None else f"{images.splits[index]}: {name}"
     try:
         picture = decode(images.file(index), _THUMBNAIL)

@@ -13,6 +13,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.evaluate.calibration import Reliability
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Evaluation:
         labels: true class of each image, (n,).
         probabilities: (n, K), rows sum to 1.
         unreadable: reason of each image that was left out.
+        temperature: of the classifier; it is in the probabilities.
     """
 
     split: str
@@ -34,6 +36,7 @@ class Evaluation:
     labels: npt.NDArray[np.int64]
     probabilities: npt.NDArray[np.float32]
     unreadable: dict[str, str] = field(default_factory=dict)
+    temperature: float = 1.0
 
     @property
     def predicted(self) -> npt.NDArray[np.int64]:
@@ -56,6 +59,47 @@ class Evaluation:
         """Mean negative log-likelihood of the true class, in nats."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels]
         return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 over the classes that occur."""
+        return float(np.mean([row["f1"] for row in self.per_class().values() if row["support"]]))
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: how far confidence is from accuracy, over bins of confidence (calibration.py)."""
+        return Reliability.of(self.probabilities, self.labels).ece
+
+    @property
+    def brier(self) -> float:
+        """Mean squared distance of the probabilities from the truth, 0 to 2 (Brier 1950)."""
+        true = self.probabilities[np.arange(len(self.labels)), self.labels].astype(np.float64)
+        squares = (self.probabilities.astype(np.float64) ** 2).sum(axis=1)
+        return float((squares - 2 * true + 1).mean())
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Classes of the model that no image has."""
+        return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
+
+    def confused(self, most: int) -> list[tuple[str, str, int, float]]:
+        """The most frequent mistakes: true class, predicted class, images, their part of the true class."""
+        matrix = self.confusion()
+        images = matrix.sum(axis=1)
+        np.fill_diagonal(matrix, 0)
+        order = np.argsort(-matrix, axis=None, kind="stable")[:most]
+        pairs = [(int(i) // len(matrix), int(i) % len(matrix)) for i in order]
+        return [
+            (self.classes[i], self.classes[j], int(matrix[i, j]), float(matrix[i, j] / images[i]))
+            for i, j in pairs
+            if matrix[i, j]
+        ]
+
+    def mistakes(self, most: int) -> list[int]:
+        """Images that are wrong, the most confident mistake first."""
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        order = np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")[:most]
+        return [int(i) for i in wrong[order]]
 
     def top(self, k: int) -> float:
         """Part of the images whose true class is among the k most probable."""
@@ -86,7 +130,10 @@ class Evaluation:
         numbers: dict[str, Any] = {
             "accuracy": self.accuracy,
             "balanced_accuracy": self.balanced_accuracy,
+            "macro_f1": self.macro_f1,
             "loss": self.loss,
+            "ece": self.ece,
+            "brier": self.brier,
         }
         if len(self.classes) > 5:
             numbers["top5_accuracy"] = self.top(5)
@@ -106,6 +153,12 @@ def evaluate(
     Raises:
         VitkitError: the split has no readable image, or images of a class that the classifier does not know.
     """
+    if classifier.task == "multi":
+        from vitkit.evaluate import multilabel
+
+        return multilabel.evaluate(classifier, table, split, progress)
+    if table.is_multi:
+        raise VitkitError(f"{table.name} has images of several classes or none, and the model says one of each image")
     rows = table if split == "all" else table.of_split(split)
     label_of = _align(rows, classifier)
     paths, labels, outcomes, unreadable = [], [], [], {}
@@ -122,7 +175,8 @@ def evaluate(
     if not paths:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
-    return Evaluation(split, classifier.classes, tuple(paths), np.array(labels), np.stack(outcomes), unreadable)
+    truth, found = np.array(labels), np.stack(outcomes)
+    return Evaluation(split, classifier.classes, tuple(paths), truth, found, unreadable, classifier.temperature)
 
 
 def _align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:

@@ -7,18 +7,23 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
+from vitkit.evaluate.calibration import Reliability
 from vitkit.files import replacing
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
+_CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 _DPI = 110
 
 
@@ -99,6 +104,128 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
     return figure
 
 
+def reliability(states: Mapping[str, Reliability]) -> Figure:
+    """Accuracy by confidence, a column for each state, above how many images there are of each confidence."""
+    figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
+    axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
+    for (name, own), (upper, lower) in zip(states.items(), axes.T, strict=True):
+        edges = np.linspace(0, 1, len(own.counts) + 1)
+        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(own.counts)
+        there = own.counts > 0
+        upper.bar(middles[there], own.accuracy[there], width, color=BLUE, label="accuracy")
+        upper.plot(own.confidence[there], own.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence")
+        upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
+        upper.set(title=f"{name}: ECE {own.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+        upper.legend(frameon=False, fontsize=8, loc="upper left")
+        lower.bar(middles, own.counts, width, color=GREY)
+        lower.set(xlabel="confidence", ylabel="images")
+        lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        for axis in (upper, lower):
+            axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+_STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
+_MOST_LINES, _WORST = 12, 5
+
+
+def ranking(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], classes: Sequence[str]) -> Figure:
+    """ROC and precision-recall curves, each class against the rest.
+
+    Of more than 12 classes only the five of the lowest average precision have a line, beside the mean of all.
+
+    Args:
+        labels: (n,) true classes.
+        probabilities: (n, K).
+        classes: their K names.
+    """
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    roc, recall = figure.subplots(1, 2)
+    own = [i for i in range(len(classes)) if 0 < (labels == i).sum() < len(labels)]
+    precisions = {i: float(average_precision_score(labels == i, probabilities[:, i])) for i in own}
+    shown = own if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
+    for i, (colour, line) in zip(shown, _STYLES, strict=False):
+        area = float(roc_auc_score(labels == i, probabilities[:, i]))
+        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
+        roc.plot(
+            *roc_curve(labels == i, probabilities[:, i])[:2], label=f"{_in_legend(classes[i])} {area:.3f}", **style
+        )
+        precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
+        label = f"{_in_legend(classes[i])} {precisions[i]:.3f}"
+        recall.plot(found, precision, label=label, drawstyle="steps-post", **style)
+    if len(own) > len(shown):
+        _draw_means(roc, recall, labels, probabilities, own)
+    roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+    roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
+    recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
+    for axis in (roc, recall):
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        axis.grid(alpha=0.25)
+        if own:  # images of one class alone have no curve
+            axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return figure
+
+
+def _draw_means(
+    roc: Axes, recall: Axes, labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], own: Sequence[int]
+) -> None:
+    """The mean curve over the classes `own`."""
+    grid = np.linspace(0, 1, 201)
+    heights, precisions = np.zeros(201), np.zeros(201)
+    for i in own:
+        false, true, _ = roc_curve(labels == i, probabilities[:, i])
+        heights += np.interp(grid, false, true) / len(own)
+        precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
+        highest = np.maximum.accumulate(precision)  # at this recall or a higher one
+        precisions += np.interp(grid, found[::-1], highest[::-1]) / len(own)
+    label = f"mean of {len(own)} classes"
+    roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
+    recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
+
+
+_MARKERS = "osD^vP*X<>phd"
+_NAMED = 30  # classes whose name is in the picture
+
+
+def embedding(
+    points: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.int64],
+    is_right: npt.NDArray[np.bool_],
+    classes: Sequence[str],
+) -> Figure:
+    """Images as points, each class in a colour and a marker of its own; those that were mistaken have a black edge.
+
+    Up to 12 classes have a legend; of more, the largest ones have their names among the points.
+
+    Args:
+        points: (n, 2).
+        labels: (n,) true classes.
+        is_right: (n,).
+        classes: names.
+    """
+    own, counts = np.unique(labels, return_counts=True)
+    has_legend = len(own) <= _MOST_LINES
+    figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
+    axis = figure.subplots()
+    for number, label in enumerate(own.tolist()):
+        colour, marker = _CYCLE[number % len(_CYCLE)], _MARKERS[number % len(_MARKERS)]
+        for mask, edge, width in ((is_right, "none", 0.0), (~is_right, "black", 0.9)):
+            x, y = points[(labels == label) & mask].T
+            axis.scatter(x, y, s=34, c=colour, marker=marker, edgecolors=edge, linewidths=width, alpha=0.9)
+        axis.scatter([], [], s=30, c=colour, marker=marker, label=_in_legend(classes[label]))
+    axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
+    if has_legend:
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    else:
+        outline = [withStroke(linewidth=2.5, foreground="white")]
+        for label in own[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
+            x, y = np.median(points[labels == label], axis=0)
+            name = _shorten(classes[label], 16)
+            axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
+    axis.set(xticks=[], yticks=[], title="Images that the model sees alike lie together (t-SNE); black edge: mistaken")
+    return figure
+
+
 def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
     """Pictures in rows of eight with their titles."""
     columns = min(8, len(pictures))
@@ -142,6 +269,11 @@ def _shorten(name: str, most: int = 22) -> str:
     name = name.encode(errors="replace").decode()  # a folder's name may not be UTF-8
     text = name if len(name) <= most else name[: most - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
+
+
+def _in_legend(name: str) -> str:
+    """Legends leave out what begins with an underscore: a thin space goes before it."""
+    return f"\N{THIN SPACE}{_shorten(name)}" if name.startswith("_") else _shorten(name)
 
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:

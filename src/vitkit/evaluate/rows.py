@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
+from vitkit.data.source import JOINT
+
 if TYPE_CHECKING:
     from vitkit.classifier import Prediction
 
@@ -24,7 +26,8 @@ class Row(NamedTuple):
 
     Attributes:
         path: as it was given.
-        name: the most probable class, trusted or not; None when the image could not be read.
+        name: the most probable class, trusted or not; None when the image could not be read. Of a multi-label model
+            the classes it names, joined by `;`, or "".
         confidence: its probability.
         is_rejected: it was not trusted.
     """
@@ -42,10 +45,17 @@ class Columns:
     Attributes:
         top: how many classes it names, the most probable first.
         reject: below this confidence the label is withheld; None: no label is.
+        multi: the model is multi-label: its label is not the first of the most probable classes.
     """
 
     top: int = 1
     reject: float | None = None
+    multi: bool = False
+
+    @property
+    def ranks(self) -> range:
+        """Of the classes that have columns of their own beside the label."""
+        return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
 
     def row(self, prediction: Prediction) -> Row:
         """What becomes of a prediction."""
@@ -89,15 +99,17 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Csv:
-    """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`."""
+    """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`.
+
+    Of a multi-label model the further columns begin with `label_1`, and a rejected label without a class is `;`.
+    """
 
     columns: Columns
 
     @property
     def names(self) -> list[str]:
         rejected = ["rejected"] if self.columns.reject is not None else []
-        ranks = range(2, self.columns.top + 1)
-        further = [f"{name}_{rank}" for rank in ranks for name in ("label", "confidence")]
+        further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
         return ["path", "label", "confidence", "error", *rejected, *further]
 
     @property
@@ -110,12 +122,13 @@ class Csv:
 
     def encode(self, prediction: Prediction) -> str:
         row = self.columns.row(prediction)
-        cells = {"path": row.path, "error": prediction.error}
+        cells = {"path": row.path, "error": prediction.error, "label": row.name}
+        if row.confidence is not None:
+            cells["confidence"] = f"{row.confidence:.6f}"
         for rank, (name, confidence) in enumerate(prediction.ranking[: self.columns.top], 1):
-            suffix = f"_{rank}" if rank > 1 else ""
-            cells |= {f"label{suffix}": name, f"confidence{suffix}": f"{confidence:.6f}"}
+            cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
         if row.is_rejected:
-            cells |= {"label": None, "rejected": row.name}
+            cells |= {"label": None, "rejected": row.name or JOINT}
         return _csv_record([cells.get(name) for name in self.names])
 
     def decode(self, record: str) -> Row:
@@ -123,6 +136,8 @@ class Csv:
         if not cells["confidence"]:
             return Row(cells["path"])
         rejected = cells.get("rejected")
+        if rejected == JOINT and self.columns.multi:
+            return Row(cells["path"], "", float(cells["confidence"]), is_rejected=True)
         return Row(cells["path"], rejected or cells["label"], float(cells["confidence"]), bool(rejected))
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
@@ -162,7 +177,8 @@ class JsonLines:
         if "top" in row and len(row["top"]) != self.columns.top:
             raise ValueError("another number of classes")
         rejected = row.get("rejected")
-        return Row(row["path"], rejected or row["label"], row["confidence"], rejected is not None)
+        name = row["label"] if rejected is None else rejected
+        return Row(row["path"], name, row["confidence"], rejected is not None)
 
     def _keys(self, *, is_readable: bool) -> set[str]:
         keys = {"path", "label", "confidence"}

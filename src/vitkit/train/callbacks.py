@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,22 @@ from lightning.pytorch.callbacks import Checkpoint
 from vitkit.classifier import Classifier
 from vitkit.errors import Interrupted
 from vitkit.files import replacing, write_text
+from vitkit.model import VisionTransformer
+from vitkit.train.lora import merged
+from vitkit.train.optim import swa_start
 from vitkit.train.recipe import Recipe
 from vitkit.train.task import ClassificationTask
+from vitkit.train.team import ALONE, Team
 
-COLUMNS = ("epoch", "step", "train_loss", "val_loss", "val_acc", "lr", "seconds")
+COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds")
 LAST = Path("checkpoints", "last.ckpt")
 
 
 class StopOnSignal(Callback):
     """Ctrl-C or SIGTERM ends the run after the current step; a second Ctrl-C at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, team: Team = ALONE) -> None:
+        self.team = team
         self._received: int | None = None
         self._previous: dict[int, Any] = {}
 
@@ -47,15 +54,16 @@ class StopOnSignal(Callback):
             raise KeyboardInterrupt
         self._received = number
 
-    def _stop_if_asked(self) -> None:
-        if self._received is not None:
-            raise Interrupted(self._received)
-
     def on_train_batch_end(self, *args: Any) -> None:
-        self._stop_if_asked()
+        """All processes stop after the same step."""
+        received = max(self.team.gather(self._received or 0))
+        if received:
+            raise Interrupted(received)
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        self._stop_if_asked()
+        """Alone; several processes have not as many batches each, and meet again in the next step."""
+        if self._received is not None and self.team.size == 1:
+            raise Interrupted(self._received)
 
 
 class RunWriter(Checkpoint):
@@ -67,8 +75,10 @@ class RunWriter(Checkpoint):
 
     _STATE = ("best", "last_rise", "has_kept", "finished")
 
-    def __init__(self, folder: Path, classifier: Classifier, recipe: Recipe, say: Callable[[str], None]) -> None:
-        self.folder, self.classifier, self.recipe, self.say = folder, classifier, recipe, say
+    def __init__(
+        self, folder: Path, classifier: Classifier, recipe: Recipe, say: Callable[[str], None], team: Team = ALONE
+    ) -> None:
+        self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
         self.best: float | None = None
         self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here
         self.has_kept = False
@@ -83,6 +93,8 @@ class RunWriter(Checkpoint):
             setattr(self, name, state_dict[name])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.team.is_first:
+            return
         truncate_metrics(self.folder / "metrics.csv", trainer.current_epoch)
         with suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
@@ -98,10 +110,14 @@ class RunWriter(Checkpoint):
         assert isinstance(pl_module, ClassificationTask)
         epoch, metrics = trainer.current_epoch, dict(pl_module.metrics)
         row = {"epoch": epoch, "step": trainer.global_step, **metrics, "seconds": round(pl_module.elapsed, 1)}
-        append_metrics(self.folder / "metrics.csv", row)
+        if self.team.is_first:
+            append_metrics(self.folder / "metrics.csv", row)
         self._log_scalars(epoch, metrics)
-        is_best = self._note_best(epoch, metrics.get(self.recipe.monitor))
-        self._keep_model(epoch, metrics, is_best)
+        if epoch == swa_start(self.recipe):  # from here on the average is the model, better or not
+            self.best = None
+        is_best = not pl_module.went_back and self._note_best(epoch, metrics)
+        if not pl_module.went_back:
+            self._keep_model(epoch, pl_module.kept, metrics, is_best)
         is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
         self.finished = is_stale or trainer.should_stop
         save_checkpoint(trainer, self.folder / LAST)
@@ -114,27 +130,41 @@ class RunWriter(Checkpoint):
         if self._board is not None:
             self._board.close()
 
-    def _note_best(self, epoch: int, value: float | None) -> bool:
-        """Whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more; NaN is never best.
+    def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
+        """Whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more.
 
-        Without a val split there is no value, and every epoch is kept.
+        Without a val split there is no value, and every epoch is kept. A loss that is not finite is never best.
         """
+        value = metrics.get(self.recipe.monitor)
         if value is None:
             self.last_rise = epoch
             return True
+        if not math.isfinite(metrics.get("val_loss", value)):
+            return False
         sign = -1.0 if self.recipe.monitor == "val_loss" else 1.0
-        if self.best is None or math.isnan(self.best) or sign * value > sign * self.best:
+        if self.best is None or sign * value > sign * self.best:
             self.best, self.last_rise = value, epoch
             return True
         return value == self.best
 
-    def _keep_model(self, epoch: int, metrics: dict[str, float], is_best: bool) -> None:
+    def _keep_model(self, epoch: int, model: VisionTransformer, metrics: dict[str, float], is_best: bool) -> None:
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
         if self.recipe.keep == "every":
-            self.classifier.save(self.folder / "checkpoints" / f"epoch-{epoch:04d}")
+            if self.team.is_first:
+                for other in (self.folder / "checkpoints").glob(f"epoch-{epoch:04d}*"):  # of a run cut short right here
+                    shutil.rmtree(other)
+            self.save(self.folder / "checkpoints" / epoch_name(epoch, metrics), model)
         if is_best or self.recipe.keep == "last":
-            self.classifier.save(self.folder)
+            self.save(self.folder, model)
             self.has_kept = True
+
+    def save(self, folder: Path, model: VisionTransformer) -> None:
+        """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet."""
+        model = merged(self.team.whole(model))
+        if not self.team.is_first:
+            return
+        # A new Classifier puts its model into evaluation mode, which the one in training must not be.
+        (self.classifier if model is self.classifier.model else replace(self.classifier, model=model)).save(folder)
 
     def _log_scalars(self, epoch: int, metrics: dict[str, float]) -> None:
         if self._board is not None:
@@ -142,8 +172,17 @@ class RunWriter(Checkpoint):
                 self._board.add_scalar(name, value, epoch)
 
 
+def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
+    """What an epoch's model folder is called: `epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
+    told = [f"{name}={metrics[name]:.4f}" for name in ("val_loss", "val_acc") if name in metrics]
+    return "-".join([f"epoch-{epoch:04d}", *told])
+
+
 def save_checkpoint(trainer: Trainer, path: Path) -> None:
     """Lightning's checkpoint of the whole training state, written whole or not at all."""
+    if not trainer.is_global_zero:
+        trainer.save_checkpoint(path)  # what the first process writes may lie in parts on all of them
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(path) as temporary:
@@ -155,12 +194,18 @@ def save_checkpoint(trainer: Trainer, path: Path) -> None:
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
     """Add a row, under a header where the file is new."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, _columns([row]), lineterminator="\n")
     if not path.exists():
         writer.writeheader()
     writer.writerow(row)
     with path.open("a", encoding="utf-8") as file:
         file.write(text.getvalue())
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Those of every run, and after `val_acc` the mean average precision where images may have several classes."""
+    place = COLUMNS.index("val_acc") + 1
+    return (*COLUMNS[:place], "val_map", *COLUMNS[place:]) if any("val_map" in row for row in rows) else COLUMNS
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -176,7 +221,7 @@ def truncate_metrics(path: Path, epoch: int) -> None:
     rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
     if path.exists():
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
         writer.writeheader()
         writer.writerows({**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in rows)
         write_text(path, text.getvalue())
@@ -184,6 +229,7 @@ def truncate_metrics(path: Path, epoch: int) -> None:
 
 def _line(epoch: int, epochs: int, metrics: dict[str, float], seconds: float, is_best: bool) -> str:
     parts = [f"epoch {epoch + 1:>3}/{epochs}"]
-    parts += [f"{name} {metrics[name]:.4f}" for name in ("train_loss", "val_loss", "val_acc") if name in metrics]
+    told = ("train_loss", "val_loss", "val_acc", "val_map")
+    parts += [f"{name} {metrics[name]:.4f}" for name in told if name in metrics]
     parts += [f"lr {metrics['lr']:.2e}", f"{seconds:.0f} s"]
     return "  ".join(parts) + ("  *" if is_best else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
 from vitkit.train.recipe import Recipe, build
 
 DEFAULT_MODEL = "vit_small_patch16_224"
@@ -13,6 +14,7 @@ FEW = 40  # training images per class, below which a new head on frozen features
 PRESETS: dict[str, dict[str, Any]] = {
     "scratch": {},
     "full": {
+        "head_start": True,
         "epochs": 8,
         "batch_size": 32,
         "lr": 5e-4,
@@ -22,6 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "color_jitter": 0.1,
     },
     "lora": {
+        "head_start": True,
         "epochs": 8,
         "batch_size": 32,
         "lr": 2e-3,
@@ -30,8 +33,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "crop_scale": (0.4, 1.0),
         "color_jitter": 0.1,
     },
+    "linear": {"epochs": 10, "warmup": 0.0, "drop_path": 0.0, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
     "head": {"epochs": 1, "batch_size": 64, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
 }
+
+
+# Where images may have several classes. All of them right is rare early on, so the loss tells epochs apart better; and
+# most targets are 0, which smoothing would make as good as never reached.
+_MULTI: dict[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
 
 
 def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
@@ -45,6 +54,8 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
     asked, reasons = build(fields, "flags"), []
+    if table.is_multi:
+        _check_multi(asked)
     method = asked.method
     if method == "auto" and asked.weights == "none":
         method = "scratch"
@@ -56,10 +67,18 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
         method = "head" if each < FEW else "full"
         why = {"head": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
-    settled = {**PRESETS[method], **fields, "method": method}
+    settled = {**PRESETS[method], **(_MULTI if table.is_multi else {}), **fields, "method": method}
     if method == "scratch":
         settled["weights"] = "none"
     if asked.model is None and asked.weights in ("auto", "none"):
         settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {settled['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
     return build(settled, "flags"), reasons
+
+
+def _check_multi(asked: Recipe) -> None:
+    """Refuse what knows only one class an image."""
+    if asked.teacher is not None:
+        raise VitkitError("--teacher: a teacher says one class of an image, and these may have several; leave it out")
+    if asked.balance == "sampler":
+        raise VitkitError("--balance sampler draws images by their one class, and these may have several; take loss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -15,72 +16,168 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from vitkit.classifier import WEIGHTS, Classifier
+from vitkit.data.augment import mix_seeds
 from vitkit.data.datamodule import ImageData
 from vitkit.data.source import ImageTable, locate
 from vitkit.data.split import SPLITS, split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.metrics import Evaluation
+from vitkit.evaluate.multilabel import settle_thresholds
+from vitkit.files import write_text
+from vitkit.train.balance import class_weights, settle_balance
 from vitkit.train.callbacks import LAST, RunWriter, StopOnSignal
-from vitkit.train.folder import SPLIT, Progress, Run
-from vitkit.train.probe import fit_head
+from vitkit.train.folder import RECIPE, SPLIT, Progress, Run
+from vitkit.train.guard import Guard
+from vitkit.train.linear import freeze_backbone
+from vitkit.train.lora import add_low_rank
+from vitkit.train.probe import fit_head, start_head
 from vitkit.train.recipe import Recipe
+from vitkit.train.search import STEPS, find_lr
 from vitkit.train.setup import augment_of, choose_precision, choose_workers, new_classifier
 from vitkit.train.summary import draw_data, report
+from vitkit.train.suspects import doubt_labels
 from vitkit.train.task import ClassificationTask
 from vitkit.train.teacher import Teacher, teacher_of_run
+from vitkit.train.team import Team, strategy_of
 
 
-def fit_and_report(run: Run, recipe: Recipe, teacher: Teacher | None = None) -> Evaluation:
+def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = locate(split_from_file(run.folder / SPLIT), run.progress)
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    classifier = new_classifier(recipe, table, data_hash, run.progress)
+    classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
+    teacher = None
     if recipe.teacher is not None:
-        if teacher is None or teacher.classes != classifier.classes:  # resumed, or a class had no readable image
-            teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+        teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
         classifier.provenance["teacher"] = {"name": teacher.name, "sha256": teacher.sha256}
         for note in teacher.notes:
             run.say(f"note: {note}")
-    draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
+    if run.team.is_first:
+        draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     if recipe.method == "head":
-        if not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+        if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             fit_head(run, recipe, table, classifier)
     else:
-        with _quiet_lightning():
-            _fit(run, recipe, table, classifier, teacher)
-    evaluation = report(run.folder, recipe, table, lambda done, total: run.progress("evaluating", done, total))
+        _learn(run, recipe, table, classifier, teacher)
+    if table.is_multi:
+        run.team.by_first(partial(_settle_thresholds, run, table))
+    evaluation = run.team.by_first(
+        lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table))
+    )
+    what = "exact match" if table.is_multi else "accuracy"
     run.say(
-        f"accuracy {evaluation.accuracy:.4f} on {len(evaluation.labels)} {evaluation.split} images"
+        f"{what} {evaluation.accuracy:.4f} on {len(evaluation.labels)} {evaluation.split} images"
         f" ({evaluation.loss:.4f} log loss); report: {run.folder / 'report.html'}"
     )
     return evaluation
 
 
-def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, teacher: Teacher | None) -> None:
-    data = ImageData(
+def _settle_thresholds(run: Run, table: ImageTable) -> None:
+    outcome = settle_thresholds(run.folder, table, lambda done, total: run.progress("choosing thresholds", done, total))
+    if "val" in table.splits:
+        named = ", ".join(f"{name} {own:.3f}" for name, own in zip(table.classes[:10], outcome, strict=False))
+        run.say(f"thresholds by F1 on validation images: {named}{', ...' if len(outcome) > 10 else ''}")
+    else:
+        run.say("no validation images to choose thresholds by: every class has 0.5")
+
+
+def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, teacher: Teacher | None) -> None:
+    """Every method but that of fitting a head to frozen features: steps along a gradient."""
+    in_train = list(table.of_split("train").counts().values())
+    balance, why = settle_balance(recipe.balance, in_train)
+    if why is not None:
+        run.say(why)
+    data = _data_of(recipe, table, classifier, balance, run.team)
+    # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
+    classifier.model.fused_attention = torch.cuda.is_available()
+    spent = _start_head(run, recipe, table, classifier)
+    if recipe.method == "linear":
+        run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
+    if recipe.method == "lora":
+        adapted = add_low_rank(classifier.model, recipe.rank, mix_seeds(recipe.seed))
+        run.say(f"changes of rank {recipe.rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
+    if recipe.find_lr:
+        recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data))
+    weights = class_weights(in_train) if balance == "loss" else None
+    with _quiet_lightning():
+        _fit(run, recipe, data, classifier, teacher, weights, spent)
+
+
+def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
+    """Fit the head first if the recipe says so, and not on resuming; the seconds that it took."""
+    model = classifier.model
+    if not recipe.head_start or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
+        return 0.0
+    head = model.head
+    seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier), head.state_dict()))
+    head.load_state_dict(state)
+    return seconds
+
+
+def _data_of(recipe: Recipe, table: ImageTable, classifier: Classifier, balance: str, team: Team) -> ImageData:
+    return ImageData(
         table,
         classifier.preprocess,
         augment_of(recipe),
         batch_size=recipe.batch_size,
         workers=choose_workers(recipe.workers),
         seed=recipe.seed,
+        balanced=balance == "sampler",
+        process=(team.rank, team.size),
     )
-    batches = len(data.train_dataloader())
-    writer = RunWriter(run.folder, classifier, recipe, run.say)
+
+
+def _count_trained(classifier: Classifier) -> str:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in classifier.model.parameters()]
+    return f"{sum(size for size, is_trained in sizes if is_trained):,} of {sum(size for size, _ in sizes):,} parameters"
+
+
+def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData) -> Recipe:
+    """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
+    with _quiet_lightning():
+        outcome = find_lr(
+            classifier.model,
+            recipe,
+            data,
+            choose_precision(recipe.precision),
+            lambda done, total: run.progress("trying learning rates", done, total),
+        )
+    best = min(outcome, key=lambda lr: outcome[lr])
+    if not math.isfinite(outcome[best]):
+        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
+    run.say(f"loss on validation images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    recipe = recipe.replace(lr=best, find_lr=False)
+    classifier.provenance["recipe"].update(lr=best, find_lr=False)
+    write_text(run.folder / RECIPE, recipe.to_toml())
+    return recipe
+
+
+def _fit(
+    run: Run,
+    recipe: Recipe,
+    data: ImageData,
+    classifier: Classifier,
+    teacher: Teacher | None,
+    weights: torch.Tensor | None,
+    spent: float,
+) -> None:
+    steps = math.ceil(len(data.train_dataloader()) / recipe.accumulate)
+    writer = RunWriter(run.folder, classifier, recipe, run.say, run.team)
     precision = choose_precision(recipe.precision)
-    run.say(f"{recipe.epochs} epochs of {batches} steps in {precision}; batch {recipe.batch_size}, lr {recipe.lr:g}")
-    # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
-    classifier.model.fused_attention = torch.cuda.is_available()
+    batch = f"{recipe.accumulate} x {recipe.batch_size}" if recipe.accumulate > 1 else str(recipe.batch_size)
+    run.say(f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}")
     classifier.model.train()
     trainer = Trainer(
         accelerator="auto",
-        devices=1,
+        devices=run.team.size // run.team.machines,
+        num_nodes=run.team.machines,
+        strategy=strategy_of(recipe, run.team),
         precision="bf16-mixed" if precision == "bfloat16" else "32-true",
         max_epochs=recipe.epochs,
-        gradient_clip_val=recipe.clip_grad or None,
-        callbacks=[StopOnSignal(), _ShowSteps(run.progress), writer],
+        callbacks=[StopOnSignal(run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -89,7 +186,18 @@ def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, te
         limit_val_batches=1.0 if len(data.val) else 0,
     )
     imitate = None if teacher is None else partial(teacher.logits, student=classifier.preprocess)
-    task = ClassificationTask(classifier.model, recipe, batches * recipe.epochs, imitate)
+    guard = Guard(run.say, run.folder if run.team.is_first else None)
+    task = ClassificationTask(
+        classifier.model,
+        recipe,
+        steps * recipe.epochs,
+        imitate,
+        class_weights=weights,
+        sets=torch.tensor(data.train.table.set_targets()) if data.train.table.is_multi else None,
+        guard=guard,
+        team=run.team,
+    )
+    task.spent = spent
     last = run.folder / LAST
     if last.is_file() and _has_finished(last, writer):
         run.say("the run had finished training")
@@ -98,12 +206,16 @@ def _fit(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, te
         trainer.fit(task, datamodule=data, ckpt_path=last if last.is_file() else None, weights_only=True)
     except Interrupted:
         if not writer.has_kept:
-            classifier.save(run.folder)
+            writer.save(run.folder, task.kept)
         run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
         run.say(f"to go on: vitkit train --resume {run.whole or run.folder}")
         raise
     except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
+        if writer.has_kept:
+            run.say(f"the best model so far is in {run.folder}")
         raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+    if not writer.has_kept:
+        raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
 
 
 def _has_finished(last: Path, writer: RunWriter) -> bool:
@@ -130,13 +242,13 @@ def _quiet_lightning() -> Iterator[None]:
 
 
 class _ShowSteps(Callback):
-    """Reports each step to the run's progress."""
+    """Reports each step, of so many batches, to the run's progress."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, accumulate: int) -> None:
+        self.progress, self.accumulate = progress, accumulate
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        batches = int(trainer.num_training_batches)
-        self.progress(
-            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", trainer.fit_loop.batch_idx + 1, batches
-        )
+        batches, done = int(trainer.num_training_batches), trainer.fit_loop.batch_idx + 1
+        if done % self.accumulate == 0 or done == batches:
+            what = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self.progress(what, math.ceil(done / self.accumulate), math.ceil(batches / self.accumulate))

@@ -12,31 +12,44 @@ from vitkit.classifier import DESCRIPTION, WEIGHTS
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.train.callbacks import LAST
-from vitkit.train.summary import EVALUATION, FINDINGS, PICTURES, REPORT
+from vitkit.train.guard import BAD_BATCH
+from vitkit.train.summary import EVALUATION, FINDINGS, LABEL_ERRORS, PICTURES, REPORT
+from vitkit.train.team import ALONE, Team
 
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
 _OWN_FILES = (
     *(WEIGHTS, DESCRIPTION, RECIPE, SPLIT, FOLDS, CLASS_INDICES, FINDINGS, EVALUATION, LOG, REPORT, "metrics.csv"),
-    *PICTURES.values(),
+    *(LABEL_ERRORS, *PICTURES.values()),
 )
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, and how its story is told; `whole` is the cross-validation that it is a fold of."""
+    """A run folder, how its story is told, and the processes that work on it.
+
+    `whole` is the cross-validation that it is a fold of.
+    """
 
     folder: Path
     tell: Say
-    progress: Progress
+    watch: Progress
     whole: Path | None = None
+    team: Team = ALONE
 
     def say(self, line: str) -> None:
         """Tell the user, and the log."""
+        if not self.team.is_first:
+            return
         self.tell(line)
         with (self.folder / LOG).open("a", encoding="utf-8", errors="surrogateescape") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Tell the user what is being done, how many are done, of how many."""
+        if self.team.is_first:
+            self.watch(what, done, total)
 
 
 def fold_folder(folder: Path, fold: int) -> Path:
@@ -86,7 +99,8 @@ def claim(out: str | Path | None, name: str) -> Path:
 
 def discard_if_empty(folder: Path) -> None:
     """A run that ended before there was a model leaves no folder behind."""
-    if not any((own / name).exists() for own in (folder, *folder.glob("fold-*")) for name in (WEIGHTS, LAST)):
+    runs = (folder, *folder.glob("fold-*"))
+    if not any((own / name).exists() for own in runs for name in (WEIGHTS, LAST)) and not any(folder.rglob(BAD_BATCH)):
         _remove_own(folder)
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -96,6 +110,8 @@ def _remove_own(folder: Path) -> None:
     sweep(folder)
     for name in _OWN_FILES:
         (folder / name).unlink(missing_ok=True)
+    for batch in folder.glob(BAD_BATCH):
+        batch.unlink()
     for name in ("checkpoints", "tensorboard"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for fold in folder.glob("fold-*"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -58,12 +58,13 @@ def cross_validate(run: Run, recipe: Recipe) -> dict[str, Spread]:
             raise VitkitError(f"{folder} holds no run; begin the cross-validation again with --force")
         if not (folder / REPORT).is_file():
             run.say(f"fold {number + 1} of {recipe.folds}")
-            fit_and_report(Run(folder, run.tell, run.progress, whole=run.folder), recipe.replace(folds=None))
+            fit_and_report(replace(run, folder=folder, whole=run.folder), recipe.replace(folds=None))
         results.append(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
     spreads = {name: Spread.of([own[name] for own in results]) for name in ("accuracy", "balanced_accuracy", "loss")}
-    numbers = {name: {"mean": own.mean, "margin_95": own.margin} for name, own in spreads.items()}
-    write_json(run.folder / FOLDS, {**numbers, "folds": results})
-    _write_report(run.folder / REPORT, recipe, results, spreads)
+    if run.team.is_first:
+        numbers = {name: {"mean": own.mean, "margin_95": own.margin} for name, own in spreads.items()}
+        write_json(run.folder / FOLDS, {**numbers, "folds": results})
+        _write_report(run.folder / REPORT, recipe, results, spreads)
     run.say(f"accuracy {spreads['accuracy']} (95 %) over {recipe.folds} folds; report: {run.folder / REPORT}")
     return spreads
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
 from vitkit.data.datamodule import EvaluationImages, TrainingImages
 from vitkit.data.source import ImageTable
+from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
+from vitkit.regression import regress, regression_loss
 from vitkit.train.callbacks import append_metrics
 from vitkit.train.folder import Run
 from vitkit.train.recipe import Recipe
@@ -27,7 +28,6 @@ from vitkit.train.setup import augment_of, choose_precision, choose_workers
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
 _WORSE = 1.1  # the validation loss that ends the search, beside the best one
-_STEPS = 200  # of L-BFGS, at most
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Fit:
         weight, bias: (K, D) and (K,), for features as they are.
         penalty: the one of PENALTIES that was chosen.
         train_loss, val_loss, val_accuracy: of the head; the last two None without validation images.
+        val_map: mean average precision on them, where an image may have several classes.
     """
 
     weight: Tensor
@@ -46,6 +47,7 @@ class Fit:
     train_loss: float
     val_loss: float | None
     val_accuracy: float | None
+    val_map: float | None = None
 
 
 def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> None:
@@ -53,6 +55,28 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     started = time.monotonic()
     precision = choose_precision(recipe.precision)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
+    _keep(run, classifier, _put_best_head(run, recipe, table, classifier), time.monotonic() - started)
+
+
+def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
+    """Fit the new head before the rest of the model learns: a head of noise would spoil what the backbone knows.
+
+    Linear probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054.
+
+    Returns:
+        The seconds it took.
+    """
+    started = time.monotonic()
+    fitted = _put_best_head(run, recipe.replace(views=0), table, classifier)
+    reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
+    seconds = time.monotonic() - started
+    run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
+    return seconds
+
+
+def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> Fit:
+    """Fit a head to the features of the training images and of their views, and give it to the model."""
+    precision = choose_precision(recipe.precision)
     train, val = table.of_split("train"), table.of_split("val")
 
     def features(images: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
@@ -65,15 +89,23 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
         views.append(features(asked, f"training images, view {view + 1}"))
     held_out = features(EvaluationImages(val, classifier.preprocess), "validation images") if len(val) else None
     x, y = (torch.cat(parts) for parts in zip(*views, strict=True))
+    if table.is_multi:
+        targets = torch.tensor(table.set_targets())
+        y, held_out = targets[y], held_out and (held_out[0], targets[held_out[1]])
     fitted = choose_head(x, y, held_out, len(table.classes))
     with torch.no_grad():
         classifier.model.get_parameter("head.weight").copy_(fitted.weight)
         classifier.model.get_parameter("head.bias").copy_(fitted.bias)
-    _keep(run, classifier, fitted, time.monotonic() - started)
+    return fitted
 
 
 def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None:
-    metrics = {"train_loss": fitted.train_loss, "val_loss": fitted.val_loss, "val_acc": fitted.val_accuracy}
+    metrics = {
+        "train_loss": fitted.train_loss,
+        "val_loss": fitted.val_loss,
+        "val_acc": fitted.val_accuracy,
+        "val_map": fitted.val_map,
+    }
     known = {name: value for name, value in metrics.items() if value is not None}
     append_metrics(run.folder / "metrics.csv", {"epoch": 0, "step": 0, **known, "seconds": round(seconds, 1)})
     classifier.provenance["metrics"] = {"epoch": 0, **known}
@@ -110,7 +142,7 @@ def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, cl
 
     Args:
         x: features of training images, (n, D).
-        y: their labels, (n,).
+        y: their labels, (n,), or 0 and 1 of each class, (n, K).
         held_out: the same of validation images; without any the middle penalty is taken.
         classes: K.
     """
@@ -129,34 +161,15 @@ def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, cl
     return best
 
 
-def regress(x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression: least mean cross-entropy + penalty / 2 * |weight|^2, by L-BFGS.
-
-    Args:
-        x: features, (n, D).
-        y: labels, (n,).
-        penalty: on the weights; biases are free.
-        weight: (K, D), to begin with.
-        bias: (K,), to begin with.
-    """
-    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS((weight, bias), max_iter=_STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = F.cross_entropy(x @ weight.T + bias, y) + penalty / 2 * (weight**2).sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return weight.detach(), bias.detach()
-
-
 def _judge(
     weight: Tensor, bias: Tensor, penalty: float, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None
 ) -> Fit:
-    losses = [F.cross_entropy(x @ weight.T + bias, y).item() for x, y in (train, *([held_out] if held_out else []))]
-    accuracy = None
+    losses = [regression_loss(x @ weight.T + bias, y).item() for x, y in (train, *([held_out] if held_out else []))]
+    accuracy = precision = None
     if held_out is not None:
-        accuracy = ((held_out[0] @ weight.T + bias).argmax(dim=1) == held_out[1]).float().mean().item()
-    return Fit(weight, bias, penalty, losses[0], losses[1] if held_out else None, accuracy)
+        logits, true = held_out[0] @ weight.T + bias, held_out[1]
+        hits = logits.argmax(dim=1) == true if true.ndim == 1 else ((logits > 0) == (true > 0.5)).all(dim=1)
+        accuracy = hits.float().mean().item()
+        if true.ndim == 2:
+            precision = mean_average_precision(true.bool().numpy(), logits.numpy())
+    return Fit(weight, bias, penalty, losses[0], losses[1] if held_out else None, accuracy, precision)

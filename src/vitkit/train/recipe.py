@@ -33,18 +33,28 @@ class Recipe:
         str, "Where to start: auto (published for --model), none, a model folder, a checkpoint, or a published name."
     ] = "auto"
     method: Annotated[
-        Literal["auto", "head", "lora", "full", "scratch"],
-        "What is trained: a head on frozen features, low-rank changes, everything, or everything from nothing.",
+        Literal["auto", "head", "linear", "lora", "full", "scratch"],
+        "What is trained: a head fitted to frozen features, a head by gradient, low-rank changes, everything, or "
+        "everything from nothing.",
     ] = "auto"
+    rank: Annotated[int, "Rank of the changes that lora learns."] = 8
+    head_start: Annotated[
+        bool,
+        "Fit the new head to frozen features before the rest learns; by default when tuning weights.",
+        BY_METHOD,
+    ] = False
     views: Annotated[int, "Augmented views of each training image that a head on frozen features sees too."] = 0
     init: Annotated[Literal["trunc_normal", "reference"], "How weights begin when there are none."] = "trunc_normal"
 
     epochs: Annotated[int, "Passes over the training images.", BY_METHOD] = 50
     time: Annotated[str | None, "Wall-clock budget such as 90s, 10m or 2h; the schedule is fitted to it."] = None
     batch_size: Annotated[int, "Images per step.", BY_METHOD] = 64
+    accumulate: Annotated[int, "Batches whose gradients are added up before a step."] = 1
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
     lr: Annotated[float, "Peak learning rate.", BY_METHOD] = 1e-3
+    find_lr: Annotated[bool, "Score short runs with a tenth to ten times lr first, and take the best."] = False
     weight_decay: Annotated[float, "Decay of weight matrices; biases, norms, tokens and positions have none."] = 0.05
+    decay_all: Annotated[bool, "Let biases, norms, tokens and positions decay too."] = False
     layer_decay: Annotated[
         float, "Each layer learns at this part of the rate of the one above it; 1 is the same rate for all.", BY_METHOD
     ] = 1.0
@@ -53,9 +63,17 @@ class Recipe:
     schedule: Annotated[Literal["cosine", "linear", "constant"], "How the learning rate falls after warm-up."] = (
         "cosine"
     )
+    step_per: Annotated[Literal["step", "epoch"], "How often the learning rate is set anew."] = "step"
     warmup: Annotated[float, "Part of the training in which the learning rate rises from 0.", BY_METHOD] = 0.1
     min_lr: Annotated[float, "Learning rate at the end, as a part of lr."] = 0.0
     clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit."] = 1.0
+    ema: Annotated[
+        float, "Decay of a moving average of the weights, such as 0.9999, which becomes the model; 0 is none."
+    ] = 0.0
+    swa: Annotated[
+        float, "Last part of the training whose epochs' weights are averaged into the model, such as 0.25; 0 is none."
+    ] = 0.0
+    swa_lr: Annotated[float | None, "Learning rate that swa goes to; by default it stays where swa begins."] = None
     label_smoothing: Annotated[float, "Probability spread over the other classes."] = 0.1
 
     teacher: Annotated[
@@ -68,6 +86,8 @@ class Recipe:
     dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
     attention_dropout: Annotated[float, "On the attention weights."] = 0.0
     drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0.", BY_METHOD] = 0.1
+    mixup: Annotated[float, "Blend pairs of images and their labels; alpha of the beta distribution, 0 is off."] = 0.0
+    cutmix: Annotated[float, "Paste a part of one image into another; alpha of the beta distribution, 0 is off."] = 0.0
 
     fit: Annotated[
         Literal["crop", "pad", "squash"] | None,
@@ -92,6 +112,8 @@ class Recipe:
     zoom: Annotated[float, "Random change of size, as a part."] = 0.0
     shear: Annotated[float, "Random shear, degrees to either side."] = 0.0
     color_jitter: Annotated[float, "Random change of brightness, contrast and saturation, as a part.", BY_METHOD] = 0.2
+    rand_augment: Annotated[int, "Strength, 0 to 10, of two changes drawn from RandAugment's; 0 is none."] = 0
+    erase: Annotated[float, "Probability that a rectangle of a picture is erased."] = 0.0
 
     split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
         0.7,
@@ -99,6 +121,11 @@ class Recipe:
         0.2,
     )
     group_by: Annotated[str | None, "Regular expression: images in whose path it finds the same stay together."] = None
+    balance: Annotated[
+        Literal["auto", "loss", "sampler", "none"],
+        "Make rare classes count as much as others: by weight in the loss, or by showing them more often; auto: where "
+        "the largest has more than 3 x the images of the smallest.",
+    ] = "auto"
     folds: Annotated[int | None, "Cross-validate: this many runs, each testing another part of the data."] = None
     limit: Annotated[int | None, "Use at most this many images, stratified, before splitting."] = None
     monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best."] = "val_acc"
@@ -106,6 +133,14 @@ class Recipe:
     patience: Annotated[int | None, "Stop after this many epochs without a better one."] = None
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
     seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result."] = 0
+    devices: Annotated[
+        int | None,
+        "Processes of each machine that train together, a GPU each; by default one, or what torchrun started.",
+    ] = None
+    nodes: Annotated[int | None, "Machines that train together; by default one, or what torchrun started."] = None
+    strategy: Annotated[
+        Literal["auto", "ddp", "fsdp"], "Devices hold a whole model each (ddp), or a part of it (fsdp); auto: ddp."
+    ] = "auto"
     workers: Annotated[int | None, "Processes that prepare images; 0 is the main one. The result is the same."] = None
 
     def __post_init__(self) -> None:
@@ -258,9 +293,18 @@ def _check(recipe: Recipe) -> None:
         "beta2": (0, 1),
         "warmup": (0, 1),
         "layer_decay": (1e-3, 1),
+        "rank": (1, 1e4),
         "views": (0, 1e4),
         "min_lr": (0, 1),
         "clip_grad": (0, 1e9),
+        "accumulate": (1, 1e6),
+        "ema": (0, 0.999999),
+        "swa": (0, 1),
+        "swa_lr": (1e-12, 1e3),
+        "mixup": (0, 100),
+        "cutmix": (0, 100),
+        "rand_augment": (0, 10),
+        "erase": (0, 1),
         "label_smoothing": (0, 0.999),
         "distill_alpha": (0, 1),
         "distill_temperature": (1e-3, 1e3),
@@ -274,6 +318,8 @@ def _check(recipe: Recipe) -> None:
         "folds": (2, 1e4),
         "patience": (1, 1e9),
         "workers": (0, 1e4),
+        "devices": (1, 1e4),
+        "nodes": (1, 1e4),
         "seed": (0, 2**63 - 1),
         "image_size": (1, 1e5),
     }
@@ -291,5 +337,13 @@ def _check(recipe: Recipe) -> None:
         re.compile(recipe.group_by or "")
     except re.error as error:
         raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
+    if recipe.ema and recipe.swa:
+        raise VitkitError("ema and swa both average the weights; choose one")
+    if recipe.swa and recipe.time:
+        raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
+    if recipe.find_lr and recipe.method == "head":
+        raise VitkitError("a head on frozen features is fitted without a learning rate; leave out --find-lr")
+    if recipe.method == "lora" and recipe.weights == "none":
+        raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
         raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")

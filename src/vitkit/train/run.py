@@ -34,6 +34,7 @@ from vitkit.train.recipe import Recipe, build, load_fields, name_of
 from vitkit.train.setup import start_of
 from vitkit.train.summary import FINDINGS
 from vitkit.train.teacher import check_distillation, load_teacher
+from vitkit.train.team import Team, assemble, check_team, describe_team
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -69,13 +70,26 @@ def train(
     fields = recipe.__dict__ if isinstance(recipe, Recipe) else recipe
     if fields.get("data") is None:
         raise VitkitError("the recipe names no data")
+    asked = build(fields, "flags")
+    team = assemble(asked.devices, asked.nodes)
+    folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, say, progress))
+    _go(Run(folder, say, progress, team=team), settled)
+    return folder
+
+
+def _prepare(
+    fields: dict[str, Any], out: str | Path | None, force: bool, team: Team, say: Say, progress: Progress
+) -> tuple[Path, Recipe]:
+    """Settle everything that the recipe leaves open, and write it into the run's folder."""
     table = read_source(fields["data"], progress)
     recipe, reasons = complete(fields, table)
     check_distillation(recipe)
+    check_team(recipe, team)
     check_free(out, table, recipe.teacher, force=force)
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
-    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, config.image_size)
+    if recipe.teacher is not None:
+        load_teacher(recipe.teacher, table.classes, config.image_size)
     if recipe.limit is not None:
         table = take_stratified(table, recipe.limit, recipe.seed)
     diagnosis = examine(table, preprocess, progress)
@@ -87,11 +101,10 @@ def train(
     run = Run(claim(out, table.root.name), say, progress)
     try:
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
-        for reason in reasons:
+        for reason in [*reasons, *describe_team(recipe, team)]:
             run.say(reason)
         if recipe.folds is None:
             _settle(run.folder, recipe, splits[0], _tell(run, [*torn, *diagnosis.findings, *of_splits(splits[0])]))
-            fit_and_report(run, recipe, teacher)
         else:
             told = _tell(run, diagnosis.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
@@ -99,11 +112,23 @@ def train(
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
                 _settle(folder, recipe.replace(folds=None), own, [*told, *map(str, of_splits(own))])
-            cross_validate(run, recipe)
     except BaseException:
         discard_if_empty(run.folder)
         raise
-    return run.folder
+    return run.folder, recipe
+
+
+def _go(run: Run, recipe: Recipe) -> None:
+    """Train and report, from what the folder says."""
+    try:
+        if recipe.folds is None:
+            fit_and_report(run, recipe)
+        else:
+            cross_validate(run, recipe)
+    except BaseException:
+        if run.team.is_first:
+            discard_if_empty(run.folder)
+        raise
 
 
 def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent) -> Path:
@@ -112,16 +137,15 @@ def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent
     Raises:
         VitkitError: the folder holds no run.
     """
-    run = Run(Path(folder), say, progress)
-    if not (run.folder / RECIPE).is_file():
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
-    sweep(run.folder)
-    recipe = build(load_fields(run.folder / RECIPE), str(run.folder / RECIPE))
-    if recipe.folds is None:
-        fit_and_report(run, recipe)
-    else:
-        cross_validate(run, recipe)
-    return run.folder
+    recipe = build(load_fields(folder / RECIPE), str(folder / RECIPE))
+    team = assemble(recipe.devices, recipe.nodes)
+    check_team(recipe, team)
+    team.by_first(lambda: sweep(folder))
+    _go(Run(folder, say, progress, team=team), recipe)
+    return folder
 
 
 def _splits(table: ImageTable, recipe: Recipe, groups: list[int]) -> list[ImageTable]:

@@ -18,6 +18,7 @@ from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.evaluate.multilabel import NO_THRESHOLD
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
 from vitkit.train.folder import Progress
@@ -76,7 +77,8 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
         report = source.report
         take_weights(model, source.model)
         provenance["weights"] = {"source": weights_of(recipe), "from": source.provenance}
-    return Classifier(model, table.classes, preprocess, provenance=provenance, report=report)
+    thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
+    return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
 
 
 def take_weights(model: VisionTransformer, source: VisionTransformer) -> None:
@@ -110,6 +112,8 @@ def augment_of(recipe: Recipe) -> Augment:
         zoom=recipe.zoom,
         shear=recipe.shear,
         color_jitter=recipe.color_jitter,
+        rand_augment=recipe.rand_augment,
+        erase=recipe.erase,
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +19,25 @@ from vitkit.data.datamodule import TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
+from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
+from vitkit.evaluate.calibration import fit_temperature
+from vitkit.evaluate.doubts import Doubt, from_predictions, write_doubts
+from vitkit.evaluate.figures import at_temperature, figures
 from vitkit.evaluate.metrics import Evaluation, evaluate, held_out_split
-from vitkit.evaluate.report import write_report
+from vitkit.evaluate.report import draw, write_report
 from vitkit.files import write_json
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.recipe import Recipe, name_of
 from vitkit.weights import load
 
-FINDINGS, EVALUATION, REPORT = "findings.json", "evaluation.json", "report.html"
+FINDINGS, EVALUATION, REPORT, LABEL_ERRORS = "findings.json", "evaluation.json", "report.html", "label_errors.csv"
 PICTURES = {
     "Curves": "curves.png",
     "Confusion": "confusion.png",
+    "Confidence and accuracy": "reliability.png",
+    "ROC and precision-recall": "ranking.png",
+    "Held-out images as the model sees them": "embedding.png",
     "Images per class": "classes.png",
     "What the model sees in training": "train_batch.png",
 }
@@ -40,7 +50,7 @@ def draw_data(folder: Path, table: ImageTable, preprocess: Preprocess, augment: 
     images = TrainingImages(table.of_split("train"), preprocess, augment, seed)
     chosen = np.random.default_rng(seed).permutation(len(images))[:32].tolist()
     pictures = [_to_picture(images[0, i][0], preprocess) for i in chosen]
-    titles = [table.classes[images.table.labels[i]] for i in chosen]
+    titles = [images.table.name_of(i) or "none" for i in chosen]
     sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
     plots.save_figure(sheet, folder / "train_batch.png")
 
@@ -51,26 +61,94 @@ def _to_picture(image: torch.Tensor, preprocess: Preprocess) -> Image.Image:
     return Image.fromarray(np.round(pixels * 255).clip(0, 255).astype(np.uint8))
 
 
-def report(folder: Path, recipe: Recipe, table: ImageTable, progress: Callable[[int, int], None]) -> Evaluation:
-    """Evaluate the model that was kept and write evaluation.json, confusion.png, curves.png and report.html."""
+def report(
+    folder: Path,
+    recipe: Recipe,
+    table: ImageTable,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+    doubts: Sequence[Doubt] | None = None,
+) -> Evaluation:
+    """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
+
+    Args:
+        folder: the run, with its model folder.
+        recipe: of the run.
+        table: its images, split.
+        say: takes what is worth a line.
+        progress: told what is being done, how many are done, of how many.
+        doubts: labels that are likely wrong; None to go by what the model says of held-out images.
+    """
     classifier = load(folder)
-    evaluation = evaluate(classifier, table, held_out_split(table), progress)
+    seen = None if table.is_multi else _calibrate(folder, classifier, table, say, progress)
+    evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
+    numbers = figures(evaluation)
+    if not table.is_multi:
+        if seen is not None:
+            say(_calibrated(numbers, seen, evaluation.split))
+        if doubts is None:
+            doubts = from_predictions(own for own in _held_out(evaluation, seen))
+        write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / "metrics.csv")
-    best = classifier.provenance["metrics"]["epoch"]
-    plots.save_figure(plots.curves(rows, best), folder / "curves.png")
-    title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
-    plots.save_figure(plots.confusion(evaluation.confusion(), evaluation.classes, title), folder / "confusion.png")
-    write_json(folder / EVALUATION, {**evaluation.summary(), "per_class": evaluation.per_class()})
+    plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
+    for caption, picture in draw(classifier, evaluation, table.root, partial(progress, "laying out images")).items():
+        plots.save_figure(picture, folder / PICTURES[caption])
+    write_json(folder / EVALUATION, numbers)
+    pictures = {caption: folder / name for caption, name in PICTURES.items()}
     write_report(
         folder / REPORT,
         title=f"{name_of(recipe)} on {table.name}",
         evaluation=evaluation,
+        numbers=numbers,
+        root=table.root,
         facts=_facts(classifier, recipe, table, rows),
         findings=json.loads((folder / FINDINGS).read_text(encoding="utf-8")),
-        pictures={caption: folder / name for caption, name in PICTURES.items()},
+        pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
+        doubts=doubts or (),
         recipe=recipe.to_toml(),
     )
     return evaluation
+
+
+def _calibrate(
+    folder: Path,
+    classifier: Classifier,
+    table: ImageTable,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+) -> Evaluation | None:
+    """Fit the temperature on the validation images and put it into the model folder.
+
+    Returns:
+        The validation images at that temperature; None without any that can be read.
+    """
+    before, classifier.temperature = classifier.temperature, 1.0
+    seen: Evaluation | None = None
+    if "val" in table.splits:
+        with suppress(VitkitError):  # none of them can be read
+            plain = evaluate(classifier, table, "val", partial(progress, "calibrating"))
+            known = np.isfinite(plain.probabilities).all(axis=1)  # logits that overflow tell nothing
+            if known.any():
+                classifier.temperature = fit_temperature(plain.probabilities[known], plain.labels[known])
+                seen = at_temperature(plain, classifier.temperature)
+    if seen is None:
+        say("no validation images: the confidences are not calibrated (temperature 1)")
+    if classifier.temperature != before:
+        classifier.save(folder)
+    return seen
+
+
+def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, split: str) -> str:
+    return (
+        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
+        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {split} images"
+    )
+
+
+def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
+    """Of images that were not trained on, each once."""
+    both = {own.split: own for own in (seen, evaluation) if own is not None}
+    return [own for split, own in both.items() if split in ("val", "test")]
 
 
 def _kept(recipe: Recipe) -> str:

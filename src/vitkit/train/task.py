@@ -1,7 +1,12 @@
-"""One training step and one validation step, as Lightning's Trainer asks for them."""
+"""One training step and one validation step, as Lightning's Trainer asks for them.
+
+A step is done here and not by Lightning, so that it can be left out, done again in smaller pieces, or made of several
+batches.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,40 +14,81 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitkit.data.augment import mix_seeds
+from vitkit.data.augment import Mixing, mix_seeds
+from vitkit.data.datamodule import ImageData
+from vitkit.errors import VitkitError
+from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
-from vitkit.train.distill import distillation_loss, label_loss
-from vitkit.train.optim import build_optimizer, lr_factor
+from vitkit.train.average import Average
+from vitkit.train.distill import binary_loss, distillation_loss, label_loss
+from vitkit.train.guard import Guard, Outcome, all_finite
+from vitkit.train.linear import heads_of
+from vitkit.train.optim import build_optimizer, lr_factor, swa_factor, swa_start
+from vitkit.train.pieces import Pieces, add_gradients, is_out_of_memory
 from vitkit.train.recipe import Recipe
+from vitkit.train.team import ALONE, Team, share_out
 
 
 class ClassificationTask(LightningModule):
     """Cross-entropy on every head, or distillation from a teacher.
 
-    Writes `train_loss`, `val_loss`, `val_acc` and `lr` into `metrics` each epoch.
+    Writes `train_loss`, `train_acc`, `val_loss`, `val_acc` and `lr` into `metrics` each epoch. Where images may have
+    several classes the loss is binary cross-entropy, an accuracy is the part of the images whose every class is right
+    at a probability of 1/2, and `val_map` is the mean average precision.
 
     The learning rate is a function of how far the training is: steps of the total, or seconds of the time budget,
     whichever is further. Nothing of it needs to be restored on resume but the seconds spent.
+
+    Args:
+        model: to train; of frozen parts nothing is trained, and they stay in evaluation mode.
+        recipe: how.
+        steps: of the whole training.
+        imitate: images to the teacher's logits; a function, so that no checkpoint holds the teacher.
+        class_weights: (K,) what an image of each class counts; None for all alike.
+        sets: (S, K) of a multi-label table the target of each label (`ImageTable.set_targets`).
+        guard: watches over the training and tells of it; by default one that prints.
+        team: the processes that train together.
     """
 
     def __init__(
-        self, model: VisionTransformer, recipe: Recipe, steps: int, imitate: Callable[[Tensor], Tensor] | None = None
+        self,
+        model: VisionTransformer,
+        recipe: Recipe,
+        steps: int,
+        imitate: Callable[[Tensor], Tensor] | None = None,
+        *,
+        class_weights: Tensor | None = None,
+        sets: Tensor | None = None,
+        guard: Guard | None = None,
+        team: Team = ALONE,
     ) -> None:
         super().__init__()
-        self.model, self.recipe, self.steps = model, recipe, steps
-        self.imitate = imitate  # images to the teacher's logits; a function, so that no checkpoint holds the teacher
+        self.automatic_optimization = False
+        self.model, self.recipe, self.steps, self.imitate = model, recipe, steps, imitate
+        self.guard = guard or Guard(print)
+        self.pieces = Pieces(self.guard.say)
+        self.average = Average(model, recipe) if recipe.ema or recipe.swa else None
         self.metrics: dict[str, float] = {}
         self.spent = 0.0  # seconds of training before this process
-        self._started = time.monotonic()
-        self._losses: list[Tensor] = []
+        self.went_back = False  # whether this epoch's weights were given up
+        self._class_weights, self._sets = class_weights, sets
+        self._mixing = Mixing(mixup=recipe.mixup, cutmix=recipe.cutmix)
+        self.team = team
+        self._started = self._now = time.monotonic()
+        self._losses: list[float] = []
+        self._hits: list[Tensor] = []
         self._outputs: list[tuple[Tensor, Tensor]] = []
+        self._outcome: Outcome | None = None
+        self._bad: tuple[str, dict[str, Any]] | None = None  # what was not finite in this step, and its batch
+        self._before: dict[str, Tensor] = {}  # the weights to go back to
+        self._is_doubtful = False  # whether those are not the ones of the last epoch
 
     @property
     def elapsed(self) -> float:
         """Seconds spent in training, over all processes that worked on the run."""
-        return self.spent + time.monotonic() - self._started
+        return self.spent + self._now - self._started
 
     @property
     def progress(self) -> float:
@@ -51,55 +97,258 @@ class ClassificationTask(LightningModule):
         by_time = self.elapsed / self.recipe.budget if self.recipe.budget else 0.0
         return min(max(by_steps, by_time), 1.0)
 
+    @property
+    def kept(self) -> VisionTransformer:
+        """The model that is validated and saved: the average, once there is one."""
+        return self.average.model if self.average is not None and self.average.has_begun else self.model
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        recipe, epochs = self.recipe, self.recipe.epochs
+        factor = swa_factor(self.current_epoch, recipe)
+        if factor is None and recipe.step_per == "epoch":
+            factor = lr_factor(self.current_epoch / epochs, recipe, 1 / epochs)
+        elif factor is None:
+            factor = lr_factor(self.progress, recipe)
+        return recipe.lr * factor * self.guard.lr_scale
+
+    @property
+    def _data(self) -> ImageData:
+        data = getattr(self.trainer, "datamodule")  # noqa: B009  # Lightning does not declare it
+        assert isinstance(data, ImageData)
+        return data
+
+    def configure_model(self) -> None:
+        """With `--strategy fsdp`, leave each process its part of the weights (Zhao et al., arXiv 2304.11277)."""
+        if self._is_shared_out and self.device_mesh is not None:
+            share_out(self.model, self.device_mesh)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.recipe)
 
     def on_train_start(self) -> None:
-        self._started = time.monotonic()
+        self._started = self._now = self.team.by_first(time.monotonic)
+        if not self._is_doubtful:
+            self._remember()
 
     def on_train_epoch_start(self) -> None:
         self._losses.clear()
+        self._hits.clear()
+        self.went_back, self._outcome = False, None
+        if self.recipe.method == "linear":  # what does not learn should not drop either
+            self.model.eval()
+            for module in heads_of(self.model):
+                module.train()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(mix_seeds(self.recipe.seed, self.global_step))  # dropout, the same after a resume
-        lr = self.recipe.lr * lr_factor(self.progress, self.recipe)
+        self._look_at_the_clock()
+        lr = self.lr
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = lr * group["lr_scale"]
         self.metrics["lr"] = lr
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def _look_at_the_clock(self) -> None:
+        """Where a time budget rules, all processes go by the first one's clock: they must agree on learning rates."""
+        self._now = self.team.by_first(time.monotonic) if self.recipe.budget else time.monotonic()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Add up the batch's gradient, and move where it is the last batch of its step."""
         images, labels = batch
-        heads, smoothing = self.model.forward_heads(images), self.recipe.label_smoothing
-        if self.imitate is None:
-            loss = label_loss(heads, labels, smoothing)
+        number, batches = self._place(batch_idx)
+        if number == 0:
+            self._clear_gradients()
+        mixed, targets = self._targets(images, labels, number)
+        losses: list[Tensor] = []
+
+        def compute(piece: slice) -> None:
+            seen = number * self.recipe.batch_size + piece.start
+            # Dropout's, the same after a resume.
+            place = (seen, self.team.rank) if self.team.rank else (seen,) if seen else ()
+            torch.manual_seed(mix_seeds(self.recipe.seed, self.global_step, *place))
+            loss, hits = self.loss_of(mixed[piece], targets[piece])
+            share = self._part(mixed[piece])
+            self._add_gradients(loss * (share / batches))
+            losses.append(loss.detach() * share)
+            self._hits.append(hits)
+
+        self.pieces.each(len(images), compute)
+        loss = torch.stack(losses).sum().item()
+        if math.isfinite(loss):
+            self._losses.append(loss)
+        elif self._bad is None:
+            self._bad = "loss", self._describe(batch, batch_idx)
+        if number == batches - 1:
+            self._move(batch, batch_idx)
+        if batch_idx + 1 == self.trainer.num_training_batches:
+            self._average_epoch()
+
+    def _add_gradients(self, loss: Tensor) -> None:
+        if self._is_shared_out:  # in the backward pass the processes meet, and each gets the mean of its own part
+            (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
         else:
-            loss = distillation_loss(
-                heads,
-                labels,
-                self.imitate(images),
-                kind=self.recipe.distillation,
-                alpha=self.recipe.distill_alpha,
-                temperature=self.recipe.distill_temperature,
-                label_smoothing=smoothing,
-            )
-        self._losses.append(loss.detach())
-        return loss
+            add_gradients(self._trained(), loss)
+
+    @property
+    def _is_shared_out(self) -> bool:
+        return self.team.size > 1 and self.recipe.strategy == "fsdp"
+
+    def _place(self, batch_idx: int) -> tuple[int, int]:
+        """Which batch of its step this is, and of how many: the last step of an epoch may have fewer."""
+        number = batch_idx % self.recipe.accumulate
+        return number, min(self.recipe.accumulate, int(self.trainer.num_training_batches) - batch_idx + number)
+
+    def _part(self, images: Tensor) -> float:
+        """How much these images are of the whole batch, all processes' shares together."""
+        return self._data.part(len(images))
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _clear_gradients(self) -> None:
+        self._bad = None
+        for parameter in self._trained():
+            parameter.grad = None
+
+    def _targets(self, images: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The images, mixed if the recipe says so, and their labels (B,) or weighted targets (B, K)."""
+        if not self._mixing and self._class_weights is None and self._sets is None:
+            return images, labels
+        if self._sets is not None:
+            targets = self._sets.to(labels.device)[labels]  # (B, K)
+        else:
+            targets = F.one_hot(labels, self.model.config.num_classes).float()  # (B, K)
+        if self._class_weights is not None and self._sets is None:
+            targets *= self._class_weights.to(targets.device)
+        if self._mixing:
+            seed = mix_seeds(self.recipe.seed, self.global_step, number, *([self.team.rank] if self.team.rank else []))
+            images, targets = self._mixing.apply(images, targets, seed)
+        return images, targets
+
+    def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of some images, and which of them the model had right, (B,).
+
+        Args:
+            images: (B, C, height, width).
+            targets: labels (B,), or weights of the classes (B, K).
+        """
+        heads, recipe = self.model.forward_heads(images), self.recipe
+        if self._sets is not None:
+            answers = torch.stack([head.detach().float() for head in heads]).mean(dim=0) > 0
+            weights = None if self._class_weights is None else self._class_weights.to(images.device)
+            hits = (answers == (targets > 0.5)).all(dim=1)  # (B,)
+            return binary_loss(heads, targets, weights, recipe.label_smoothing), hits
+        with torch.no_grad():
+            answers = torch.stack([head.float() for head in heads]).mean(dim=0).argmax(dim=1)
+            hits = answers == (targets if targets.ndim == 1 else targets.argmax(dim=1))  # (B,)
+        if self.imitate is None:
+            return label_loss(heads, targets, recipe.label_smoothing), hits
+        loss = distillation_loss(
+            heads,
+            targets,
+            self.imitate(images),
+            kind=recipe.distillation,
+            alpha=recipe.distill_alpha,
+            temperature=recipe.distill_temperature,
+            label_smoothing=recipe.label_smoothing,
+        )
+        return loss, hits
+
+    def _move(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """One step of the optimiser, unless its gradient is not finite."""
+        gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
+        self.team.add_up(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        what = "loss" if self.team.any(self._bad is not None) else "gradient" if not norm.isfinite() else None
+        if what is not None:
+            self.guard.skip_step(what, self._bad[1] if self._bad else self._describe(batch, batch_idx))
+            self._clear_gradients()
+            return
+        if self.recipe.clip_grad:
+            torch.nn.utils.clip_grads_with_norm_(self._trained(), self.recipe.clip_grad, norm)
+        try:
+            self.optimizers().step()  # type: ignore[union-attr]  # there is one
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise VitkitError(
+                    "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
+                ) from error
+            raise
+        self.guard.pass_step()
+        if self.average is not None and self.recipe.ema:
+            self.average.update(self.model)
+
+    def _average_epoch(self) -> None:
+        start = swa_start(self.recipe)
+        if self.average is not None and start is not None and self.current_epoch >= start:
+            self.average.update(self.model)
+
+    def _describe(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+        images, labels = batch
+        paths = self._data.paths_of_batch(self.current_epoch, batch_idx)
+        place = {"epoch": self.current_epoch, "step": self.global_step}
+        return {"images": images.cpu(), "labels": labels.cpu(), "paths": paths, **place}
 
     def on_train_epoch_end(self) -> None:
-        self.metrics["train_loss"] = torch.stack(self._losses).mean().item()
+        self._look_at_the_clock()
+        losses = self.team.gather(sum(self._losses) / len(self._losses) if self._losses else math.nan)
+        self.metrics["train_loss"] = sum(losses)
+        self.metrics["train_acc"] = torch.cat(self.team.gather(torch.cat(self._hits).cpu())).float().mean().item()
+        is_finite, is_good = all_finite(self.state_dict()), self.guard.judge(self._outcome)
+        if is_finite and is_good:
+            self._remember()
+        elif not is_finite:
+            self._go_back("the weights are no longer finite")
+        elif self.progress >= self.recipe.warmup:
+            self._go_back("the model calls all validation images the same")
+        else:
+            self._is_doubtful = True
+
+    def _remember(self) -> None:
+        """Keep the weights of now, to go back to them."""
+        learning = {f"model.{name}" for name, own in self.model.named_parameters() if own.requires_grad}
+        self._before = {
+            name: value.detach().cpu().clone()
+            for name, value in self.state_dict().items()
+            if name in learning or name.startswith("average.")
+        }
+        self._is_doubtful = False
+
+    def _go_back(self, what: str) -> None:
+        self.guard.lower(self.current_epoch, what)
+        self.load_state_dict(self._before, strict=False)
+        self._is_doubtful = False
+        self.trainer.optimizers[0].state.clear()
+        self.went_back = True
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
-        self._outputs.append((self.model(images).float(), labels))
+        self._outputs.append((self.kept(images).float(), labels))
 
     def on_validation_epoch_end(self) -> None:
-        logits, labels = (torch.cat(parts) for parts in zip(*self._outputs, strict=True))
+        self._look_at_the_clock()
+        own = [torch.cat(parts).cpu() for parts in zip(*self._outputs, strict=True)]
         self._outputs.clear()
+        logits, labels = (self._data.put_together(shares) for shares in zip(*self.team.gather(own), strict=True))
+        if self._sets is not None:  # the guard knows single classes only, and is not asked
+            targets = self._sets.cpu()[labels]  # (n, K)
+            self.metrics["val_loss"] = F.binary_cross_entropy_with_logits(logits, targets).item()
+            self.metrics["val_acc"] = ((logits > 0) == (targets > 0.5)).all(dim=1).float().mean().item()
+            self.metrics["val_map"] = mean_average_precision(targets.bool().numpy(), logits.nan_to_num().numpy())
+            return
+        self._outcome = Outcome(logits, labels)
         self.metrics["val_loss"] = F.cross_entropy(logits, labels).item()
-        self.metrics["val_acc"] = (logits.argmax(dim=1) == labels).float().mean().item()
+        self.metrics["val_acc"] = self._outcome.accuracy
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["spent"] = self.elapsed
+        checkpoint["piece"] = self.pieces.size
+        checkpoint["before"] = self._before if self._is_doubtful else None
+        checkpoint["guard"] = self.guard.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.spent = checkpoint["spent"]
+        self.pieces.size = checkpoint["piece"]
+        self._is_doubtful = checkpoint["before"] is not None
+        self._before = checkpoint["before"] or {}
+        self.guard.load_state_dict(checkpoint["guard"])

@@ -56,6 +56,7 @@ class Origin:
     notes: tuple[str, ...] = ()
     pixel_size: Pair | None = None  # what images are brought to, where that is not the size of the positions
     temperature: float = 1.0
+    thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -91,6 +92,7 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
             classes=tuple(description["classes"]),
             temperature=description["temperature"],
+            thresholds=tuple(description["thresholds"]) if "thresholds" in description else None,
             provenance=description["provenance"],
         )
     except (AttributeError, KeyError, TypeError) as error:

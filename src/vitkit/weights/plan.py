@@ -26,7 +26,7 @@ class Plan:
 
     Attributes:
         config: of the model that will be built.
-        classes, preprocess, temperature, provenance: of the classifier.
+        classes, preprocess, temperature, thresholds, provenance: of the classifier.
         report: what will become of every tensor.
     """
 
@@ -36,6 +36,7 @@ class Plan:
     report: LoadReport
     read: Mapping[str, Callable[[], Tensor]]
     temperature: float = 1.0
+    thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def build(self) -> Classifier:
@@ -53,6 +54,7 @@ class Plan:
             classes=self.classes,
             preprocess=self.preprocess,
             temperature=self.temperature,
+            thresholds=self.thresholds,
             provenance=dict(self.provenance),
             report=report,
         )
@@ -87,6 +89,7 @@ def make_plan(
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))
     new = {*adapted.replaced, *origin.unfit}
+    keeps_head = not adapted.replaced and target.num_classes == origin.config.num_classes
     report = LoadReport(
         source=name,
         format=origin.format,
@@ -107,7 +110,8 @@ def make_plan(
         preprocess=preprocess or _preprocess(origin.pixels, target),
         report=report,
         read=adapted.read,
-        temperature=1.0 if adapted.replaced else origin.temperature,
+        temperature=origin.temperature if keeps_head else 1.0,
+        thresholds=origin.thresholds if keeps_head else None,
         provenance=origin.provenance,
     )
 

@@ -1,0 +1,138 @@
+"""Whether a map shows what the model uses: `python benchmarks/faithfulness.py MODEL DATA [IMAGES] [TABLE.md]`.
+
+MODEL is a run folder; DATA are its photographs, of which those of the test split are looked at: IMAGES of them (default
+all), evenly spread. Patches are covered in the order of a map, most important first, with the mean colour (deletion:
+the probability of the predicted class should fall fast, so a small area under its curve is good); or uncovered upon a
+blurred image (insertion: it should rise fast, a large area is good); RISE, arXiv 1806.07421, sec. 4.3. All is computed
+in bfloat16. `random` orders the patches by chance. Intervals are 95 % percentiles of 10,000 bootstraps over images;
+differences are paired, image by image.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+
+from vitkit import VisionTransformer, load
+from vitkit.data.datamodule import EvaluationImages
+from vitkit.data.source import ImageTable
+from vitkit.data.split import split_from_file
+from vitkit.explain import CLASS_SPECIFIC, METHODS
+from vitkit.explain.occluding import cover
+
+STEPS, AT_ONCE, RESAMPLES = 20, 8, 10_000
+BLUR = 10.0  # the blur's standard deviation, in pixels: RISE's
+Scores = npt.NDArray[np.float64]
+
+
+def held_out(model: Path, data: Path, number: int | None) -> ImageTable:
+    """The test images of a run, evenly spread over the classes' order."""
+    table = replace(split_from_file(model / "split.json").of_split("test"), root=data)
+    number = min(number or len(table), len(table))
+    return table.take([i * len(table) // number for i in range(number)])
+
+
+def blurred(images: Tensor) -> Tensor:
+    """(B, C, height, width), without what could tell a class."""
+    return torch.from_numpy(gaussian_filter(images.float().numpy(), (0, 0, BLUR, BLUR))).to(images)
+
+
+def orders(model: VisionTransformer, images: Tensor, target: Tensor) -> dict[str, tuple[Tensor, float]]:
+    """Each method's order of the patches (B, h*w), most important first, and the seconds it took."""
+    found = {}
+    for name, method in METHODS.items():
+        if name == "heads":  # whose mean is `raw`
+            continue
+        started = time.perf_counter()
+        maps = method(model, images, **({"target": target} if name in CLASS_SPECIFIC else {}))
+        found[name] = maps.flatten(1).argsort(dim=1, descending=True), time.perf_counter() - started
+    generator = torch.Generator().manual_seed(int(images.float().sum().item()) % 2**31)
+    chance = torch.rand(len(images), model.config.patches, generator=generator)
+    return {"random": (chance.argsort(dim=1), 0.0)} | found
+
+
+@torch.inference_mode()
+def area(
+    model: VisionTransformer, top: Tensor, below: Tensor, order: Tensor, target: Tensor
+) -> npt.NDArray[np.float32]:
+    """The area under each image's curve (B,), as patches of `top` give way to `below` in this order."""
+    h, w = model.config.grid
+    rank = order.argsort(dim=1).view(-1, h, w)  # of each patch
+    curve = []
+    for step in range(STEPS + 1):
+        gone = rank < round(step * h * w / STEPS)  # (B, h, w)
+        probabilities = model(cover(top, gone, model.config, below)).float().softmax(dim=-1)
+        curve.append(probabilities.gather(1, target[:, None])[:, 0])
+    return torch.trapezoid(torch.stack(curve), dx=1 / STEPS, dim=0).numpy()
+
+
+def score(model: VisionTransformer, images: Tensor, report: Callable[[], None]) -> dict[str, tuple[Scores, float]]:
+    """Each method's (2, B) areas of deletion and insertion, and its seconds for all images."""
+    areas: dict[str, list[Scores]] = {}
+    seconds: dict[str, float] = {}
+    for batch in images.split(AT_ONCE):
+        with torch.inference_mode():
+            target = model(batch).argmax(dim=-1)
+        soft = blurred(batch)
+        for name, (order, taken) in orders(model, batch, target).items():
+            deletion = area(model, batch, torch.zeros_like(batch), order, target)
+            insertion = area(model, soft, batch, order, target)
+            areas.setdefault(name, []).append(np.stack([deletion, insertion]).astype(np.float64))
+            seconds[name] = seconds.get(name, 0.0) + taken
+        report()
+    return {name: (np.concatenate(own, axis=1), seconds[name]) for name, own in areas.items()}
+
+
+def interval(values: Scores) -> str:
+    """The mean and its interval, over images."""
+    picked = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(values[picked].mean(axis=1), [2.5, 97.5])
+    return f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def to_table(scores: dict[str, tuple[Scores, float]]) -> str:
+    """Markdown. `gain` is insertion less deletion, which is compared with the same of two other orders."""
+    gain = {name: own[1] - own[0] for name, (own, _) in scores.items()}
+    lines = [
+        "| method | deletion ↓ | insertion ↑ | gain over random | gain over raw | gain over rollout | s an image |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, (own, seconds) in scores.items():
+        against = [
+            interval(gain[name] - gain[other]) if name != other else "" for other in ("random", "raw", "rollout")
+        ]
+        cells = [name, *(interval(row).replace("+", "") for row in own), *against, f"{seconds / own.shape[1]:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(folder: Path, data: Path, number: int | None, out: Path | None) -> None:
+    """Score, print and write the table."""
+    classifier, table = load(folder), held_out(folder, data, number)
+    dataset = EvaluationImages(table, classifier.preprocess)
+    images = torch.stack([dataset[i][0] for i in range(len(dataset))]).bfloat16()
+    model, done = classifier.model.bfloat16(), [0]
+
+    def report() -> None:
+        done[0] += AT_ONCE
+        print(f"{min(done[0], len(images))} of {len(images)} images", file=sys.stderr)
+
+    text = f"{len(images)} test photographs of `{data.name}`, {STEPS} steps, bfloat16\n\n"
+    text += to_table(score(model, images, report))
+    print(text)
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    limit = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    main(Path(sys.argv[1]), Path(sys.argv[2]), limit, Path(sys.argv[4]) if len(sys.argv) > 4 else None)

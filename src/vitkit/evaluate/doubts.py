@@ -1,0 +1,69 @@
+"""Images whose label is likely wrong, for people to look at: as rows of a CSV file and in the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from vitkit.data.source import ImageTable
+from vitkit.evaluate.labels import find_suspects
+from vitkit.evaluate.metrics import Evaluation
+from vitkit.files import write_text
+
+
+class Doubt(NamedTuple):
+    """An image whose label is doubtful.
+
+    Attributes:
+        path: as the table has it.
+        label: its class.
+        suggested: the class that it looks like.
+        score: how much more probable that one is, in (0, 1].
+    """
+
+    path: str
+    label: str
+    suggested: str
+    score: float
+
+
+def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[Doubt]:
+    """By probes that did not see the image, the most doubtful first.
+
+    Args:
+        table: n images.
+        features: (n, D), of a backbone that was not trained on these labels.
+        labels: (n,).
+        seed: of the folds.
+    """
+    return [
+        Doubt(table.paths[own.index], table.classes[own.given], table.classes[own.suggested], own.doubt)
+        for own in find_suspects(features, labels, len(table.classes), seed)
+    ]
+
+
+def from_predictions(evaluations: Iterable[Evaluation]) -> list[Doubt]:
+    """By what a model says of images that it was not trained on, the most doubtful first."""
+    doubts = []
+    for evaluation in evaluations:
+        for i in evaluation.mistakes(len(evaluation.labels)):
+            true, said = int(evaluation.labels[i]), int(evaluation.predicted[i])
+            row = evaluation.probabilities[i].astype(np.float64)
+            names = evaluation.classes[true], evaluation.classes[said]
+            doubts.append(Doubt(evaluation.paths[i], *names, float(row[said] - row[true])))
+    return sorted(doubts, key=lambda own: -own.score)
+
+
+def write_doubts(path: Path, doubts: Sequence[Doubt]) -> None:
+    """A CSV file with the columns path, label, suggested, score."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Doubt._fields)
+    writer.writerows((*own[:3], f"{own.score:.6f}") for own in doubts)
+    write_text(path, text.getvalue())

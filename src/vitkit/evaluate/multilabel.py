@@ -1,0 +1,276 @@
+"""Where an image may have several classes, or none: what a classifier is worth, and where its thresholds should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.metrics import average_precision_score
+
+from vitkit.classifier import Classifier
+from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluate.metrics import Evaluation
+from vitkit.page import table as html_table
+from vitkit.weights import load
+
+Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.floating[Any]]
+NO_THRESHOLD = 0.5  # of a class that no validation image has
+
+
+@dataclass(frozen=True)
+class MultiEvaluation(Evaluation):
+    """The outcome of a multi-label classifier on labelled images. What is said of single classes does not apply.
+
+    Attributes:
+        labels: 1 where an image has a class, else 0, (n, K).
+        probabilities: (n, K), each from 0 to 1.
+        thresholds: the probability from which on an image is said to have a class, (K,).
+    """
+
+    thresholds: tuple[float, ...] = ()
+
+    @property
+    def predicted(self) -> npt.NDArray[np.int64]:
+        """1 where an image is said to have a class, else 0, (n, K)."""
+        return (self.probabilities >= np.array(self.thresholds)).astype(np.int64)
+
+    @property
+    def accuracy(self) -> float:
+        """Exact match: the part of the images whose every class is said, and no other."""
+        return float((self.predicted == self.labels).all(axis=1).mean())
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean of recall and of its counterpart on images without the class, over the classes where both exist."""
+        hits = self.predicted == self.labels
+        positives, images = self.labels.sum(axis=0), len(self.labels)
+        both = (positives > 0) & (positives < images)
+        if not both.any():
+            return self.accuracy
+        recall = (hits & self.labels).sum(axis=0)[both] / positives[both]
+        rejection = (hits & (self.labels == 0)).sum(axis=0)[both] / (images - positives)[both]
+        return float(((recall + rejection) / 2).mean())
+
+    @property
+    def hamming_loss(self) -> float:
+        """Part of all decisions, one an image and class, that are wrong."""
+        return float((self.predicted != self.labels).mean())
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood of a decision, in nats."""
+        true = np.where(self.labels == 1, self.probabilities, 1 - self.probabilities.astype(np.float64))
+        return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
+
+    @property
+    def mean_average_precision(self) -> float:
+        """mAP: the mean of the classes' average precision."""
+        return mean_average_precision(self.labels, self.probabilities)
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean of the classes' F1 at the thresholds, 0 for one that is neither said nor there."""
+        return float(self._scores()[2].mean())
+
+    @property
+    def micro_f1(self) -> float:
+        """F1 of all decisions together."""
+        named, there = self.predicted.sum(), self.labels.sum()
+        return float(_ratio(2 * (self.predicted & self.labels).sum(), named + there))
+
+    def per_class(self) -> dict[str, dict[str, Any]]:
+        """Precision, recall, F1, support (images), threshold and average precision (None without any) of each class."""
+        precision, recall, f1 = self._scores()
+        support, found = self.labels.sum(axis=0), average_precisions(self.labels, self.probabilities)
+        return {
+            name: {
+                "precision": float(precision[i]),
+                "recall": float(recall[i]),
+                "f1": float(f1[i]),
+                "support": int(support[i]),
+                "threshold": self.thresholds[i],
+                "average_precision": _known(float(found[i])),
+            }
+            for i, name in enumerate(self.classes)
+        }
+
+    def _scores(self) -> tuple[Floats, Floats, Floats]:
+        """Precision, recall and F1, (K,) each; 0 where one is undefined."""
+        hits = (self.predicted & self.labels).sum(axis=0)
+        named, there = self.predicted.sum(axis=0), self.labels.sum(axis=0)
+        return _ratio(hits, named), _ratio(hits, there), _ratio(2 * hits, named + there)
+
+    def summary(self) -> dict[str, Any]:
+        """The headline numbers, `accuracy` (the exact match) first."""
+        return {
+            "accuracy": self.accuracy,
+            "mean_average_precision": _known(self.mean_average_precision),
+            "micro_f1": self.micro_f1,
+            "macro_f1": self.macro_f1,
+            "hamming_loss": self.hamming_loss,
+            "balanced_accuracy": self.balanced_accuracy,
+            "loss": self.loss,
+            "images": len(self.labels),
+            "unreadable": len(self.unreadable),
+            "split": self.split,
+            "task": "multi",
+        }
+
+
+def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64]:
+    """(K,) the area under each class's steps of precision by recall; NaN for a class that no image has.
+
+    Args:
+        labels: whether each image has each class, (n, K).
+        scores: anything that rises with the probability, (n, K).
+    """
+    columns = zip(labels.T, scores.T, strict=True)
+    return np.array([average_precision_score(own, score) if own.any() else np.nan for own, score in columns])
+
+
+def mean_average_precision(labels: Labels, scores: Floats) -> float:
+    """Over the classes that an image has; NaN when there is none."""
+    found = average_precisions(labels, scores)
+    return float(found[~np.isnan(found)].mean()) if labels.any() else float("nan")
+
+
+def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
+    """(K,) the threshold with the best F1 of each class, midway between two probabilities that occur.
+
+    Of several equally good the one nearest to 0.5; 0.5 for a class that no image has.
+
+    Args:
+        labels: whether each image has each class, (n, K).
+        probabilities: (n, K).
+    """
+    return tuple(_best_threshold(*column) for column in zip(labels.T, probabilities.T, strict=True))
+
+
+def _best_threshold(labels: Labels, probabilities: Floats) -> float:
+    if not labels.any():
+        return NO_THRESHOLD
+    order = np.argsort(-probabilities, kind="stable")
+    values = np.append(probabilities[order].astype(np.float64), 0.0)
+    hits, named = np.cumsum(labels[order]), np.arange(1, len(labels) + 1)
+    f1 = 2 * hits / (named + labels.sum())
+    f1[values[:-1] == values[1:]] = -1  # equal probabilities are named together, or not at all
+    if values[-2] == 0:  # all are named by a threshold of 0
+        f1[-1] = 2 * hits[-1] / (len(labels) + labels.sum())
+    middles = (values[:-1] + values[1:]) / 2
+    best = np.flatnonzero(f1 >= f1.max() - 1e-12)
+    return float(middles[best[np.argmin(np.abs(middles[best] - 0.5))]])
+
+
+def evaluate(
+    classifier: Classifier, table: ImageTable, split: str, progress: Callable[[int, int], None] | None = None
+) -> MultiEvaluation:
+    """Ask a multi-label classifier about every image of a split, or of `all`. Classes are matched by name.
+
+    Raises:
+        VitkitError: the split has no readable image, or images of a class that the classifier does not know.
+    """
+    rows = table if split == "all" else table.of_split(split)
+    column_of = _align(rows, classifier)
+    paths, labels, outcomes, unreadable = [], [], [], {}
+    stream = classifier.stream(rows.file(i) for i in range(len(rows)))
+    for i, (_, outcome) in enumerate(stream):
+        if isinstance(outcome, str):
+            unreadable[rows.paths[i]] = outcome
+        else:
+            own = np.zeros(len(classifier.classes), dtype=np.int64)
+            own[[column_of[label] for label in rows.classes_of(i)]] = 1
+            paths.append(rows.paths[i])
+            labels.append(own)
+            outcomes.append(outcome)
+        if progress is not None:
+            progress(i + 1, len(rows))
+    if not paths:
+        first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
+        raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
+    assert classifier.thresholds is not None
+    return MultiEvaluation(
+        split=split,
+        classes=classifier.classes,
+        paths=tuple(paths),
+        labels=np.stack(labels),
+        probabilities=np.stack(outcomes),
+        unreadable=unreadable,
+        thresholds=classifier.thresholds,
+    )
+
+
+def _align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
+    """The classifier's number of each class of the rows."""
+    present = [name for name, count in rows.counts().items() if count]
+    unknown = [name for name in present if name not in classifier.classes]
+    if unknown:
+        known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
+        raise VitkitError(f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})")
+    return {rows.classes.index(name): classifier.classes.index(name) for name in present}
+
+
+def settle_thresholds(
+    folder: Path, table: ImageTable, progress: Callable[[int, int], None] | None = None
+) -> tuple[float, ...]:
+    """Write the thresholds with the best F1 on the validation images into a model folder.
+
+    Returns:
+        The thresholds, (K,); those of before where there are no validation images.
+    """
+    classifier = load(folder)
+    if "val" in table.splits:
+        outcome = evaluate(classifier, table, "val", progress)
+        classifier.thresholds = best_thresholds(outcome.labels, outcome.probabilities)
+        classifier.save(folder)
+    assert classifier.thresholds is not None
+    return classifier.thresholds
+
+
+def headline(evaluation: Evaluation) -> str:
+    """The first figures of a report, as HTML."""
+    summary = evaluation.summary()
+    found = summary["mean_average_precision"]
+    detail = ", ".join(
+        (
+            f"mAP {'unknown' if found is None else f'{found:.3f}'}",
+            *(f"{name.replace('_', ' ')} {summary[name]:.3f}" for name in ("micro_f1", "macro_f1", "hamming_loss")),
+            f"log loss {summary['loss']:.3f}",
+        )
+    )
+    images = f"{summary['images']} {escape(evaluation.split)} images"
+    return (
+        f'<p><span class="figure">{100 * evaluation.accuracy:.1f} %</span> exact match on {images}'
+        f' <span class="soft">({detail})</span></p>'
+    )
+
+
+def class_table(evaluation: Evaluation) -> str:
+    """Each class with its threshold, as an HTML table."""
+    keys = ("threshold", "precision", "recall", "f1")
+    rows = [
+        [
+            escape(name),
+            *(f"{row[key]:.3f}" for key in keys),
+            "none" if row["average_precision"] is None else f"{row['average_precision']:.3f}",
+            str(row["support"]),
+        ]
+        for name, row in evaluation.per_class().items()
+    ]
+    return html_table(rows, ["class", "threshold", "precision", "recall", "F1", "average precision", "images"])
+
+
+def _ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """part / whole, and 0 where there is no whole."""
+    return np.asarray(part) / np.maximum(whole, 1)
+
+
+def _known(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if np.isnan(value) else value

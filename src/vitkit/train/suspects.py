@@ -1,0 +1,51 @@
+"""Which labels of a run's images are likely wrong, as the weights that the run began from see them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from vitkit.data.datamodule import EvaluationImages
+from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluate.doubts import Doubt, from_features
+from vitkit.train.folder import Run
+from vitkit.train.probe import compute_features
+from vitkit.train.recipe import Recipe
+from vitkit.train.setup import choose_precision, new_classifier
+
+MOST = 20_000  # images; more would take long, and memory
+
+
+def doubt_labels(run: Run, recipe: Recipe, table: ImageTable) -> list[Doubt] | None:
+    """The doubtful labels of all images of a run, the most doubtful first.
+
+    The weights that the run began from are asked, not those that it ended with: these know the labels by heart.
+
+    Returns:
+        None where they cannot be looked for: the run began from nothing, or its images have several classes each.
+    """
+    if recipe.weights == "none" or table.is_multi:
+        return None
+    if len(table) > MOST:
+        run.say(f"label errors are looked for among held-out images only: there are more than {MOST:,} images")
+        return None
+    started = time.monotonic()
+    precision = choose_precision(recipe.precision)
+    try:
+        # As for a head on frozen features: the class token and the mean of the patches.
+        frozen = new_classifier(recipe.replace(method="head", teacher=None), table, "", run.progress)
+        features, labels = compute_features(
+            frozen.model,
+            EvaluationImages(table, frozen.preprocess),
+            recipe,
+            precision,
+            partial(run.progress, "looking for label errors"),
+        )
+    except VitkitError as error:  # an image that was readable when the run began
+        run.say(f"note: label errors were not looked for: {error}")
+        return None
+    doubts = from_features(table, features, labels, recipe.seed)
+    seconds = time.monotonic() - started
+    run.say(f"{len(doubts)} of {len(table)} labels are doubtful (frozen features in {precision}, {seconds:.0f} s)")
+    return doubts

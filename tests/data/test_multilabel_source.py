@@ -1,0 +1,273 @@
+"""Images of several classes, or none: from the CSV to the split and back."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import photos
+from vitkit.data.doctor import examine
+from vitkit.data.source import ImageTable, number_sets, read_source
+from vitkit.data.split import fold, split, split_from_file, split_to_dict, take_stratified
+from vitkit.errors import VitkitError
+from vitkit.evaluate.checkup import write_checkup
+
+
+def csv_of(folder: Path, *rows: str, header: str = "path,labels") -> Path:
+    file = folder / "all.csv"
+    file.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return file
+
+
+def names_of(table: ImageTable) -> list[str]:
+    return [table.name_of(i) for i in range(len(table))]
+
+
+def table_of(own: list[tuple[int, ...]], classes: int, splits: list[str | None] | None = None) -> ImageTable:
+    sets, labels = number_sets([tuple(sorted(labels)) for labels in own])
+    return ImageTable(
+        name="some",
+        root=Path("/photos"),
+        classes=tuple(f"c{k}" for k in range(classes)),
+        paths=tuple(f"{i}.png" for i in range(len(own))),
+        labels=labels,
+        splits=tuple(splits or [None] * len(own)),
+        sets=sets,
+    )
+
+
+def random_sets(images: int, classes: int, seed: int) -> list[tuple[int, ...]]:
+    """Classes from common to rare, some of them going together."""
+    rng = np.random.default_rng(seed)
+    chances = np.geomspace(0.5, 3 / images, classes)
+    has = rng.random((images, classes)) < chances
+    has[:, 1] |= has[:, 0] & (rng.random(images) < 0.7)
+    has[rng.integers(images, size=classes), np.arange(classes)] = True  # every class has an image
+    return [tuple(np.flatnonzero(row).tolist()) for row in has]
+
+
+# --- Reading ---------------------------------------------------------------------------------------
+
+
+def test_names_are_split_stripped_sorted_and_counted_once(tmp_path: Path) -> None:
+    table = read_source(csv_of(tmp_path, "a.png, dog ;cat", "b.png,", "c.png,cat;cat;", "d.png,;", "e.png,Zebra"))
+    assert table.is_multi
+    assert table.classes == ("Zebra", "cat", "dog")
+    assert names_of(table) == ["cat;dog", "", "cat", "", "Zebra"]
+    assert [table.target(i) for i in range(3)] == [[0, 1, 1], [0, 0, 0], [0, 1, 0]]
+    assert [table.set_targets()[label] for label in table.labels] == [table.target(i) for i in range(5)]
+    assert table.counts() == {"Zebra": 1, "cat": 2, "dog": 1}
+
+
+@pytest.mark.parametrize("header", ["path,labels", "path,Labels", "filename,LABELS"])
+def test_a_column_called_labels_is_multi_label_without_any_joint(tmp_path: Path, header: str) -> None:
+    table = read_source(csv_of(tmp_path, "a.png,cat", "b.png,dog", header=header))
+    assert table.is_multi and names_of(table) == ["cat", "dog"]
+
+
+def test_a_label_column_is_multi_label_where_it_joins_names(tmp_path: Path) -> None:
+    table = read_source(csv_of(tmp_path, "a.png,cat;dog", "b.png,dog", "c.png,", header="path,label"))
+    assert table.is_multi and names_of(table) == ["cat;dog", "dog", ""]
+
+
+def test_a_label_column_without_several_names_stays_single(tmp_path: Path) -> None:
+    table = read_source(csv_of(tmp_path, "a.png,cat", "b.png,dog", header="path,label"))
+    assert not table.is_multi and table.sets == () and table.labels == (0, 1)
+    with pytest.raises(VitkitError, match="line 3: label is empty"):
+        read_source(csv_of(tmp_path, "a.png,cat", "b.png,", header="path,label"))
+
+
+def test_one_class_or_none_of_it_can_be_learned_but_no_class_at_all_cannot(tmp_path: Path) -> None:
+    table = read_source(csv_of(tmp_path, "a.png,cat", "b.png,"))
+    assert table.classes == ("cat",) and [table.target(i) for i in range(2)] == [[1], [0]]
+    with pytest.raises(VitkitError, match="every label is empty"):
+        read_source(csv_of(tmp_path, "a.png,", "b.png,;"))
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [("path;labels", "a.png;cat;dog"), ("path,labels", "a.png,cat,dog"), ("path;label", "a.png;cat;dog")],
+)
+def test_classes_that_would_be_lost_in_further_cells_are_refused(tmp_path: Path, header: str, row: str) -> None:
+    with pytest.raises(VitkitError, match=r'line 2: 3 cells for 2 columns.*"cat;dog"'):
+        read_source(csv_of(tmp_path, row, header=header))
+
+
+def test_a_file_separated_by_semicolons_quotes_its_classes(tmp_path: Path) -> None:
+    table = read_source(csv_of(tmp_path, 'a.png;"cat;dog";train', "b.png;;val", header="path;labels;split"))
+    assert names_of(table) == ["cat;dog", ""] and table.splits == ("train", "val")
+
+
+_NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), exclude_characters=";"), min_size=1)
+
+
+@given(st.lists(st.sets(_NAMES.map(str.strip).filter(bool), max_size=4), min_size=2).filter(any))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_names_survive_the_csv_and_split_json(
+    tmp_path_factory: pytest.TempPathFactory, own: list[set[str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("csv")
+    rows = [(f"{i}.png", ";".join(labels), "train") for i, labels in enumerate(own)]
+    with (folder / "all.csv").open("w", encoding="utf-8", newline="") as text:
+        csv.writer(text).writerows([("path", "labels", "split"), *rows])
+    table = read_source(folder / "all.csv")
+    assert [{*table.name_of(i).split(";")} - {""} for i in range(len(table))] == own
+    (folder / "split.json").write_text(json.dumps(split_to_dict(table)), encoding="utf-8")
+    again = split_from_file(folder / "split.json")
+    assert dict(zip(again.paths, names_of(again), strict=True)) == dict(zip(table.paths, names_of(table), strict=True))
+    assert again.classes == table.classes and again.is_multi
+
+
+# --- The table -------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_taken_keep_their_classes_and_compact_drops_the_others() -> None:
+    table = table_of([(0, 2), (1,), (), (2,), (0, 1, 2)], 4)
+    some = table.take([2, 3])
+    assert names_of(some) == ["", "c2"] and some.classes == table.classes
+    small = some.compact()
+    assert small.classes == ("c2",) and names_of(small) == ["", "c2"] and small.sets == ((), (0,))
+    assert names_of(table.take([4, 0]).compact()) == ["c0;c1;c2", "c0;c2"]
+
+
+# --- Splits ----------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6), images=st.integers(12, 250), classes=st.integers(2, 12))
+@settings(max_examples=40, deadline=None)
+def test_every_class_is_in_train_and_its_shares_are_close_to_those_asked_for(
+    seed: int, images: int, classes: int
+) -> None:
+    table = split(table_of(random_sets(images, classes, seed), classes), (0.7, 0.1, 0.2), seed)
+    parts = {name: table.of_split(name).counts() for name in ("train", "val", "test")}
+    for name, count in table.counts().items():
+        assert parts["train"][name] >= 1
+        if count >= 20:
+            assert abs(parts["train"][name] / count - 0.7) < 0.2
+            assert parts["val"][name] and parts["test"][name]
+    assert abs(table.splits.count("test") - 0.2 * images) <= classes + 2
+
+
+def test_a_large_data_set_is_split_to_within_an_image_or_two_of_each_class() -> None:
+    table = split(table_of(random_sets(2000, 20, 1), 20), (0.7, 0.1, 0.2), 0)
+    for name, count in table.counts().items():
+        for own, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
+            assert abs(table.of_split(own).counts()[name] - share * count) <= 2 + 0.02 * count
+    assert [abs(table.splits.count(name) - 2000 * s) <= 20 for name, s in (("train", 0.7), ("test", 0.2))] == [True] * 2
+
+
+def test_a_class_of_one_image_is_trained_on_even_where_test_is_most() -> None:
+    for seed in range(10):
+        table = split(table_of([(0,)] * 20 + [(0, 1), (1, 2), (2,), (3,)], 4), (0.1, 0.1, 0.8), seed)
+        assert all(table.of_split("train").counts().values())
+
+
+def test_groups_stay_together_and_the_same_seed_gives_the_same_split() -> None:
+    own = random_sets(120, 5, 3)
+    groups = [i // 3 for i in range(120)]
+    table = split(table_of(own, 5), (0.6, 0.2, 0.2), 7, groups)
+    assert all(len({table.splits[3 * g + k] for k in range(3)}) == 1 for g in range(40))
+    assert table.splits == split(table_of(own, 5), (0.6, 0.2, 0.2), 7, groups).splits
+    assert table.splits != split(table_of(own, 5), (0.6, 0.2, 0.2), 8, groups).splits
+
+
+def test_given_splits_stay_and_a_missing_val_comes_from_train() -> None:
+    given_splits: list[str | None] = ["test" if i % 5 == 0 else "train" for i in range(60)]
+    table = split(table_of(random_sets(60, 3, 1), 3, given_splits), (0.7, 0.1, 0.2), 0)
+    assert [own == "test" for own in table.splits] == [own == "test" for own in given_splits]
+    assert 3 <= table.splits.count("val") <= 10
+
+
+def test_folds_share_every_class_equally_and_keep_groups() -> None:
+    table = table_of(random_sets(300, 6, 5), 6)
+    groups = [i // 2 for i in range(300)]
+    fold_of = fold(table, 5, 0, groups)
+    assert set(fold_of) == set(range(5))
+    assert all(fold_of[2 * g] == fold_of[2 * g + 1] for g in range(150))
+    for label, count in enumerate(table.counts().values()):
+        have = Counter(fold_of[i] for i in range(300) if label in table.classes_of(i))
+        assert max(have.values()) - min(have[k] for k in range(5)) <= 3 + 0.1 * count
+    with pytest.raises(VitkitError, match="folds must be between 2 and"):
+        fold(table, 300, 0)
+
+
+@given(seed=st.integers(0, 10**6), limit=st.integers(6, 100))
+@settings(max_examples=30, deadline=None)
+def test_a_limit_keeps_every_class(seed: int, limit: int) -> None:
+    table = take_stratified(table_of(random_sets(100, 6, seed), 6), limit, seed)
+    assert len(table) == limit
+    assert all(table.counts().values())
+
+
+# --- split.json ------------------------------------------------------------------------------------
+
+
+def test_split_json_is_restored_with_its_hash_and_damage_is_noticed(tmp_path: Path) -> None:
+    table = split(table_of(random_sets(40, 4, 0), 4), (0.5, 0.25, 0.25), 0)
+    stored = split_to_dict(table)
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps(stored))
+    again = split_from_file(file)
+    assert split_to_dict(again)["hash"] == stored["hash"]
+    for name in ("train", "val", "test"):
+        assert again.of_split(name).counts() == table.of_split(name).counts()
+    train = stored["splits"]["train"]
+    key = next(key for key in train if train[key])
+    other = next(key2 for key2 in train if key2 != key)
+    train[other].append(train[key].pop())
+    file.write_text(json.dumps(stored))
+    with pytest.raises(VitkitError, match="hash does not match"):
+        split_from_file(file)
+    file.write_text(json.dumps({**stored, "splits": {"train": {"c0;unknown": []}}}))
+    with pytest.raises(VitkitError, match="damaged"):
+        split_from_file(file)
+
+
+def test_a_single_label_split_json_is_what_it_always_was(tmp_path: Path) -> None:
+    table = ImageTable("d", tmp_path, ("a", "b"), ("a/1", "b/1", "b/2"), (0, 1, 1), ("train", "train", "val"))
+    content = {
+        "classes": ["a", "b"],
+        "splits": {"train": {"a": ["a/1"], "b": ["b/1"]}, "val": {"a": [], "b": ["b/2"]}},
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    wanted = {"data": "d", "root": str(tmp_path), "hash": digest, **content}
+    assert json.dumps(split_to_dict(table)) == json.dumps(wanted)
+
+
+# --- The doctor ------------------------------------------------------------------------------------
+
+
+def test_the_doctor_counts_each_class_and_finds_copies_with_other_classes(tmp_path: Path) -> None:
+    for i in range(6):
+        photos.save(photos.noise(seed=i), tmp_path / f"{i}.png")
+    (tmp_path / "copy.png").write_bytes((tmp_path / "0.png").read_bytes())
+    (tmp_path / "same.png").write_bytes((tmp_path / "1.png").read_bytes())
+    rows = ["0.png,a;b", "1.png,a", "2.png,b", "3.png,", "4.png,b;c", "5.png,a", "copy.png,a", "same.png,a", "x.png,d"]
+    diagnosis = examine(read_source(csv_of(tmp_path, *rows)))
+    found = [str(finding) for finding in diagnosis.findings]
+    assert any("1 picture is there with different classes" in own and "0.png = copy.png" in own for own in found)
+    assert any(
+        "multi-label: an image may have several classes" in own and "2 of 8 have several" in own for own in found
+    )
+    assert any("fewer than 10 images: a (5), b (3), c (1)" in own for own in found)
+    assert any("left out: d" in own for own in found)
+    assert diagnosis.to_dict()["classes"] == {"a": 5, "b": 3, "c": 1}
+    classes = {own["path"]: own["class"] for copies in diagnosis.to_dict()["copies"] for own in copies["images"]}
+    assert classes == {"0.png": "a;b", "copy.png": "a", "1.png": "a", "same.png": "a"}
+    write_checkup(tmp_path / "page.html", diagnosis)
+    assert "a;b" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_images_that_all_have_the_same_classes_teach_nothing(tmp_path: Path) -> None:
+    for i in range(3):
+        photos.save(photos.noise(seed=i), tmp_path / f"{i}.png")
+    with pytest.raises(VitkitError, match="same classes"):
+        examine(read_source(csv_of(tmp_path, "0.png,a;b", "1.png,a;b", "2.png,b;a")))

@@ -1,0 +1,116 @@
+"""What a run does once it has trained: calibrate, evaluate, doubt labels, and write all of it down."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runs
+from vitkit.data.source import read_source
+from vitkit.data.split import split_from_file
+from vitkit.evaluate import plots
+from vitkit.evaluate.calibration import fit_temperature
+from vitkit.evaluate.figures import at_temperature, figures
+from vitkit.evaluate.metrics import evaluate
+from vitkit.train import suspects
+from vitkit.train.folder import Run
+from vitkit.train.run import resume, train
+from vitkit.train.summary import LABEL_ERRORS
+from vitkit.weights import load
+
+
+@pytest.fixture(autouse=True)
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos", noise=90.0)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run", say=lambda line: None)
+
+
+def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished: Path) -> None:
+    classifier, table = load(finished), split_from_file(finished / "split.json")
+    assert classifier.temperature != 1
+    calibrated = evaluate(classifier, table, "val")
+    plain = at_temperature(calibrated, 1.0)
+    assert classifier.temperature == pytest.approx(fit_temperature(plain.probabilities, plain.labels), rel=1e-4)
+    assert calibrated.loss <= plain.loss
+
+
+def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> None:
+    outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
+    assert json.loads((finished / "evaluation.json").read_text()) == figures(outcome)
+
+
+def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_path: Path) -> None:
+    copied = runs.copy_of(finished, tmp_path / "copy")
+    resume(copied, say=lambda line: None)
+    for name in ("model.json", "evaluation.json", LABEL_ERRORS):
+        assert (copied / name).read_bytes() == (finished / name).read_bytes(), name
+    runs.assert_same_weights(copied, finished)
+
+
+def test_a_run_from_nothing_doubts_held_out_labels_alone(finished: Path) -> None:
+    table = split_from_file(finished / "split.json")
+    held_out = set(table.of_split("val").paths) | set(table.of_split("test").paths)
+    with (finished / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["path"] for row in rows} <= held_out
+    for split in ("val", "test"):
+        outcome = evaluate(load(finished), table, split)
+        wrong = {outcome.paths[i] for i in np.flatnonzero(outcome.predicted != outcome.labels)}
+        assert wrong <= {row["path"] for row in rows}
+
+
+def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run", say=said.append)
+    assert load(folder).temperature == 1
+    assert "no validation images: the confidences are not calibrated (temperature 1)" in said
+
+
+def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_from(
+    finished: Path, data: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    recipe = runs.quick(data, weights=str(finished), model=None, epochs=1, method="full")
+    folder = train(recipe, tmp_path / "run", say=said.append)
+    assert any("of 36 labels are doubtful" in line for line in said)
+    with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    table = split_from_file(folder / "split.json")
+    # Other weights than those it began from would not do: the run's own have changed.
+    found = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table)
+    assert found is not None
+    assert rows == [(*own[:3], f"{own.score:.6f}") for own in found]
+    assert {row[1] for row in rows} <= set(table.classes)
+
+
+def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "MOST", 35)
+    said: list[str] = []
+    table = read_source(data)
+    recipe = runs.quick(data, weights="anything", model=None, method="full")
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table) is None
+    assert said == ["label errors are looked for among held-out images only: there are more than 35 images"]
+
+
+def test_an_image_that_vanished_does_not_cost_the_report(finished: Path, data: Path, tmp_path: Path) -> None:
+    copied = runs.copy_of(data, tmp_path / "photos")
+    (copied / "red" / "img1.png").unlink()
+    table = read_source(data)
+    table = type(table)(**{**table.__dict__, "root": copied})
+    said: list[str] = []
+    recipe = runs.quick(data, weights=str(finished), model=None, method="full")
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table) is None
+    assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]

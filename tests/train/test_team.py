@@ -1,0 +1,193 @@
+"""Several processes train as one does: the same weights, and each image counted once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runs
+from vitkit.data.augment import Augment
+from vitkit.data.datamodule import ImageData
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.train.callbacks import read_metrics
+from vitkit.train.recipe import Recipe
+from vitkit.train.team import ALONE, Team, assemble, check_team, describe_team
+
+BIN = Path(sys.executable).parent
+PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 images to train on, and 21 to validate on."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    every = runs.photos(folder.parent / "every", images=16, noise=250.0)
+    for number, path in enumerate(sorted(every.glob("*/*.png"))):
+        split = "val" if number % 16 < 7 else "train"
+        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / split / path.parent.name)
+    (folder / "train" / "red" / "img9.png").unlink()
+    return folder
+
+
+def run(data: Path, out: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*launcher, BIN / "vitkit", "train", data, *runs.FLAGS, *PLAIN, *flags, "--out", out]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    return (str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(processes))
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(data, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("flags", "launcher"),
+    [
+        pytest.param(("--devices", "2"), (), id="two, started by the first"),
+        pytest.param((), torchrun(3), id="three under torchrun"),
+        pytest.param(("--strategy", "fsdp"), torchrun(2), id="two, each with half of the weights"),
+    ],
+)
+def test_several_processes_end_with_the_weights_and_the_numbers_of_one(
+    data: Path, alone: Path, tmp_path: Path, flags: tuple[str, ...], launcher: tuple[str, ...]
+) -> None:
+    done = run(data, tmp_path / "run", *flags, launcher=launcher)
+    assert done.stdout.count("epochs of 3 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
+    ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
+    assert ours.keys() == theirs.keys()
+    assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) <= 1e-5
+    for row, expected in zip(runs.metrics(tmp_path / "run"), runs.metrics(alone), strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+        assert row["val_acc"] * 21 == pytest.approx(round(row["val_acc"] * 21), abs=1e-5), "a part of 21 images"
+    evaluations = [json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path / "run", alone)]
+    assert evaluations[0]["images"] == 21
+    for name in ("accuracy", "balanced_accuracy", "loss"):
+        assert evaluations[0][name] == pytest.approx(evaluations[1][name], abs=1e-6)
+
+
+def test_ctrl_c_stops_all_processes_after_the_same_step_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    flags = [*runs.FLAGS, *PLAIN[:-1], "30", "--devices", "2"]
+    command = [BIN / "vitkit", "train", data, *flags, "--out", tmp_path / "run"]
+    process = subprocess.Popen(
+        command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(read_metrics(tmp_path / "run" / "metrics.csv")) < 3:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert b"Traceback" not in output
+    done = len(runs.metrics(tmp_path / "run"))
+    assert 3 <= done < 30
+    (tmp_path / "run" / "recipe.toml").write_text(
+        (tmp_path / "run" / "recipe.toml").read_text().replace("epochs = 30", f"epochs = {done + 1}")
+    )
+    again = [BIN / "vitkit", "train", "--resume", tmp_path / "run"]
+    subprocess.run(again, env=runs.environment(), capture_output=True, timeout=300, check=True)
+    assert [row["epoch"] for row in runs.metrics(tmp_path / "run")] == list(range(done + 1))
+
+
+def test_an_error_of_the_first_process_is_told_once(data: Path, tmp_path: Path) -> None:
+    command = [*torchrun(2), BIN / "vitkit", "train", tmp_path / "nothing", *runs.FLAGS, "--out", tmp_path / "run"]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("error: ") == 1
+    assert not (tmp_path / "run").exists()
+
+
+# --- Shares -----------------------------------------------------------------------------------------
+
+
+def images(train: int, val: int, batch_size: int, rank: int, size: int, **options: bool) -> ImageData:
+    labels = tuple(i % 3 for i in range(train + val))
+    splits = tuple("train" if i < train else "val" for i in range(train + val))
+    paths = tuple(f"{i}.png" for i in range(train + val))
+    table = ImageTable("made", Path("/"), ("a", "b", "c"), paths, labels, splits)
+    shape = Preprocess(size=(16, 16))
+    process = (rank, size)
+    return ImageData(table, shape, Augment(), batch_size=batch_size, workers=0, seed=5, process=process, **options)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.booleans())
+def test_the_shares_of_a_batch_are_the_batch(train: int, batch_size: int, size: int, balanced: bool) -> None:
+    whole = list(images(train, 0, batch_size, 0, 1, balanced=balanced).train_dataloader().batch_sampler)
+    shares = [
+        list(images(train, 0, batch_size, rank, size, balanced=balanced).train_dataloader().batch_sampler)
+        for rank in range(size)
+    ]
+    for number, batch in enumerate(whole):
+        own = [share[number] for share in shares]
+        assert sorted(key for keys in own for key in keys) == sorted(batch)
+        data = images(train, 0, batch_size, 0, size)
+        assert sum(data.part(len(keys)) for keys in own) == pytest.approx(1.0)
+    assert {len(share) for share in shares} == {len(whole)}
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 30), st.integers(1, 6))
+def test_validation_images_are_put_together_in_order_and_once(val: int, size: int) -> None:
+    every = [images(3, val, 4, rank, size) for rank in range(size)]
+    shares = [torch.tensor(list(data.val_dataloader().sampler), dtype=torch.float64) for data in every]
+    assert all(len(share) for share in shares), "a process without images would not come to the meeting"
+    assert every[0].put_together(shares).tolist() == list(range(val))
+
+
+# --- What is refused --------------------------------------------------------------------------------
+
+
+def test_a_team_of_one_talks_to_nobody() -> None:
+    assert assemble(None, None) is ALONE
+    assert ALONE.is_first and ALONE.gather(3) == [3] and ALONE.any(True) and not ALONE.any(False)
+    assert ALONE.by_first(lambda: 4) == ALONE.in_turn(lambda: 4) == 4
+
+
+def test_other_numbers_than_were_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x", "RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    for devices, nodes, expected in ((3, None, "--devices 3, but 2 were"), (None, 1, "--nodes 1, but 2 were")):
+        with pytest.raises(VitkitError, match=expected):
+            assemble(devices, nodes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"batch_size": 2}, "batch_size 2 is too small for 3 processes"),
+        ({"strategy": "fsdp", "ema": 0.99}, "ema averages whole models"),
+        ({"strategy": "fsdp", "swa": 0.5}, "swa averages whole models"),
+        ({"strategy": "fsdp", "method": "lora"}, "lora"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(fields: dict[str, object], expected: str) -> None:
+    recipe = Recipe(**fields)  # type: ignore[arg-type]
+    check_team(recipe, ALONE)
+    with pytest.raises(VitkitError, match=expected):
+        check_team(recipe, Team(rank=0, size=3))
+
+
+def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
+    assert describe_team(Recipe(), ALONE) == []
+    assert "of all together" in describe_team(Recipe(), Team(size=2))[0]
+    assert "one of the 2 processes fits it" in describe_team(Recipe(method="head"), Team(size=2))[0]
