@@ -47,7 +47,7 @@ PLAN: dict[str, set[str]] = {
     "evaluate": _USES_MODELS | {"page", "regression"},
     "explain": _USES_MODELS | {"page", "position"},
     "export": _USES_MODELS,
-    "train": _USES_MODELS | {"evaluate", "page", "regression"},
+    "train": _USES_MODELS | {"evaluate", "explain", "page", "regression"},
 }
 PLAN["lab"] = set(PLAN) - {"__init__"}
 PLAN["cli"] = set(PLAN) - {"__init__"}

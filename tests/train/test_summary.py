@@ -114,3 +114,13 @@ def test_an_image_that_vanished_does_not_cost_the_report(finished: Path, data: P
     recipe = runs.quick(data, weights=str(finished), model=None, method="full")
     assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table) is None
     assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]
+
+
+def test_the_worst_mistakes_are_explained_on_a_page_that_the_report_links(tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos", images=20, noise=2000.0)  # nothing to learn: there are mistakes
+    folder = train(runs.quick(data, epochs=1), tmp_path / "run", say=lambda line: None)
+    assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
+    assert '<a href="mistakes.html">' in (folder / "report.html").read_text()
+    page = (folder / "mistakes.html").read_text()
+    assert page.count("<h2>") >= 1
+    assert page.count("what speaks for") >= 2

@@ -47,6 +47,7 @@ def write_report(
     pictures: Mapping[str, bytes],
     doubts: Sequence[Doubt] = (),
     recipe: str = "",
+    explained: str | None = None,
 ) -> None:
     """Write the page.
 
@@ -61,6 +62,7 @@ def write_report(
         pictures: caption and PNG, put into the page itself.
         doubts: labels that are likely wrong, the most doubtful first.
         recipe: the resolved recipe, as TOML.
+        explained: the file beside it that shows what speaks for the mistakes.
     """
     is_multi = isinstance(evaluation, multilabel.MultiEvaluation)
     body = [
@@ -72,7 +74,7 @@ def write_report(
         *([] if is_multi else ["<h2>Figures</h2>", _figure_table(numbers)]),
         "<h2>Each class</h2>",
         multilabel.class_table(evaluation) if is_multi else _class_table(numbers),
-        *([] if is_multi else _mistakes(evaluation, numbers, root)),
+        *([] if is_multi else _mistakes(evaluation, numbers, root, explained)),
         *_doubts(doubts, root),
         *[figure(caption, picture) for caption, picture in pictures.items()],
         *(["<h2>Recipe</h2>", f"<pre>{escape(recipe)}</pre>"] if recipe else []),
@@ -150,7 +152,7 @@ def _class_table(numbers: Mapping[str, Any]) -> str:
     return table(rows, header)
 
 
-def _mistakes(evaluation: Evaluation, numbers: Mapping[str, Any], root: Path) -> list[str]:
+def _mistakes(evaluation: Evaluation, numbers: Mapping[str, Any], root: Path, explained: str | None) -> list[str]:
     if not numbers["confused"]:
         return ["<h2>Mistakes</h2>", "<p>There are none.</p>"]
     pairs = [
@@ -173,6 +175,7 @@ def _mistakes(evaluation: Evaluation, numbers: Mapping[str, Any], root: Path) ->
         "<h2>Classes most often confused</h2>",
         table(pairs, ["true", "predicted", "images", "of the true class"]),
         "<h2>The most confident mistakes</h2>",
+        *([f'<p><a href="{escape(explained)}">Where in them the answers come from</a></p>'] if explained else []),
         gallery(photographs),
     ]
 

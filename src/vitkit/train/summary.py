@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,17 @@ from vitkit.evaluate.calibration import fit_temperature
 from vitkit.evaluate.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluate.figures import at_temperature, figures
 from vitkit.evaluate.metrics import Evaluation, evaluate, held_out_split
+from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.evaluate.report import draw, write_report
+from vitkit.explain import worst_mistakes_page
 from vitkit.files import write_json
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.recipe import Recipe, name_of
 from vitkit.weights import load
 
 FINDINGS, EVALUATION, REPORT, LABEL_ERRORS = "findings.json", "evaluation.json", "report.html", "label_errors.csv"
+MISTAKES = "mistakes.html"
+_EXPLAINED = 12  # mistakes
 PICTURES = {
     "Curves": "curves.png",
     "Confusion": "confusion.png",
@@ -106,8 +110,32 @@ def report(
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         doubts=doubts or (),
         recipe=recipe.to_toml(),
+        explained=_explain_mistakes(folder, classifier, evaluation, table.root, progress),
     )
     return evaluation
+
+
+def _explain_mistakes(
+    folder: Path,
+    classifier: Classifier,
+    evaluation: Evaluation,
+    root: Path,
+    progress: Callable[[str, int, int], None],
+) -> str | None:
+    """A page with what speaks for the worst mistakes; its name, or None where there is nothing to show."""
+    chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
+
+    def rows() -> Iterator[tuple[str, str, str]]:
+        for done, i in enumerate(chosen, start=1):
+            progress("explaining mistakes", done, len(chosen))
+            true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
+            yield str(root / evaluation.paths[i]), true, predicted
+
+    config = classifier.model.config
+    if not len(chosen) or len(config.conv_layers) == config.layers:  # nothing attends
+        return None
+    worst_mistakes_page(classifier, rows(), folder / MISTAKES)
+    return MISTAKES
 
 
 def _calibrate(
