@@ -19,7 +19,7 @@ from tiny import TINY, VARIETY, build, configs, images, largest_difference, rand
 from vitkit import explain
 from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
-from vitkit.explain.attention import attention_maps, evaluating, head_maps, last_attention, plain
+from vitkit.explain.attention import attention_maps, head_maps, last_attention, plain
 from vitkit.model import VisionTransformer
 from vitkit.train.lora import add_low_rank, merged
 
@@ -319,16 +319,6 @@ def test_a_fusion_that_makes_no_sense_is_refused(fusion: Any) -> None:
     for function in (last_attention, explain.rollout):
         with pytest.raises(VitkitError, match="fusion must be mean, max, min or a head from 0 to 3"):
             function(build(), images(), fusion=fusion)
-
-
-def test_evaluating_gives_each_module_its_own_mode_again() -> None:
-    model = build().train()
-    model.blocks[1].eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    with pytest.raises(RuntimeError), evaluating(model):
-        assert not any(module.training for module in model.modules())
-        raise RuntimeError
-    assert {name: module.training for name, module in model.named_modules()} == before
 
 
 def test_a_compiled_model_is_unwrapped() -> None:

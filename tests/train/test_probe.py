@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 import runs
 from vitkit.data.split import split_from_file
 from vitkit.regression import regress
+from vitkit.train import probe, suspects
 from vitkit.train.choose import complete
 from vitkit.train.probe import PENALTIES, choose_head
 from vitkit.train.run import resume, train
@@ -127,3 +129,20 @@ def test_few_images_get_a_head_and_many_the_whole_model(data: Path, pretrained: 
     assert complete({"data": str(data), "weights": "none"}, many)[0].method == "scratch"
     assert complete({"data": str(data), "method": "scratch"}, many)[0].weights == "none"
     assert complete({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}, many)[0].lr == 0.5
+
+
+def test_the_features_of_a_head_serve_the_search_for_label_errors_too(
+    data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    original = probe.compute_features
+
+    def count(model: Any, images: Any, *rest: Any) -> Any:
+        computed.append(len(images))
+        return original(model, images, *rest)
+
+    monkeypatch.setattr(probe, "compute_features", count)
+    monkeypatch.setattr(suspects, "compute_features", count)
+    folder = head_run(data, pretrained, tmp_path / "run")
+    assert sum(computed) == len(split_from_file(folder / "split.json")), "each image once"
+    assert (folder / "label_errors.csv").is_file()

@@ -160,7 +160,7 @@ def evaluate(
     if table.is_multi:
         raise VitkitError(f"{table.name} has images of several classes or none, and the model says one of each image")
     rows = table if split == "all" else table.of_split(split)
-    label_of = _align(rows, classifier)
+    label_of = align(rows, classifier)
     paths, labels, outcomes, unreadable = [], [], [], {}
     stream = classifier.stream(rows.file(i) for i in range(len(rows)))
     for done, (path, label, (_, outcome)) in enumerate(zip(rows.paths, rows.labels, stream, strict=True), start=1):
@@ -179,11 +179,15 @@ def evaluate(
     return Evaluation(split, classifier.classes, tuple(paths), truth, found, unreadable, classifier.temperature)
 
 
-def _align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
-    """The classifier's number of each of the table's labels."""
-    names = [rows.classes[label] for label in sorted(set(rows.labels))]
-    unknown = [name for name in names if name not in classifier.classes]
+def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
+    """The classifier's number of each class that the rows have.
+
+    Raises:
+        VitkitError: the classifier does not know one of them; all such are named.
+    """
+    present = [name for name, count in rows.counts().items() if count]
+    unknown = [name for name in present if name not in classifier.classes]
     if unknown:
         known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
         raise VitkitError(f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})")
-    return {rows.classes.index(name): classifier.classes.index(name) for name in names}
+    return {rows.classes.index(name): classifier.classes.index(name) for name in present}

@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluate.metrics import Evaluation
+from vitkit.evaluate.metrics import Evaluation, align
 from vitkit.page import table as html_table
 from vitkit.weights import load
 
@@ -177,7 +177,7 @@ def evaluate(
         VitkitError: the split has no readable image, or images of a class that the classifier does not know.
     """
     rows = table if split == "all" else table.of_split(split)
-    column_of = _align(rows, classifier)
+    column_of = align(rows, classifier)
     paths, labels, outcomes, unreadable = [], [], [], {}
     stream = classifier.stream(rows.file(i) for i in range(len(rows)))
     for i, (_, outcome) in enumerate(stream):
@@ -204,16 +204,6 @@ def evaluate(
         unreadable=unreadable,
         thresholds=classifier.thresholds,
     )
-
-
-def _align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
-    """The classifier's number of each class of the rows."""
-    present = [name for name, count in rows.counts().items() if count]
-    unknown = [name for name in present if name not in classifier.classes]
-    if unknown:
-        known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
-        raise VitkitError(f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})")
-    return {rows.classes.index(name): classifier.classes.index(name) for name in present}
 
 
 def settle_thresholds(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
-from vitkit.explain.attention import attending, attention_maps, evaluating, plain
-from vitkit.model import VisionTransformer
+from vitkit.explain.attention import attending, attention_maps, plain, twin
+from vitkit.model import Attention, VisionTransformer
 
 FloatArray = npt.NDArray[np.float32]
 _AT_ONCE = 8  # images whose attention matrices are in memory together
@@ -186,14 +186,13 @@ def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor
 
 def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
     """(B, N, D) float32 after each layer; one layer's are in memory."""
-    model = plain(model)
+    model = twin(plain(model), Attention)  # no mode is to be set back, wherever the caller stops
     _check_images(images)
-    images = images.to(model.patch_embed.proj.weight)
-    with evaluating(model), torch.no_grad():
-        batches = [model.embed(batch) for batch in torch.split(images, _AT_ONCE)]
-        for layer in range(model.config.layers):
-            batches = [model.layer(layer, batch) for batch in batches]
-            yield torch.cat(batches).float()
+    images = images.detach().to(model.patch_embed.proj.weight)
+    batches = [model.embed(batch) for batch in torch.split(images, _AT_ONCE)]
+    for layer in range(model.config.layers):
+        batches = [model.layer(layer, batch) for batch in batches]
+        yield torch.cat(batches).float()
 
 
 def _check_images(images: Tensor) -> None:

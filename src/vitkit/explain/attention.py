@@ -9,7 +9,6 @@ Shapes: B batch, H heads, N tokens, h x w patch grid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -34,18 +33,6 @@ def plain(model: nn.Module) -> VisionTransformer:
     if not isinstance(inner, VisionTransformer):
         raise VitkitError(f"only a VisionTransformer has attention to look into, not a {type(inner).__name__}")
     return inner
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, each module's own mode again afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 class ExactAttention(Attention):

@@ -188,6 +188,10 @@ def explain(
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
     methods = _methods(method, layer, model.config)
+    if classifier.task == "multi" and "occlusion" in methods:
+        if method != "all":
+            raise VitkitError("occlusion asks how one class gives way to others, which here they do not: take gradient")
+        methods.remove("occlusion")
     path, photograph, pixels, box = _read(classifier.preprocess, source)
     images = pixels[None]  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()

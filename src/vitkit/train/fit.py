@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from vitkit.classifier import WEIGHTS, Classifier
 from vitkit.data.augment import mix_seeds
@@ -56,15 +57,16 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
         draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
+    known: dict[str, Tensor] = {}
     if recipe.method == "head":
         if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
-            fit_head(run, recipe, table, classifier)
+            known = fit_head(run, recipe, table, classifier)
     else:
         _learn(run, recipe, table, classifier, teacher)
     if table.is_multi:
         run.team.by_first(partial(_settle_thresholds, run, table))
     evaluation = run.team.by_first(
-        lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table))
+        lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
     )
     what = "exact match" if table.is_multi else "accuracy"
     run.say(

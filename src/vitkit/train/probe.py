@@ -50,12 +50,18 @@ class Fit:
     val_map: float | None = None
 
 
-def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> None:
-    """Compute the features, fit the head, and save the model folder and the one row of metrics.csv."""
+def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> dict[str, Tensor]:
+    """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
+
+    Returns:
+        The features (D,) of training and validation images as they are, by path.
+    """
     started = time.monotonic()
     precision = choose_precision(recipe.precision)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
-    _keep(run, classifier, _put_best_head(run, recipe, table, classifier), time.monotonic() - started)
+    fitted, features = _put_best_head(run, recipe, table, classifier)
+    _keep(run, classifier, fitted, time.monotonic() - started)
+    return features
 
 
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
@@ -67,15 +73,21 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds it took.
     """
     started = time.monotonic()
-    fitted = _put_best_head(run, recipe.replace(views=0), table, classifier)
+    fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier)
     reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
     return seconds
 
 
-def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> Fit:
-    """Fit a head to the features of the training images and of their views, and give it to the model."""
+def _put_best_head(
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
+) -> tuple[Fit, dict[str, Tensor]]:
+    """Fit a head to the features of the training images and of their views, and give it to the model.
+
+    Returns:
+        The head, and the features of training and validation images as they are, by path.
+    """
     precision = choose_precision(recipe.precision)
     train, val = table.of_split("train"), table.of_split("val")
 
@@ -88,6 +100,8 @@ def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Clas
         asked = Subset(augmented, [(view, i) for i in range(len(augmented))])  # type: ignore[misc]  # its own indices
         views.append(features(asked, f"training images, view {view + 1}"))
     held_out = features(EvaluationImages(val, classifier.preprocess), "validation images") if len(val) else None
+    plain = dict(zip(train.paths, views[0][0], strict=True))
+    plain |= dict(zip(val.paths, held_out[0], strict=True)) if held_out is not None else {}
     x, y = (torch.cat(parts) for parts in zip(*views, strict=True))
     if table.is_multi:
         targets = torch.tensor(table.set_targets())
@@ -96,7 +110,7 @@ def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Clas
     with torch.no_grad():
         classifier.model.get_parameter("head.weight").copy_(fitted.weight)
         classifier.model.get_parameter("head.bias").copy_(fitted.bias)
-    return fitted
+    return fitted, plain
 
 
 def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from vitkit.data.datamodule import EvaluationImages
 from vitkit.data.source import ImageTable
@@ -17,10 +21,16 @@ from vitkit.train.setup import choose_precision, new_classifier
 MOST = 20_000  # images; more would take long, and memory
 
 
-def doubt_labels(run: Run, recipe: Recipe, table: ImageTable) -> list[Doubt] | None:
+def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str, Tensor]) -> list[Doubt] | None:
     """The doubtful labels of all images of a run, the most doubtful first.
 
     The weights that the run began from are asked, not those that it ended with: these know the labels by heart.
+
+    Args:
+        run: tells of it.
+        recipe: what the run began from.
+        table: all images.
+        known: features by path, where they were computed already; of a head on frozen features.
 
     Returns:
         None where they cannot be looked for: the run began from nothing, or its images have several classes each.
@@ -35,17 +45,22 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable) -> list[Doubt] | N
     try:
         # As for a head on frozen features: the class token and the mean of the patches.
         frozen = new_classifier(recipe.replace(method="head", teacher=None), table, "", run.progress)
-        features, labels = compute_features(
-            frozen.model,
-            EvaluationImages(table, frozen.preprocess),
-            recipe,
-            precision,
-            partial(run.progress, "looking for label errors"),
-        )
+        rest = table.take([i for i, path in enumerate(table.paths) if path not in known])
+        every = dict(known)
+        if len(rest):
+            computed, _ = compute_features(
+                frozen.model,
+                EvaluationImages(rest, frozen.preprocess),
+                recipe,
+                precision,
+                partial(run.progress, "looking for label errors"),
+            )
+            every |= zip(rest.paths, computed, strict=True)
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
-    doubts = from_features(table, features, labels, recipe.seed)
+    features = torch.stack([every[path] for path in table.paths])
+    doubts = from_features(table, features, torch.tensor(table.labels), recipe.seed)
     seconds = time.monotonic() - started
     run.say(f"{len(doubts)} of {len(table)} labels are doubtful (frozen features in {precision}, {seconds:.0f} s)")
     return doubts
