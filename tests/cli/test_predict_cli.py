@@ -269,7 +269,7 @@ def wait_for_rows(partial: Path, size: int, process: subprocess.Popen[Any]) -> N
 
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
 def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, here: Path, name: str) -> None:
-    arguments = ("predict", trained, many(here, 600), "--batch-size", "4", "--top", "2")
+    arguments = ("predict", trained, many(here, 1200), "--batch-size", "4", "--top", "2")
     assert vitkit(*arguments, "-o", f"whole-{name}").code == 0
     process = subprocess.Popen([VITKIT, *arguments, "-o", name], env=runs.environment(), stdout=subprocess.DEVNULL)
     wait_for_rows(here / f"{name}.partial", 2000, process)
@@ -279,7 +279,7 @@ def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, h
     assert (here / f"{name}.partial").stat().st_size < (here / f"whole-{name}").stat().st_size / 2
     outcome = vitkit(*arguments, "-o", name, "--resume")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[-1] == f"600 images (16 unreadable), eager, float32: {name}"
+    assert outcome.out.splitlines()[-1] == f"1200 images (32 unreadable), eager, float32: {name}"
     assert not (here / f"{name}.partial").exists()
     assert_same_rows(here / name, here / f"whole-{name}")
 
@@ -302,7 +302,7 @@ def read(file: Path) -> list[tuple[str, float | None, str | None]]:
 
 
 def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> None:
-    many(here, 600)
+    many(here, 2000)
     (here / "a name.csv").write_text("old")
     command = [VITKIT, "predict", "--force", trained, "-o", "a name.csv", "--batch-size", "4", "--", "many"]
     process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -316,7 +316,7 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
     words = shlex.split(told[0].removeprefix("to go on: "))
     assert words[:3] == ["vitkit", "predict", "--resume"]
     assert vitkit(*words[1:]).code == 0
-    assert len(read(here / "a name.csv")) == 600
+    assert len(read(here / "a name.csv")) == 2000
 
 
 @pytest.fixture

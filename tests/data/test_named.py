@@ -615,7 +615,14 @@ def test_a_picture_that_the_archive_lacks_is_said(cache: Path, monkeypatch: pyte
     assert kept(cache) == []
 
 
-@pytest.mark.parametrize("damaged", [b"", b"not an archive", tar({"a": bytes(10_000)})[:-40]])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"not an archive", id="no archive"),
+        pytest.param(tar({"a": bytes(10_000)})[:-40], id="cut short"),
+    ],
+)
 @pytest.mark.parametrize("name", ["fgvc-aircraft", "eurosat"])
 def test_a_damaged_archive_is_said(name: str, damaged: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, _ = publish(name, monkeypatch)

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,6 +109,25 @@ def test_ctrl_c_stops_all_processes_after_the_same_step_and_the_run_goes_on(data
     again = [BIN / "vitkit", "train", "--resume", tmp_path / "run"]
     subprocess.run(again, env=runs.environment(), capture_output=True, timeout=300, check=True)
     assert [row["epoch"] for row in runs.metrics(tmp_path / "run")] == list(range(done + 1))
+
+
+def test_a_process_parts_from_the_others_before_its_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, in two or three of twelve processes, a thread that outlives the interpreter aborts a run that went well."""
+
+    class Launcher:
+        def __init__(self, **_options: object) -> None: ...
+
+        def launch(self) -> None:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    farewells: list[Callable[[], None]] = []
+    monkeypatch.setattr("vitkit.train.team.Fabric", Launcher)
+    monkeypatch.setattr("atexit.register", farewells.append)
+    team = assemble(2, 1)
+    assert team.gather("a") == ["a"]
+    (farewell,) = farewells
+    farewell()
+    assert not dist.is_initialized()
 
 
 def test_an_error_of_the_first_process_is_told_once(data: Path, tmp_path: Path) -> None:

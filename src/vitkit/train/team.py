@@ -6,6 +6,8 @@ run the same command.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -136,8 +138,16 @@ def assemble(devices: int | None, nodes: int | None) -> Team:
         logging.disable(logging.INFO)  # Lightning's banner
         Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy="ddp").launch()
         logging.disable(logging.NOTSET)
+        atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Team(dist.get_rank(), dist.get_world_size(), nodes, group)
+
+
+def _part() -> None:
+    """End the threads that carry the messages: one that is left when the interpreter ends aborts the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # groups that only a dead cycle still holds
 
 
 def _started() -> tuple[int, int] | None:
