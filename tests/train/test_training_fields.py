@@ -52,12 +52,9 @@ def interrupt_at(epoch: int) -> Callable[[str, int, int], None]:
 
 
 FIELDS: list[dict[str, Any]] = [
-    {"ema": 0.9},
-    {"swa": 0.7, "swa_lr": 5e-4},
-    {"mixup": 0.4, "cutmix": 1.0, "balance": "loss"},
-    {"balance": "sampler", "rand_augment": 6, "erase": 0.5},
-    {"accumulate": 2, "batch_size": 4},
-    {"step_per": "epoch", "decay_all": True},
+    {"ema": 0.9, "mixup": 0.4, "cutmix": 1.0, "balance": "loss"},
+    {"swa": 0.7, "swa_lr": 5e-4, "accumulate": 2, "batch_size": 4},
+    {"balance": "sampler", "rand_augment": 6, "erase": 0.5, "step_per": "epoch", "decay_all": True},
     {"method": "linear"},
 ]
 
