@@ -22,7 +22,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explain import explanation as module
 from vitkit.explain.draw import spread
-from vitkit.explain.explanation import Explanation, find_class, seen_box, worst_mistakes_page
+from vitkit.explain.explanation import Explanation, find_class, worst_mistakes_page
 from vitkit.explain.methods import METHODS
 from vitkit.model import VisionTransformer
 
@@ -64,7 +64,7 @@ def test_the_box_is_where_each_pixel_of_the_input_comes_from(
     )
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     picture = Image.fromarray(np.stack([x, y, np.full_like(x, 255)], axis=-1).astype(np.uint8))
-    left, top, right, bottom = seen_box(preprocess, width, height)
+    left, top, right, bottom = preprocess.box(width, height)
     read = np.asarray(preprocess.resize(picture), dtype=float)
     for i in range(2, size[0] - 2):
         for j in range(2, size[1] - 2):
@@ -80,7 +80,7 @@ def test_the_box_is_where_each_pixel_of_the_input_comes_from(
 @pytest.mark.parametrize("shape", [(90, 50), (50, 90), (61, 64)])
 def test_the_square_that_the_model_sees_in_one_patch_is_the_bright_one(fit: Any, shape: tuple[int, int]) -> None:
     preprocess = Preprocess(size=(32, 32), fit=fit, mean=(0.0,) * 3)
-    box = seen_box(preprocess, *shape)
+    box = preprocess.box(*shape)
     step = (box[2] - box[0]) / 4, (box[3] - box[1]) / 4
     for row in range(4):
         for column in range(4):
@@ -99,7 +99,7 @@ def test_the_square_that_the_model_sees_in_one_patch_is_the_bright_one(fit: Any,
 def test_a_strip_so_long_that_it_is_cut_before_it_is_resized_has_the_same_box() -> None:
     preprocess = Preprocess(size=(32, 32), mean=(0.0,) * 3)
     width, height = 60_000, 1
-    left, top, right, bottom = seen_box(preprocess, width, height)
+    left, top, right, bottom = preprocess.box(width, height)
     assert (left + right) / 2 == pytest.approx(width / 2, abs=1)
     assert right - left == pytest.approx(32 / 36, rel=0.03)
     assert 0 < top < bottom < 1
@@ -142,7 +142,7 @@ def test_the_box_of_a_photograph_that_prediction_decodes_smaller_is_in_its_own_p
     assert decode(path, asked.preprocess.short_side).width < 800
     found = asked.explain(path, "raw")
     assert found.photograph.size == (1603, 1201)
-    assert found.box == pytest.approx(seen_box(asked.preprocess, 1603, 1201), abs=8)
+    assert found.box == pytest.approx(asked.preprocess.box(1603, 1201), abs=8)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "CMYK", "I", "I;16", "F", "YCbCr"])
@@ -298,7 +298,7 @@ def test_what_a_class_comes_from_is_bright_in_the_photograph(
 ) -> None:
     asked = reddish()
     picture = Image.new("RGB", shape, (127, 127, 127))
-    left, top, right, _ = seen_box(asked.preprocess, *shape)
+    left, top, right, _ = asked.preprocess.box(*shape)
     step = (right - left) / 8
     x, y = left + patch[1] * step, top + patch[0] * step
     picture.paste((220, 30, 30), (round(x), round(y), round(x + step), round(y + step)))

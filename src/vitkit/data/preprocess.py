@@ -62,13 +62,25 @@ class Preprocess:
 
     def resize(self, image: Image.Image) -> Image.Image:
         """The part of the picture that the model sees, at the model's size."""
-        if self.fit == "crop":
-            return self._crop(image)
-        if self.fit == "squash_crop":
-            (h, w), (full_h, full_w) = self.size, self.before_crop
-            top, left = self._margin(full_h - h), self._margin(full_w - w)
-            return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
-        return self._pad(image) if self.fit == "pad" else self._resample(image, self.size)
+        h, w = self.size
+        full_h, full_w, top, left = self._placement(image.width, image.height)
+        if self.fit == "pad":
+            canvas = Image.new("RGB", (w, h), tuple(round(255 * value) for value in (self.mean * 3)[:3]))
+            canvas.paste(self._resample(image, (full_h, full_w)), (-left, -top))
+            return canvas
+        if full_h * full_w > MAX_PIXELS:  # a strip: resample the part that is kept alone
+            return self._resample(image, (h, w), self.box(image.width, image.height))
+        return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
+
+    def box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom, in pixels of a picture of this size, of what becomes the model's input.
+
+        Every pixel of the input is the same part of that box; where the picture is padded, it reaches beyond it.
+        """
+        h, w = self.size
+        full_h, full_w, top, left = self._placement(width, height)
+        x, y = width / full_w, height / full_h
+        return left * x, top * y, (left + w) * x, (top + h) * y
 
     def normalise(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """An RGB picture of the model's size -> (C, height, width) float32, (pixel / 255 - mean) / std."""
@@ -109,29 +121,24 @@ class Preprocess:
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**plain)
 
-    def _crop(self, image: Image.Image) -> Image.Image:
-        (h, w), (least_h, least_w) = self.size, self.before_crop
-        if least_h * image.width <= least_w * image.height:  # the width decides, as for an upright picture
-            full_h, full_w = int(least_w * image.height / image.width), least_w
-        else:
-            full_h, full_w = least_h, int(least_h * image.width / image.height)
-        top, left = self._margin(full_h - h), self._margin(full_w - w)
-        if full_h * full_w > MAX_PIXELS:  # a strip: resample the part that is kept alone
-            y, x = image.height / full_h, image.width / full_w
-            return self._resample(image, (h, w), (left * x, top * y, (left + w) * x, (top + h) * y))
-        return self._resample(image, (full_h, full_w)).crop((left, top, left + w, top + h))
+    def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Height and width that a picture is resized to, and where the input begins in it: top and left."""
+        h, w = self.size
+        if self.fit == "squash":
+            return h, w, 0, 0
+        if self.fit == "pad":
+            scale = min(h / height, w / width)
+            full_h, full_w = max(1, round(height * scale)), max(1, round(width * scale))
+            return full_h, full_w, -((h - full_h) // 2), -((w - full_w) // 2)
+        full_h, full_w = self.before_crop
+        if self.fit == "crop" and full_h * width <= full_w * height:  # the width decides, as for an upright picture
+            full_h = int(full_w * height / width)
+        elif self.fit == "crop":
+            full_w = int(full_h * width / height)
+        return full_h, full_w, self._margin(full_h - h), self._margin(full_w - w)
 
     def _margin(self, both: int) -> int:
         return both // 2 if self.floor_crop else round(both / 2)
-
-    def _pad(self, image: Image.Image) -> Image.Image:
-        h, w = self.size
-        scale = min(h / image.height, w / image.width)
-        resized = self._resample(image, (max(1, round(image.height * scale)), max(1, round(image.width * scale))))
-        colour = tuple(round(255 * value) for value in (self.mean * 3)[:3])
-        canvas = Image.new("RGB", (w, h), colour)
-        canvas.paste(resized, ((w - resized.width) // 2, (h - resized.height) // 2))
-        return canvas
 
     def _resample(
         self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None

@@ -239,29 +239,6 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def seen_box(preprocess: Preprocess, width: int, height: int) -> Box:
-    """What `preprocess` makes the model's input from: left, top, right, bottom in pixels of a picture of this size.
-
-    The input's every pixel is the same part of that box; padding makes the box reach beyond the picture.
-    """
-    h, w = preprocess.size
-    if preprocess.fit == "squash":
-        full_h, full_w, top, left = h, w, 0, 0
-    elif preprocess.fit == "pad":
-        scale = min(h / height, w / width)
-        full_h, full_w = max(1, round(height * scale)), max(1, round(width * scale))
-        top, left = -((h - full_h) // 2), -((w - full_w) // 2)
-    else:
-        full_h, full_w = preprocess.before_crop
-        if preprocess.fit == "crop" and full_h * width <= full_w * height:
-            full_h = int(full_w * height / width)
-        elif preprocess.fit == "crop":
-            full_w = int(full_h * width / height)
-        top, left = (both // 2 if preprocess.floor_crop else round(both / 2) for both in (full_h - h, full_w - w))
-    x, y = width / full_w, height / full_h
-    return left * x, top * y, (left + w) * x, (top + h) * y
-
-
 def worst_mistakes_page(
     classifier: Classifier, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
 ) -> int:
@@ -341,7 +318,7 @@ def _read(preprocess: Preprocess, source: str | Path | Image.Image) -> tuple[str
             return None, photograph, pixels, box
     found = read_picture(source, preprocess.short_side)
     pixels = torch.from_numpy(preprocess(found.image))
-    box = seen_box(preprocess, *found.image.size)
+    box = preprocess.box(*found.image.size)
     if found.image.size == (found.width, found.height):
         return str(source), found.image, pixels, box
     photograph = decode(source)  # prediction had decoded it at a smaller scale
