@@ -27,7 +27,7 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
 
 test: setup check ## everything that must hold, in under ten minutes
-	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses=2
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
 check: setup ## style and types
 	$(BIN)/ruff check .

@@ -17,3 +17,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("VITKIT_CACHE")
     if before is not None:
         os.environ["VITKIT_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _any_processor() -> Iterator[None]:
+    """Whether this one multiplies bfloat16 does not decide what the command line answers here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitkit.engine.best_precision", lambda: "float32")
+        yield

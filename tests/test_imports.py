@@ -42,11 +42,13 @@ PLAN: dict[str, set[str]] = {
     "metering": set(),
     "info": {"config", "errors", "metering", "model"},
     "data": {"cache", "config", "errors"},
-    "classifier": {"config", "data", "errors", "files", "model"},
+    "engine": {"config", "errors", "layers", "mixtures", "model", "position", "stem"},
+    "classifier": {"config", "data", "engine", "errors", "files", "model"},
     "weights": {"cache", "classifier", "config", "data", "errors", "files", "model", "names", "resize"},
     "evaluate": _USES_MODELS | {"page", "regression"},
     "explain": _USES_MODELS | {"page", "position"},
-    "export": _USES_MODELS,
+    "export": _USES_MODELS | {"engine"},
+    "bench": {"config", "engine", "errors", "evaluate", "model"},
     "train": _USES_MODELS | {"evaluate", "explain", "page", "regression"},
 }
 PLAN["lab"] = set(PLAN) - {"__init__"}

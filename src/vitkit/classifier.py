@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +24,7 @@ import vitkit
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import JOINT
+from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
 from vitkit.errors import VitkitError
 from vitkit.files import replacing, write_json
 from vitkit.model import VisionTransformer
@@ -33,6 +32,7 @@ from vitkit.model import VisionTransformer
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vitkit.engine import Runner
     from vitkit.explain.explanation import Explanation
     from vitkit.weights.report import LoadReport
 
@@ -74,6 +74,7 @@ class Classifier:
         provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
         report: what became of every tensor, where the weights were loaded.
         thresholds: of a multi-label model, the probability from which on an image has a class, one a class; else None.
+        runner: what computes logits in the model's place, see `use`; features and explanations are the model's own.
     """
 
     model: VisionTransformer
@@ -83,6 +84,7 @@ class Classifier:
     provenance: dict[str, Any] = field(default_factory=dict)
     report: LoadReport | None = None
     thresholds: tuple[float, ...] | None = None
+    runner: Runner | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.classes) != self.model.config.num_classes:
@@ -105,7 +107,48 @@ class Classifier:
     @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, height, width), preprocessed -> (B, K) logits, in float32."""
-        return self.model(images)
+        return self.model(images) if self.runner is None else self.runner(images)
+
+    def use(self, engine: str = "auto", precision: str = "auto", images: int | None = None) -> Classifier:
+        """This classifier, with logits by an engine of `vitkit.engine` from the weights that the model has now.
+
+        Args:
+            engine: `eager`, `compile`, `openvino` or `onnx`; `auto` takes the fastest that is there.
+            precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
+            images: how many will be asked, for `auto`; None for many.
+
+        Raises:
+            VitkitError: there is no such engine or precision, or it does not work here.
+        """
+        from vitkit.engine import open_runner
+
+        return replace(self, runner=open_runner(self.model, engine, precision, images))
+
+    def use_merging(self, r: int, engine: str = "auto", precision: str = "auto") -> Classifier:
+        """This classifier, with logits from fewer tokens: r patches are merged with others in every layer.
+
+        Raises:
+            VitkitError: the engine is another than eager, or the model needs each patch in its place.
+        """
+        from vitkit.engine import open_merging
+
+        return replace(self, runner=open_merging(self.model, r, engine, precision))
+
+    @property
+    def engine(self) -> str:
+        """What computes logits."""
+        return "eager" if self.runner is None else self.runner.engine
+
+    @property
+    def precision(self) -> str:
+        """In what precision logits are computed."""
+        return "float32" if self.runner is None else self.runner.precision
+
+    @property
+    def computed(self) -> str:
+        """What computes logits and in what precision, in words."""
+        merged = getattr(self.runner, "merged", 0)
+        return f"{self.engine}, {self.precision}" + (f", merging {merged} patches a layer" if merged else "")
 
     def probabilities(self, images: Tensor) -> Tensor:
         """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities.
@@ -144,7 +187,7 @@ class Classifier:
         return {"class": tokens[:, 0], "mean": patches.mean(dim=1), "patches": patches}[what]
 
     def stream(
-        self, paths: Iterable[str | Path], batch_size: int = 32
+        self, paths: Iterable[str | Path], batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """Each path with its (K,) probabilities, or with the reason why it is unreadable; in order, as they come.
 
@@ -158,26 +201,21 @@ class Classifier:
         return self._map(self.probabilities, paths, batch_size)
 
     def embed(
-        self, paths: Iterable[str | Path], what: Features = "head", batch_size: int = 32
+        self, paths: Iterable[str | Path], what: Features = "head", batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """As `stream`, with `features` in the place of probabilities."""
-        return self._map(lambda images: self.features(images, what), paths, batch_size)
+        return replace(self, runner=None)._map(lambda images: self.features(images, what), paths, batch_size)
 
     def _map(
-        self, compute: Callable[[Tensor], Tensor], paths: Iterable[str | Path], batch_size: int
+        self, compute: Callable[[Tensor], Tensor], paths: Iterable[str | Path], batch_size: int | None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
-        names = map(str, paths)
-        with ThreadPoolExecutor() as pool:  # decoding happens outside the interpreter's lock
-            while batch := list(islice(names, batch_size)):
-                images = list(pool.map(self._try_read, batch))
-                readable = [image for image in images if isinstance(image, Tensor)]
-                rows = iter(compute(torch.stack(readable)).numpy() if readable else ())
-                for path, image in zip(batch, images, strict=True):
-                    yield path, image if isinstance(image, str) else next(rows)
+        is_concurrent = self.runner is None or getattr(self.runner, "is_concurrent", False)
+        batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
+        return flow(map(str, paths), self._try_read, compute, batch_size, is_concurrent=is_concurrent)
 
-    def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int = 32) -> Iterator[Prediction]:
+    def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int | None = None) -> Iterator[Prediction]:
         """A prediction for each image file, in the order of the paths, as they come.
 
         An image that cannot be read gives a `Prediction` with its `error`.

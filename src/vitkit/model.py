@@ -142,14 +142,14 @@ class VisionTransformer(nn.Module):
 
     Three attributes change how it is computed, never what: `fused_attention`, `shortcut` (the last block computes only
     the tokens that the head reads: about 7 % less work at 12 layers) and `checkpointing` (blocks are recomputed in the
-    backward pass to save memory).
+    backward pass to save memory: all where it is True, every n-th where it is n).
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
         self.shortcut = True
-        self.checkpointing = False
+        self.checkpointing: int = False
         self.patch_embed = PatchEmbed(config)
         self.cls_token = _tokens(1 if config.class_token else 0, config)
         self.dist_token = _tokens(1 if config.distill_token else 0, config)
@@ -210,7 +210,7 @@ class VisionTransformer(nn.Module):
         relative = None if self.rel_pos is None else self.rel_pos[i % len(self.rel_pos)]  # of this layer, or of all
         positions = None if self.config.position_at == "input" else self.positions(i)
         x = x if positions is None else x + positions
-        if self.checkpointing and self.training:
+        if self.checkpointing and i % self.checkpointing == 0 and self.training:
             return checkpoint(self.blocks[i], x, queries, relative, use_reentrant=False)
         return self.blocks[i](x, queries, relative)
 

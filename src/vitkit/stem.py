@@ -59,11 +59,12 @@ class StandardisedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         precise = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # halves lose small deviations
-        kernel = _standardise(precise, self.kind).to(x.dtype)
+        kernel = standardise(precise, self.kind).to(x.dtype)
         return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0]), kernel, None, self.stride)
 
 
-def _standardise(kernel: Tensor, kind: StemKind) -> Tensor:
+def standardise(kernel: Tensor, kind: StemKind) -> Tensor:
+    """(out, in, k, k) of any mean and deviation -> the kernel that convolves, in float32."""
     if kind == "timm":  # batch normalisation is just that, and rounds as timm does
         return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
     deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0

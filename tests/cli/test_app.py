@@ -33,7 +33,8 @@ def test_the_version_is_the_packages(vitkit: Any) -> None:
 
 
 def test_the_verbs() -> None:
-    assert set(VERBS) == {"train", "eval", "predict", "info", "models", "convert", "doctor", "embed", "explain"}
+    asked = {"train", "eval", "predict", "info", "models", "convert", "doctor", "embed", "explain", "export", "bench"}
+    assert set(VERBS) == asked
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -39,6 +39,8 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "ema": st.floats(0, 0.999),
     "swa": st.just(0.0),  # not with ema or time
     "swa_lr": st.none() | st.floats(1e-12, 1e3),
+    "patch_dropout": st.floats(0, 0.99),
+    "checkpointing": st.sampled_from(["none", "all"]) | st.integers(1, 10**5).map(str),
     "mixup": st.floats(0, 100),
     "cutmix": st.floats(0, 100),
     "rand_augment": st.integers(0, 10),

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import vitkit
-from vitkit.cli import convert, doctor, embed, explain, info, models, predict, train
+from vitkit.cli import bench, convert, doctor, embed, explain, export, info, models, predict, train
 from vitkit.cli import eval as eval_
 from vitkit.errors import Interrupted, VitkitError
 
@@ -31,6 +31,8 @@ app.command("embed")(embed.embed)
 app.command("explain")(explain.explain)
 app.command("info")(info.info)
 app.command("models")(models.models)
+app.command("export")(export.export)
+app.command("bench")(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:

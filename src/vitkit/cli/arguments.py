@@ -6,7 +6,7 @@ import glob
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,16 +15,41 @@ from vitkit.errors import VitkitError
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
+Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `vitkit.engine.runner`, which loads torch
+Precision = Literal["auto", "float32", "bfloat16"]
 ModelSource = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="Run or model folder, checkpoint file of any published layout, or published name."
+        metavar="MODEL",
+        help="Run or model folder, checkpoint of any published layout, exported file, or published name.",
+    ),
+]
+
+
+EXPORTED = (".onnx", ".xml", ".pt2")  # as `vitkit.export` writes them
+
+EngineName = Annotated[
+    Engine, typer.Option("--engine", help="What computes; auto: the fastest that is installed and worth its start.")
+]
+PrecisionName = Annotated[
+    Precision, typer.Option("--precision", help="auto: bfloat16 where the hardware multiplies such numbers.")
+]
+MergeNumber = Annotated[
+    int,
+    typer.Option(
+        "--merge",
+        min=0,
+        help="Merge so many patches with others in every layer: quicker, a little less accurate (arXiv 2210.09461).",
     ),
 ]
 
 
 def load_model(source: str) -> Classifier:
     """The classifier that a MODEL argument names; what had to be assumed of it is said on stderr."""
+    if Path(source).suffix.lower() in EXPORTED:
+        from vitkit.export import load_exported
+
+        return load_exported(source)
     from vitkit.cli.progress import Bar
     from vitkit.weights import load
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, check_outside, load_model
+from vitkit.cli.arguments import EngineName, MergeNumber, ModelSource, PrecisionName, check_outside, load_model
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Write report.html, evaluation.json and predictions.csv into this folder."),
     ] = None,
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
+    merge: MergeNumber = 0,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON, accuracy (0-1) first.")] = False,
 ) -> None:
@@ -46,9 +49,16 @@ def evaluate(
     with Bar() as bar:
         table = _table(Path(model), data, bar)
         _check_out(out, table, force=force)  # before the model is asked
+        if out is not None:
+            _ = classifier.model  # the report looks inside; an exported file says that it has none
         name = split or metrics.held_out_split(table)
+        images = len(table) if name == "all" else len(table.of_split(name))
+        if merge:
+            classifier = classifier.use_merging(merge, engine, precision)
+        else:
+            classifier = classifier.use(engine, precision, images)
         outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
-        numbers = {"engine": "eager", "precision": "float32", **figures(outcome)}
+        numbers = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge, **figures(outcome)}
         numbers = {"accuracy": numbers["accuracy"], **numbers}
         for note in _notes(outcome):
             print(f"note: {note}", file=sys.stderr)
@@ -59,7 +69,7 @@ def evaluate(
     if as_json:
         print(json.dumps(numbers, indent=2, ensure_ascii=False))
     else:
-        _print(outcome, table, numbers)
+        _print(outcome, table, numbers, classifier.computed)
         if out is not None:
             print(f"\nreport: {out / 'report.html'}")
 
@@ -103,10 +113,10 @@ def _notes(outcome: Evaluation) -> list[str]:
     return [f"{absent}; balanced accuracy, macro F1 and areas are means over the {there} that occur"]
 
 
-def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any]) -> None:
+def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], computed: str) -> None:
     from vitkit.evaluate.figures import DASH
 
-    print(f"{numbers['images']} {outcome.split} images of {table.root} (eager, float32)")
+    print(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
     for name, value in outcome.summary().items():
         if isinstance(value, float):
             low, high = numbers.get("intervals_95", {}).get(name, (None, None))

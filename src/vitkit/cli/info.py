@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitkit.cli.arguments import EXPORTED
+from vitkit.errors import VitkitError
 from vitkit.names import config_for, is_model_name
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def info(
 
 
 def _inspect(source: str, **options: Any) -> Plan:
+    if Path(source).suffix.lower() in EXPORTED and Path(source).is_file():
+        raise VitkitError(f"{source} is an exported file: take the model folder that it was made from")
     if "/" not in source and "." not in source and not Path(source).exists():
         config_for(source)  # a misspelt name: says which ones are like it
     from vitkit.cli.progress import Bar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shlex
 import signal
 import sys
@@ -13,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, check_out, check_outside, load_model, source_folders
+from vitkit.cli.arguments import (
+    EngineName,
+    MergeNumber,
+    ModelSource,
+    PrecisionName,
+    check_out,
+    check_outside,
+    load_model,
+    source_folders,
+)
+from vitkit.data.source import JOINT
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.gathering import Stock, Tally, gathering, partial_of, read_rows, take_stock
 from vitkit.evaluate.rows import FORMATS, Columns, Format
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from vitkit.evaluate.album import Album
 
 _SAME = 1e-3  # a model's probabilities differ less from one machine or batch to another
+_LOOKED_AT = 8  # rows, and classes of each
 
 
 def predict(
@@ -36,7 +48,12 @@ def predict(
     reject: Annotated[
         float | None, typer.Option("--reject", help="Withhold the label below this confidence, 0 to 1.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 32,
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
+    merge: MergeNumber = 0,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Images at a time; by default as suits the engine.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
     ] = False,
@@ -63,6 +80,10 @@ def predict(
     columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
     form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
     stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
+    if merge:
+        classifier = classifier.use_merging(merge, engine, precision)
+    else:
+        classifier = classifier.use(engine, precision, len(stock.missing))
     album = None if pictures is None else _open_album(pictures, folders, paths)
     tally = stock.tally
     with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
@@ -76,7 +97,7 @@ def predict(
             tally.add(row)
             if out is not None:
                 bar("predicting", tally.images, len(paths))
-    _conclude(tally, out, columns)
+    _conclude(tally, out, columns, classifier)
     if tally.unreadable == tally.images or (strict and tally.unreadable):
         raise typer.Exit(1)
 
@@ -124,14 +145,59 @@ def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence
 
 
 def _is_by(classifier: Classifier, file: Path, form: Format) -> bool:
-    """Whether the classifier says again what the first row says whose image can be read."""
+    """Whether the rows are the classifier's.
+
+    What it says again of the first image that can be read decides, where that agrees to the digits. Else the rows may
+    be by another engine or precision, and several may differ by as much as rounding to bfloat16 changes this model.
+    """
+    rows: list[tuple[str, float]] = []
+    exact: list[Prediction] = []
     for _, row in read_rows(file, form):
         if row.name is None or row.confidence is None:
             continue
         prediction = next(classifier.predict(row.path))
-        if prediction.confidence is not None:
-            return prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME
-    return True
+        if prediction.confidence is None:
+            continue
+        if not rows and prediction.label == row.name and abs(prediction.confidence - row.confidence) <= _SAME:
+            return True
+        rows.append((row.name, row.confidence))
+        exact.append(prediction)
+        if len(rows) == _LOOKED_AT:
+            break
+    if not rows:
+        return True
+    rounded = classifier.use("eager", "bfloat16").predict([prediction.path for prediction in exact])
+    noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
+    distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
+    return sum(distances) / len(distances) <= 2 * max(noise, _SAME)
+
+
+def _noise(exact: Prediction, rounded: Prediction) -> float:
+    """The largest difference between the logits of the most probable classes."""
+    other = dict(rounded.ranking)
+    return max(abs(_logit(own) - _logit(other[name])) for name, own in exact.ranking[:_LOOKED_AT])
+
+
+def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
+    """Between the logits of a row's confidence and of what the classifier now says of the same classes."""
+    probabilities = dict(prediction.ranking)
+    if classifier.thresholds is None:
+        return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
+    assert prediction.confidence is not None
+    if name == prediction.label:
+        return abs(_logit(prediction.confidence) - _logit(confidence))
+    thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
+    flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}  # may lie at their thresholds
+    return max(
+        (abs(_logit(probabilities[own]) - _logit(thresholds[own])) if own in thresholds else math.inf)
+        for own in flipped - {""}
+    )
+
+
+def _logit(probability: float) -> float:
+    """Of a probability that six digits can tell from 0 and 1."""
+    probability = min(max(probability, 1e-4), 1 - 1e-4)
+    return math.log(probability / (1 - probability))
 
 
 def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
@@ -184,11 +250,11 @@ def _print_all(prediction: Prediction, columns: Columns) -> None:
         print(f"rejected: {label} has {prediction.confidence:.4f}, less than {columns.reject}")
 
 
-def _conclude(tally: Tally, out: Path | None, columns: Columns) -> None:
+def _conclude(tally: Tally, out: Path | None, columns: Columns, classifier: Classifier) -> None:
     """What became of the images, and what computed it; on stderr where the rows are on stdout."""
     rejected = "" if columns.reject is None else f", {tally.rejected} rejected"
     images = "1 image" if tally.images == 1 else f"{tally.images} images"
-    line = f"{images} ({tally.unreadable} unreadable{rejected}), eager, float32"
+    line = f"{images} ({tally.unreadable} unreadable{rejected}), {classifier.computed}"
     if out is None:
         print(line, file=sys.stderr)
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
@@ -45,11 +48,32 @@ class Augment:
 
     def build(self, preprocess: Preprocess) -> v2.Transform:
         """The transform from a decoded picture to a picture of the model's size."""
+        return v2.Compose([v2.Lambda(partial(self.reduce, preprocess=preprocess)), self.build_random(preprocess)])
+
+    def reduce(self, image: Image.Image, preprocess: Preprocess) -> Image.Image:
+        """What is done to a decoded picture alike every time it is seen: it gets no larger than crops of it need."""
+        short_side = self.short_side(preprocess)
+        if short_side is None:
+            return preprocess.resize(image)
+        scale = short_side / min(image.size)
+        if scale >= 1:
+            return image
+        return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+
+    def short_side(self, preprocess: Preprocess) -> int | None:
+        """Pixels of the short side that leave the smallest crop at the model's size; None without random crops.
+
+        A crop of part s of the area and proportions up to 4:3 keeps sqrt(s * 3/4) of the short side, or more.
+        """
+        if self.crop_scale is None:
+            return None
+        return math.ceil(max(preprocess.size) / math.sqrt(self.crop_scale[0] * 3 / 4))
+
+    def build_random(self, preprocess: Preprocess) -> v2.Transform:
+        """The transform from what `reduce` returns to a picture of the model's size."""
         interpolation = InterpolationMode[preprocess.interpolation.upper()]
         steps: list[torch.nn.Module] = []
-        if self.crop_scale is None:
-            steps.append(v2.Lambda(preprocess.resize))
-        else:
+        if self.crop_scale is not None:
             steps.append(v2.RandomResizedCrop(preprocess.size, scale=self.crop_scale, interpolation=interpolation))
         if self.hflip:
             steps.append(v2.RandomHorizontalFlip())
@@ -69,7 +93,7 @@ class Augment:
             steps.append(
                 v2.RandAugment(2, self.rand_augment, num_magnitude_bins=11, interpolation=InterpolationMode.BILINEAR)
             )
-        return v2.Compose(steps)
+        return v2.Compose(steps or [v2.Identity()])
 
     def build_pixels(self) -> v2.Transform:
         """The transform of the normalised pixels, (C, height, width)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import Augment, apply_seeded, mix_seeds
 from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.keeping import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
@@ -22,33 +24,46 @@ from vitkit.errors import VitkitError
 class EvaluationImages(Dataset[tuple[Tensor, int]]):
     """Images as every command but training sees them: (C, height, width) float32 and the label."""
 
-    def __init__(self, table: ImageTable, preprocess: Preprocess) -> None:
-        self.table, self.preprocess = table, preprocess
+    def __init__(self, table: ImageTable, preprocess: Preprocess, keeper: Keeper | None = None) -> None:
+        self.table, self.preprocess, self.keeper = table, preprocess, keeper or NoKeeper()
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(self.preprocess(_decode(self, index))), self.table.labels[index]
+        image = self.keeper.picture(index, self.table.file(index), lambda: self.preprocess.resize(_decode(self, index)))
+        return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
 
 
 class TrainingImages(Dataset[tuple[Tensor, int]]):
     """Augmented images, asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more."""
 
-    def __init__(self, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int) -> None:
-        self.table, self.preprocess, self.seed = table, preprocess, seed
-        self.transform, self.transform_pixels = augment.build(preprocess), augment.build_pixels()
+    def __init__(
+        self, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int, keeper: Keeper | None = None
+    ) -> None:
+        self.table, self.preprocess, self.augment, self.seed = table, preprocess, augment, seed
+        self.keeper = keeper or NoKeeper()
+        self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
-        image = apply_seeded(self._augment, _decode(self, key[1]), self.seed, *key)
-        return image, self.table.labels[key[1]]
+        index = key[1]
+        picture = self.keeper.picture(
+            index,
+            self.table.file(index),
+            lambda: self.augment.reduce(_decode(self, index), self.preprocess),
+        )
+        return apply_seeded(self._augment, picture, self.seed, *key), self.table.labels[index]
 
     def _augment(self, image: Image.Image) -> Tensor:
         pixels = torch.from_numpy(self.preprocess.normalise(self.transform(image)))
         return self.transform_pixels(pixels)
+
+
+def _files(table: ImageTable) -> list[Path]:
+    return [table.file(index) for index in range(len(table))]
 
 
 def _decode(images: EvaluationImages | TrainingImages, index: int) -> Image.Image:
@@ -134,6 +149,11 @@ class ImageData(LightningDataModule):
         seed: of order and augmentation.
         balanced: whether training shows every class alike.
         process: which of several processes this is, and of how many; each has its share of every batch.
+        cache: where decoded pictures are kept for the next epoch (`keeping.choose_cache`); no pixel depends on it.
+
+    Attributes:
+        cache: ram, disk or none.
+        kept_bytes: about how many the decoded pictures take.
     """
 
     def __init__(
@@ -147,21 +167,46 @@ class ImageData(LightningDataModule):
         seed: int,
         balanced: bool = False,
         process: tuple[int, int] = (0, 1),
+        cache: str = "none",
     ) -> None:
         super().__init__()
         self.train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
         self.val = EvaluationImages(table.of_split("val"), preprocess)
+        self.cache, self.kept_bytes = self._keep(cache, workers, process[1]) if cache != "none" else (cache, 0)
         self.batch_size, self.workers, self.seed, self.balanced = batch_size, workers, seed, balanced
         self.process = process
+
+    def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
+        """Let decoded pictures be kept where they fit: where that is, and how many bytes they take."""
+        train, val, preprocess = self.train, self.val, self.train.preprocess
+        short_side = train.augment.short_side(preprocess)
+        needs = [
+            bytes_of(_files(train.table), short_side, preprocess.size if short_side is None else None),
+            bytes_of(_files(val.table), None, preprocess.size),
+        ]
+        cache = choose_cache(cache, sum(needs), workers=workers, processes=processes)
+        evaluated = f"evaluation {preprocess.to_dict()}"
+        rule = evaluated if short_side is None else f"short side {short_side}, decoded for {preprocess.short_side}"
+        train.keeper = make_keeper(cache, len(train), needs[0], rule)
+        val.keeper = make_keeper(cache, len(val), needs[1], evaluated)
+        return cache, sum(needs)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.train, batch_sampler=self._batches())
 
     def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
         """The images of this process's share of a training batch, below the data's folder."""
+        return [self.train.table.paths[key[1]] for key in self._keys(epoch, batch)]
+
+    def batch_again(self, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+        """This process's share of a training batch, made anew: images (B, C, height, width) and labels (B,)."""
+        images, labels = zip(*(self.train[key] for key in self._keys(epoch, batch)), strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
+    def _keys(self, epoch: int, batch: int) -> list[tuple[int, ...]]:
         batches = self._batches()
         batches.sampler.set_epoch(epoch)
-        return [self.train.table.paths[key[1]] for key in next(islice(batches, batch, None))]
+        return next(islice(batches, batch, None))
 
     def part(self, images: int) -> float:
         """How much of a whole training batch so many images are."""
@@ -189,5 +234,7 @@ class ImageData(LightningDataModule):
             images,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
+            multiprocessing_context="fork" if self.workers and self.cache == "ram" else None,  # which shares memory
+            pin_memory=torch.cuda.is_available(),  # copied to the GPU while it computes
             **options,
         )

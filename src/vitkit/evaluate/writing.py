@@ -54,7 +54,7 @@ def write_evaluation(
             "model": f"{config.layers} layers, {config.heads} heads, {len(classifier.classes)} classes",
             "data": f"{table.root}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
-            "computed": f"{numbers['engine']}, {numbers['precision']}",
+            "computed": classifier.computed,
         },
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
         pictures={caption: plots.to_png(picture) for caption, picture in pictures.items()},

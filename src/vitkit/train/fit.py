@@ -31,15 +31,18 @@ from vitkit.train.folder import RECIPE, SPLIT, Progress, Run
 from vitkit.train.guard import Guard
 from vitkit.train.linear import freeze_backbone
 from vitkit.train.lora import add_low_rank
+from vitkit.train.patches import drop_patches
 from vitkit.train.probe import fit_head, start_head
-from vitkit.train.recipe import Recipe
+from vitkit.train.recipe import Recipe, checkpoint_every
 from vitkit.train.search import STEPS, find_lr
-from vitkit.train.setup import augment_of, choose_precision, choose_workers, new_classifier
+from vitkit.train.setup import augment_of, choose_compile, choose_precision, choose_workers, new_classifier
 from vitkit.train.summary import draw_data, report
 from vitkit.train.suspects import doubt_labels
 from vitkit.train.task import ClassificationTask
 from vitkit.train.teacher import Teacher, teacher_of_run
 from vitkit.train.team import Team, strategy_of
+
+_MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should know
 
 
 def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
@@ -92,8 +95,14 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     if why is not None:
         run.say(why)
     data = _data_of(recipe, table, classifier, balance, run.team)
+    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
+        place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
+        run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
     # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
     classifier.model.fused_attention = torch.cuda.is_available()
+    classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
+    if recipe.patch_dropout:
+        drop_patches(classifier.model, recipe.patch_dropout)
     spent = _start_head(run, recipe, table, classifier)
     if recipe.method == "linear":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
@@ -128,6 +137,7 @@ def _data_of(recipe: Recipe, table: ImageTable, classifier: Classifier, balance:
         seed=recipe.seed,
         balanced=balance == "sampler",
         process=(team.rank, team.size),
+        cache=recipe.cache,
     )
 
 
@@ -200,6 +210,8 @@ def _fit(
         team=run.team,
     )
     task.spent = spent
+    if choose_compile(recipe):
+        task.compile_steps()
     last = run.folder / LAST
     if last.is_file() and _has_finished(last, writer):
         run.say("the run had finished training")

@@ -86,6 +86,9 @@ class Recipe:
     dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
     attention_dropout: Annotated[float, "On the attention weights."] = 0.0
     drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0.", BY_METHOD] = 0.1
+    patch_dropout: Annotated[
+        float, "Part of the patches that each image loses in training, which is quicker by as much; 0 is none."
+    ] = 0.0
     mixup: Annotated[float, "Blend pairs of images and their labels; alpha of the beta distribution, 0 is off."] = 0.0
     cutmix: Annotated[float, "Paste a part of one image into another; alpha of the beta distribution, 0 is off."] = 0.0
 
@@ -140,6 +143,19 @@ class Recipe:
     nodes: Annotated[int | None, "Machines that train together; by default one, or what torchrun started."] = None
     strategy: Annotated[
         Literal["auto", "ddp", "fsdp"], "Devices hold a whole model each (ddp), or a part of it (fsdp); auto: ddp."
+    ] = "auto"
+    checkpointing: Annotated[
+        str,
+        "Blocks that are computed again in the backward pass, which takes less memory and more time: none, all, or N "
+        "for every N-th.",
+    ] = "none"
+    compile: Annotated[
+        Literal["auto", "on", "off"],
+        "Let torch.compile make steps quicker, after a minute of its own; auto: on GPUs.",
+    ] = "auto"
+    cache: Annotated[
+        Literal["auto", "ram", "disk", "none"],
+        "Where decoded pictures are kept for the next epoch; auto: where they fit. The result is the same.",
     ] = "auto"
     workers: Annotated[int | None, "Processes that prepare images; 0 is the main one. The result is the same."] = None
 
@@ -254,6 +270,19 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def checkpoint_every(text: str) -> int:
+    """`none`, `all` or a number as what `VisionTransformer.checkpointing` takes.
+
+    Raises:
+        VitkitError: it is none of these.
+    """
+    if text in ("none", "all"):
+        return int(text == "all")
+    if not text.isdecimal() or not 0 < int(text) < 10**6:
+        raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
+    return int(text)
+
+
 def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
     """A TOML or flag value as the field's type: whole numbers serve as floats, lists as tuples; nothing is guessed."""
     options = [option for option in get_args(hint) if option is not type(None)] if _is_optional(hint) else [hint]
@@ -301,6 +330,7 @@ def _check(recipe: Recipe) -> None:
         "ema": (0, 0.999999),
         "swa": (0, 1),
         "swa_lr": (1e-12, 1e3),
+        "patch_dropout": (0, 0.99),
         "mixup": (0, 100),
         "cutmix": (0, 100),
         "rand_augment": (0, 10),
@@ -333,6 +363,7 @@ def _check(recipe: Recipe) -> None:
         raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
     if recipe.time is not None:
         parse_duration(recipe.time)
+    checkpoint_every(recipe.checkpointing)
     try:
         re.compile(recipe.group_by or "")
     except re.error as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from vitkit.evaluate.multilabel import NO_THRESHOLD
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
 from vitkit.train.folder import Progress
+from vitkit.train.patches import check_patch_dropout
 from vitkit.train.recipe import Recipe
 from vitkit.weights import inspect, load
 
@@ -39,6 +41,7 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
             raise VitkitError("the recipe names neither a model nor weights")
         config = config_for(recipe.model, len(classes), init=recipe.init, **_rates(recipe))
         config = config if recipe.image_size is None else config.replace(image_size=recipe.image_size)
+        _check(config, recipe)
         return config, _preprocess(recipe, Preprocess(size=config.image_size))
     try:
         plan = inspect(weights_of(recipe), image_size=recipe.image_size, progress=progress)
@@ -49,7 +52,13 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
     config = plan.config.replace(num_classes=len(classes), representation_size=None, **_rates(recipe))
     if recipe.method == "head" and config.classifier == "token" and not (config.fc_norm or config.distill_head):
         config = config.replace(classifier="token+gap")
+    _check(config, recipe)
     return config, _preprocess(recipe, plan.preprocess)
+
+
+def _check(config: ViTConfig, recipe: Recipe) -> None:
+    if recipe.patch_dropout:
+        check_patch_dropout(config)
 
 
 def weights_of(recipe: Recipe) -> str:
@@ -126,6 +135,14 @@ def choose_precision(precision: str) -> str:
     capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
     has_bfloat16 = any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16"))
     return "bfloat16" if has_bfloat16 else "float32"
+
+
+def choose_compile(recipe: Recipe) -> bool:
+    """Whether torch.compile is to make the steps quicker: by default on GPUs, where its compiler is installed."""
+    if recipe.compile != "auto":
+        return recipe.compile == "on"
+    has_compiler = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    return has_compiler and recipe.strategy != "fsdp"
 
 
 def choose_workers(workers: int | None) -> int:

@@ -24,6 +24,7 @@ from vitkit.model import VisionTransformer
 from vitkit.train.average import Average
 from vitkit.train.distill import binary_loss, distillation_loss, label_loss
 from vitkit.train.guard import Guard, Outcome, all_finite
+from vitkit.train.later import Later, Place
 from vitkit.train.linear import heads_of
 from vitkit.train.optim import build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.train.pieces import Pieces, add_gradients, is_out_of_memory
@@ -77,7 +78,9 @@ class ClassificationTask(LightningModule):
         self._mixing = Mixing(mixup=recipe.mixup, cutmix=recipe.cutmix)
         self.team = team
         self._started = self._now = time.monotonic()
-        self._losses: list[float] = []
+        self.later: Later | None = None  # on a GPU
+        self._compiled: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+        self._losses: list[Tensor] = []
         self._hits: list[Tensor] = []
         self._outputs: list[tuple[Tensor, Tensor]] = []
         self._outcome: Outcome | None = None
@@ -124,11 +127,17 @@ class ClassificationTask(LightningModule):
         if self._is_shared_out and self.device_mesh is not None:
             share_out(self.model, self.device_mesh)
 
+    def compile_steps(self) -> None:
+        """Let torch.compile make the forward and backward pass quicker, from the first step on."""
+        self._compiled = torch.compile(self.model.forward_heads)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.recipe)
 
     def on_train_start(self) -> None:
         self._started = self._now = self.team.by_first(time.monotonic)
+        if self.device.type == "cuda" and self.team.size == 1:
+            self.later = Later()
         if not self._is_doubtful:
             self._remember()
 
@@ -155,6 +164,8 @@ class ClassificationTask(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Add up the batch's gradient, and move where it is the last batch of its step."""
         images, labels = batch
+        if images.is_cuda:
+            images = images.contiguous(memory_format=torch.channels_last)  # as the convolution of patches wants them
         number, batches = self._place(batch_idx)
         if number == 0:
             self._clear_gradients()
@@ -173,14 +184,18 @@ class ClassificationTask(LightningModule):
             self._hits.append(hits)
 
         self.pieces.each(len(images), compute)
-        loss = torch.stack(losses).sum().item()
-        if math.isfinite(loss):
-            self._losses.append(loss)
-        elif self._bad is None:
+        loss = torch.stack(losses).sum()
+        self._losses.append(loss)
+        if self.later is not None:
+            self.later.note_loss(loss)
+        elif self._bad is None and not loss.isfinite():
             self._bad = "loss", self._describe(batch, batch_idx)
+        is_last = batch_idx + 1 == self.trainer.num_training_batches
         if number == batches - 1:
             self._move(batch, batch_idx)
-        if batch_idx + 1 == self.trainer.num_training_batches:
+            if self.later is not None and (is_last or self.later.is_due):
+                self._settle(self.later)
+        if is_last:
             self._average_epoch()
 
     def _add_gradients(self, loss: Tensor) -> None:
@@ -215,11 +230,13 @@ class ClassificationTask(LightningModule):
         if not self._mixing and self._class_weights is None and self._sets is None:
             return images, labels
         if self._sets is not None:
-            targets = self._sets.to(labels.device)[labels]  # (B, K)
+            self._sets = self._sets.to(labels.device)  # once
+            targets = self._sets[labels]  # (B, K)
         else:
             targets = F.one_hot(labels, self.model.config.num_classes).float()  # (B, K)
         if self._class_weights is not None and self._sets is None:
-            targets *= self._class_weights.to(targets.device)
+            self._class_weights = self._class_weights.to(targets.device)  # once
+            targets *= self._class_weights
         if self._mixing:
             seed = mix_seeds(self.recipe.seed, self.global_step, number, *([self.team.rank] if self.team.rank else []))
             images, targets = self._mixing.apply(images, targets, seed)
@@ -232,7 +249,7 @@ class ClassificationTask(LightningModule):
             images: (B, C, height, width).
             targets: labels (B,), or weights of the classes (B, K).
         """
-        heads, recipe = self.model.forward_heads(images), self.recipe
+        heads, recipe = (self._compiled or self.model.forward_heads)(images), self.recipe
         if self._sets is not None:
             answers = torch.stack([head.detach().float() for head in heads]).mean(dim=0) > 0
             weights = None if self._class_weights is None else self._class_weights.to(images.device)
@@ -259,11 +276,21 @@ class ClassificationTask(LightningModule):
         gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
         self.team.add_up(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
+        if self.later is not None:
+            place = Place(self.current_epoch, batch_idx, self.global_step)
+            self.later.prepare(self.trainer.optimizers[0], norm, place)
+            self._step(norm)
+            return
         what = "loss" if self.team.any(self._bad is not None) else "gradient" if not norm.isfinite() else None
         if what is not None:
             self.guard.skip_step(what, self._bad[1] if self._bad else self._describe(batch, batch_idx))
             self._clear_gradients()
             return
+        self._step(norm)
+        self.guard.pass_step()
+
+    def _step(self, norm: Tensor) -> None:
+        """One step of the optimiser along a gradient of this norm."""
         if self.recipe.clip_grad:
             torch.nn.utils.clip_grads_with_norm_(self._trained(), self.recipe.clip_grad, norm)
         try:
@@ -274,9 +301,19 @@ class ClassificationTask(LightningModule):
                     "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
                 ) from error
             raise
-        self.guard.pass_step()
         if self.average is not None and self.recipe.ema:
             self.average.update(self.model)
+
+    def _settle(self, later: Later) -> None:
+        """Tell the guard of the steps since the last time."""
+        for place in later.settle():
+            if place is None:
+                self.guard.pass_step()
+                continue
+            images, labels = self._data.batch_again(place.epoch, place.batch)
+            paths = self._data.paths_of_batch(place.epoch, place.batch)
+            batch = {"images": images, "labels": labels, "paths": paths, "epoch": place.epoch, "step": place.step}
+            self.guard.skip_step("loss or its gradient", batch)
 
     def _average_epoch(self) -> None:
         start = swa_start(self.recipe)
@@ -291,8 +328,9 @@ class ClassificationTask(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self._look_at_the_clock()
-        losses = self.team.gather(sum(self._losses) / len(self._losses) if self._losses else math.nan)
-        self.metrics["train_loss"] = sum(losses)
+        losses = torch.stack(self._losses).tolist() if self._losses else []
+        own = [loss for loss in losses if math.isfinite(loss)]
+        self.metrics["train_loss"] = sum(self.team.gather(sum(own) / len(own) if own else math.nan))
         self.metrics["train_acc"] = torch.cat(self.team.gather(torch.cat(self._hits).cpu())).float().mean().item()
         is_finite, is_good = all_finite(self.state_dict()), self.guard.judge(self._outcome)
         if is_finite and is_good:

@@ -1,0 +1,122 @@
+"""Whether training waits for its pictures: `python benchmarks/feeding.py [PHOTOGRAPHS] [MODEL]`.
+
+Large photographs (12 megapixels, JPEG, made by enlarging generated ones) are read for some epochs as `vitkit train`
+reads them, with every `--cache`; the first epoch decodes, the later ones find what it kept. Beside it stands how many
+images a second the model trains on, in bfloat16 where the hardware has it. `waits` is the part of an epoch in which the
+model waits, where one process does both. Results go to benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitkit import create_model
+from vitkit.data.datamodule import ImageData
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.source import ImageTable, read_source
+from vitkit.data.split import split
+from vitkit.train.choose import PRESETS
+from vitkit.train.distill import label_loss
+from vitkit.train.optim import build_optimizer
+from vitkit.train.recipe import Recipe
+from vitkit.train.setup import augment_of, choose_precision
+
+RESULTS = Path(__file__).parent / "results"
+EPOCHS, BATCH, STEPS = 4, 32, 6
+
+
+def write_photographs(folder: Path, count: int) -> ImageTable:
+    """So many 4000 x 3000 JPEGs of two classes, all for training but two."""
+    for i in range(count):
+        pixels = np.random.default_rng(i).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        path = folder / "ab"[i % 2] / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray(pixels).resize((4000, 3000), Image.Resampling.BICUBIC).save(path, quality=90)
+    return split(read_source(folder), (1 - 2 / count, 2 / count, 0.0), 0)
+
+
+def epochs_of(table: ImageTable, recipe: Recipe, cache: str) -> list[float]:
+    """Images a second of each epoch's training batches."""
+    data = ImageData(
+        table,
+        Preprocess(size=(224, 224)),
+        augment_of(recipe),
+        batch_size=BATCH,
+        workers=0,
+        seed=0,
+        cache=cache,
+    )
+    rates, loader = [], data.train_dataloader()
+    for epoch in range(EPOCHS):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        started = time.perf_counter()
+        images = sum(len(labels) for _, labels in loader)
+        rates.append(images / (time.perf_counter() - started))
+    return rates
+
+
+def step_rate(name: str, recipe: Recipe) -> float:
+    """Images a second of the model's training steps."""
+    model = create_model(name, num_classes=2, drop_path=recipe.drop_path).train()
+    model.fused_attention = torch.cuda.is_available()
+    optimizer, seconds = build_optimizer(model, recipe), []
+    images, labels = torch.randn(BATCH, 3, 224, 224), torch.arange(BATCH) % 2
+    for _ in range(STEPS):
+        started = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=choose_precision("auto") == "bfloat16"):
+            loss = label_loss(model.forward_heads(images), labels, 0.1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return BATCH / statistics.median(seconds[1:])
+
+
+def main(count: int, name: str) -> None:
+    """Write photographs, read them, train, and write the table."""
+    recipe = Recipe(**PRESETS["full"])
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["VITKIT_CACHE"] = str(Path(folder) / "cache")
+        table = write_photographs(Path(folder) / "photos", count)
+        trained = step_rate(name, recipe)
+        for cache in ("none", "ram", "disk"):
+            rates = epochs_of(table, recipe, cache)
+            later = statistics.median(rates[1:])
+            rows.append(
+                {
+                    "cache": cache,
+                    "photographs": count,
+                    "first_epoch_images_per_second": f"{rates[0]:.1f}",
+                    "later_epochs_images_per_second": f"{later:.1f}",
+                    "model": name,
+                    "step_images_per_second": f"{trained:.1f}",
+                    "waits": f"{(1 / later) / (1 / later + 1 / trained):.3f}",
+                }
+            )
+            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    hardware = f"{platform.machine()}-{os.cpu_count()}core"
+    stem = f"feeding_{hardware}_{choose_precision('auto')}_torch{version('torch')}_{date.today():%Y%m%d}"
+    with (RESULTS / f"{stem}.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(RESULTS / f"{stem}.csv")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 64, sys.argv[2] if len(sys.argv) > 2 else "vit_tiny_patch16_224")

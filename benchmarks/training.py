@@ -1,0 +1,196 @@
+"""A training step beside timm's: `python benchmarks/training.py [--models Ti/16] [--batch 32] [--rounds 15]`.
+
+Images per second, in turn in one process (A B C ... A B C ...): ours and timm's, in float32 and under bfloat16
+autocast, on a GPU compiled too; each with its AdamW (ours: as `vitkit train` builds it). Beside them the share of the
+ceiling: a step is counted as three forward passes, whose matrix products alone are timed in the same rounds. Then the
+memory of each, in a process of its own: the peak above what was held with the images and before the model. On a GPU by
+its allocator, and by default B/16 and L/16 at batch 256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm.optim
+import torch
+import torch.nn.functional as F
+from peers import MODELS, SMOKE
+from rivals import Setting, timm_module
+from tables import RESULTS, result_path, show, write_table
+from torch import Tensor, nn
+
+from vitkit.bench.ceiling import Ceiling
+from vitkit.bench.speed import random_model
+from vitkit.bench.timing import interleave, stopwatch_for
+from vitkit.names import config_for
+from vitkit.train.optim import build_optimizer
+from vitkit.train.recipe import Recipe
+
+Work = Callable[[], None]
+BASE = "timm float32"
+
+
+@dataclass(frozen=True)
+class Way:
+    """Whose step it is, in what precision, and whether it is compiled."""
+
+    library: str
+    precision: str
+    compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        return f"{self.library}{' compiled' if self.compiled else ''} {self.precision}"
+
+
+def ways(device: torch.device) -> list[Way]:
+    """All that are compared."""
+    plain = [Way(library, precision) for library in ("timm", "vitkit") for precision in ("float32", "bfloat16")]
+    return plain + [replace(own, compiled=True) for own in plain if device.type == "cuda"]
+
+
+def images_of(model: str, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(B, 3, height, width) and (B,)."""
+    config = config_for(model)
+    return torch.randn(batch, 3, *config.image_size, device=device), torch.randint(
+        0, config.num_classes, (batch,), device=device
+    )
+
+
+def step_of(way: Way, model: str, x: Tensor, y: Tensor) -> Work:
+    """One training step: forward, backward, AdamW."""
+    own: nn.Module = random_model(config_for(model))
+    if way.library == "timm":
+        own = timm_module(Setting(own, x, Path()))
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            timm.optim.param_groups_weight_decay(own.to(x.device), 0.05), 1e-4
+        )
+    else:
+        own.fused_attention = x.device.type == "cuda"  # as the training task chooses
+        optimizer = build_optimizer(own.to(x.device), Recipe(lr=1e-4))
+    own.train()
+    run = torch.compile(own, dynamic=False) if way.compiled else own
+
+    def step() -> None:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=way.precision == "bfloat16"):
+            loss = F.cross_entropy(run(x).float(), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def measure_speed(label: str, name: str, batch: int, rounds: int, device: torch.device) -> list[dict[str, Any]]:
+    """A row for each way."""
+    x, y = images_of(name, batch, device)
+    all_ways = ways(device)
+    works: dict[str, Callable[[], object]] = {way.name: step_of(way, name, x, y) for way in all_ways}
+    ceilings = {own: Ceiling(config_for(name), batch, own, device) for own in ("float32", "bfloat16")}
+    works |= {f"ceiling {precision}": ceiling for precision, ceiling in ceilings.items()}
+    times = interleave(works, rounds, stopwatch=stopwatch_for(device))
+    rows = []
+    for way in all_ways:
+        own, top = times[way.name], times[f"ceiling {way.precision}"]
+        rate = own.rate(batch)
+        rows.append(
+            {
+                "model": label,
+                "batch": batch,
+                "name": way.name,
+                "images_per_s": round(rate.median, 2),
+                "images_per_s_q1": round(rate.low, 2),
+                "images_per_s_q3": round(rate.high, 2),
+                "times_timm_float32": round(own.times_as_fast_as(times[BASE]).median, 3),
+                "times_timm_same_precision": round(own.times_as_fast_as(times[f"timm {way.precision}"]).median, 3),
+                "share_of_ceiling": round(3 * own.times_as_fast_as(top).median, 3),
+                "rounds": rounds,
+            }
+        )
+    return rows
+
+
+def peak(device: torch.device) -> int:
+    """The most memory that this process has held so far, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def print_peak(way: Way, name: str, batch: int, device: torch.device) -> None:
+    """What a process of its own is started for: bytes that three steps needed."""
+    x, y = images_of(name, batch, device)
+    before = peak(device)
+    step = step_of(way, name, x, y)
+    for _ in range(3):
+        step()
+    print(peak(device) - before)
+
+
+def measure_memory(name: str, batch: int, device: torch.device, way: Way) -> float:
+    """MiB."""
+    asked = json.dumps([way.library, way.precision, way.compiled, name, batch])
+    command = [sys.executable, __file__, "--peak", asked, "--device", str(device)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return round(int(done.stdout.split()[-1]) / 2**20, 1)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", help=f"of {', '.join(MODELS)}; default Ti/16, on a GPU B/16,L/16")
+    parser.add_argument("--batch", type=int, help="default 32, on a GPU 256")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smoke", action="store_true", help="a micro model and two rounds, memory of ours alone")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    on_gpu = options.device.startswith("cuda")
+    options.models = options.models or ("B/16,L/16" if on_gpu else "Ti/16")
+    options.batch = options.batch or (4 if options.smoke else 256 if on_gpu else 32)
+    options.rounds = 2 if options.smoke else options.rounds
+    return options
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    options, rows = parse(), []
+    device = torch.device(options.device)
+    if options.peak:
+        library, precision, compiled, name, batch = json.loads(options.peak)
+        print_peak(Way(library, precision, compiled), name, batch, device)
+        return
+    models = SMOKE if options.smoke else {label: MODELS[label] for label in options.models.split(",")}
+    for label, name in models.items():
+        found = measure_speed(label, name, options.batch, options.rounds, device)
+        memory = {
+            way.name: measure_memory(name, options.batch, device, way)
+            for way in ways(device)
+            if not options.smoke or way.name == "vitkit bfloat16"
+        }
+        for own in found:
+            own["memory_mib"] = memory.get(own["name"])
+            base = memory.get(BASE)
+            own["memory_of_timm_float32"] = round(own["memory_mib"] / base, 3) if base and own["memory_mib"] else None
+            print(show(own), flush=True)
+        rows += found
+        path = result_path("training", "float32-bfloat16", device, options.out)
+        write_table(path, rows)
+        torch.compiler.reset()
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Faster ways to the same logits: which there are, and which suits this machine."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from vitkit.engine.runner import ENGINES, PRECISIONS, Runner
+from vitkit.errors import VitkitError
+
+if TYPE_CHECKING:
+    from vitkit.model import VisionTransformer
+
+__all__ = ["Runner", "best_precision", "open_merging", "open_runner"]
+
+_PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime")}  # that an engine needs
+
+
+def open_runner(
+    model: VisionTransformer, engine: str = "auto", precision: str = "auto", images: int | None = None
+) -> Runner:
+    """A runner of the model as it is now.
+
+    Args:
+        model: stays as it is.
+        engine: one of `ENGINES`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not installed,
+            does not work, or takes longer to prepare than so few images. (On CPUs compile is slower than eager.)
+        precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
+        images: how many will be asked; None for many.
+
+    Raises:
+        VitkitError: there is no such engine or precision, or the engine is not installed or cannot run the model.
+    """
+    if engine not in ENGINES:
+        raise VitkitError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
+    if precision not in PRECISIONS:
+        raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if precision == "auto":
+        precision = "float32" if engine == "onnx" else best_precision()  # it has no other on CPUs
+    if engine != "auto":
+        return _open(model, engine, precision)
+    for name, fewest in _order():
+        if images is None or images >= fewest:
+            try:
+                return _open(model, name, precision)
+            except (VitkitError, ImportError, RuntimeError):  # not installed, or it cannot run this model
+                continue
+    return _open(model, "eager", precision)
+
+
+def open_merging(model: VisionTransformer, r: int, engine: str = "auto", precision: str = "auto") -> Runner:
+    """A runner of the model as it is now that merges r patches away in every layer: quicker, and not quite the same.
+
+    Raises:
+        VitkitError: the engine is another than eager, or the model needs each patch in its place.
+    """
+    from vitkit.engine.torch import merging
+
+    if engine not in ("auto", "eager"):
+        raise VitkitError(f"--merge is computed by engine eager: leave out --engine {engine}")
+    return merging(model, r, best_precision() if precision == "auto" else precision)
+
+
+def _order() -> list[tuple[str, int]]:
+    """What is faster than eager, the fastest first, and from how many images on it is worth its preparation."""
+    import torch
+
+    return [("compile", 5_000)] if torch.cuda.is_available() else [("openvino", 500)]
+
+
+def _open(model: VisionTransformer, engine: str, precision: str) -> Runner:
+    if engine in _PACKAGES:
+        missing = [package for package in _PACKAGES[engine] if find_spec(package) is None]
+        if missing:
+            raise VitkitError(f"engine {engine} needs {' and '.join(missing)}: pip install 'vitkit[export]'")
+    home = import_module(f"vitkit.engine.{engine}" if engine in _PACKAGES else "vitkit.engine.torch")
+    open_model = home.from_model if engine in _PACKAGES else {"eager": home.eager, "compile": home.compiled}[engine]
+    runner: Runner = open_model(model, precision)
+    return runner
+
+
+def best_precision() -> str:
+    """`bfloat16` where the hardware multiplies such numbers, else `float32`."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    has_products = torch.cpu.get_capabilities()
+    return "bfloat16" if has_products.get("avx512_bf16") or has_products.get("amx_bf16") else "float32"

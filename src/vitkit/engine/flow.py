@@ -1,0 +1,96 @@
+"""Many images through reading and computing at once, in order, in bounded memory.
+
+Where computing is PyTorch's own on a CPU, each core reads and computes batches of its own from end to end, in one
+thread: no core waits for another, neither within a matrix product nor between reading and computing. Any other engine
+keeps the cores busy by itself, so its batches are computed one at a time while the next are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import chain, islice
+from threading import Event, Lock
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Row = npt.NDArray[np.float32] | str
+T = TypeVar("T")
+
+BATCH, BATCH_ALONE = 8, 32  # of an engine that computes in every thread, and of one that computes a batch at a time
+
+
+def flow(
+    paths: Iterable[str],
+    read: Callable[[str], Tensor | str],
+    compute: Callable[[Tensor], Tensor],
+    batch_size: int,
+    *,
+    is_concurrent: bool,
+) -> Iterator[tuple[str, Row]]:
+    """Each path with its row of what is computed, or with the reason why it cannot be read; in order, as they come.
+
+    Args:
+        paths: taken a few batches ahead.
+        read: a path -> (C, height, width), or a reason; called in several threads.
+        compute: (B, C, height, width) -> (B, ...).
+        batch_size: images computed at a time.
+        is_concurrent: several threads may compute at once, each in a thread of its own.
+    """
+    batches = _in_batches(paths, batch_size)
+    start = list(islice(batches, 2))
+    if len(start) < 2:  # too few to share out: each step has all cores
+        with ThreadPoolExecutor() as pool:
+            for batch in start:
+                yield from _join(batch, list(pool.map(read, batch)), compute)
+        return
+    with _crew(is_concurrent) as (pool, threads, ended):
+        turn = nullcontext() if is_concurrent else Lock()
+
+        def run(batch: list[str]) -> list[tuple[str, Row]]:
+            images = [read(path) for path in batch if not ended.is_set()]
+            with turn:
+                return [] if ended.is_set() else _join(batch, images, compute)
+
+        waiting: deque[Future[list[tuple[str, Row]]]] = deque()
+        for batch in chain(start, batches):
+            waiting.append(pool.submit(run, batch))
+            if len(waiting) == 2 * threads:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+
+def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    items = iter(items)
+    while batch := list(islice(items, size)):
+        yield batch
+
+
+def _join(paths: list[str], images: list[Tensor | str], compute: Callable[[Tensor], Tensor]) -> list[tuple[str, Row]]:
+    readable = [image for image in images if isinstance(image, Tensor)]
+    rows = iter(compute(torch.stack(readable)).numpy() if readable else ())
+    return [(path, image if isinstance(image, str) else next(rows)) for path, image in zip(paths, images, strict=True)]
+
+
+@contextmanager
+def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
+    """Threads, their number, and what tells them to stop; PyTorch computes within each if it may concurrently."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = cores if is_concurrent else cores + 1  # one waits for its turn
+    before, ended = torch.get_num_threads(), Event()
+    pool = ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1 if is_concurrent else before))
+    try:
+        yield pool, threads, ended
+    finally:
+        ended.set()
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)  # what the pool's threads have set is also the default of later threads

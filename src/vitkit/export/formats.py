@@ -1,0 +1,109 @@
+"""The formats: how a model with its card is written, and read and run by the format's own runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from vitkit.engine import onnx as onnx_engine
+from vitkit.engine import openvino as openvino_engine
+from vitkit.engine.graph import CARD
+from vitkit.engine.runner import Runner
+from vitkit.errors import VitkitError
+from vitkit.export import program
+from vitkit.model import VisionTransformer
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class FileRunner(Runner, Protocol):
+    """A runner of a file.
+
+    Attributes:
+        card: what a file of vitkit's says of itself; None where it says nothing.
+    """
+
+    card: str | None
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to keep a model.
+
+    Attributes:
+        suffix: of its file.
+        beside: suffixes of the files that belong to it.
+        engine: the name of its runtime among `ENGINES`.
+        write: model, path, text of the card, only batch or None, dtype of the weights.
+        open: a runner of a file in a precision, `auto` included.
+    """
+
+    suffix: str
+    engine: str
+    write: Callable[[VisionTransformer, Path, str, int | None, torch.dtype], None]
+    open: Callable[[Path, str], FileRunner]
+    beside: tuple[str, ...] = ()
+
+    def files(self, path: Path) -> list[Path]:
+        """All files of the model at a path, the one of that path last."""
+        return [*(path.with_suffix(suffix) for suffix in self.beside), path]
+
+
+def _write_onnx(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
+    graph = onnx_engine.to_graph(model, batch, dtype)
+    entry = graph.metadata_props.add()
+    entry.key, entry.value = CARD, card
+    path.write_bytes(graph.SerializeToString())
+
+
+def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
+    graph = openvino_engine.to_graph(model, batch, dtype)
+    graph.set_rt_info(card, [CARD])
+    try:
+        openvino_engine.import_openvino().serialize(graph, path, path.with_suffix(".bin"))
+    except RuntimeError as error:  # how OpenVINO reports a full disk
+        raise OSError(f"cannot write {path}: is the disk full?") from error
+
+
+FORMATS: dict[str, Format] = {
+    "onnx": Format(
+        suffix=".onnx",
+        engine="onnx",
+        write=_write_onnx,
+        open=onnx_engine.from_file,
+    ),
+    "openvino": Format(
+        suffix=".xml",
+        beside=(".bin",),
+        engine="openvino",
+        write=_write_openvino,
+        open=openvino_engine.from_file,
+    ),
+    "torch": Format(
+        suffix=".pt2",
+        engine="eager",
+        write=program.write,
+        open=program.from_file,
+    ),
+}
+SUFFIXES = tuple(form.suffix for form in FORMATS.values())
+
+
+def format_of(path: Path) -> Format:
+    """The format of a file, by its suffix.
+
+    Raises:
+        VitkitError: it is none of them.
+    """
+    for form in FORMATS.values():
+        if path.suffix.lower() == form.suffix:
+            return form
+    raise VitkitError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")

@@ -1,0 +1,75 @@
+"""An exported file as a classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitkit.classifier import Classifier
+from vitkit.engine.runner import Runner
+from vitkit.errors import VitkitError
+from vitkit.export.card import Card
+from vitkit.export.formats import format_of
+from vitkit.model import VisionTransformer
+
+
+class Exported(Classifier):
+    """A classifier that has a runner and no model: it predicts, and that is all.
+
+    Attributes:
+        path: the file.
+        card: what it says of itself.
+    """
+
+    def __init__(self, path: Path, precision: str) -> None:
+        self.path, self._form = path, format_of(path)
+        runner = self._form.open(path, precision)
+        self.runner: Runner = runner
+        self.card = Card.from_json(runner.card, path)
+        self.classes, self.preprocess = self.card.classes, self.card.preprocess
+        self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
+        self.provenance = {"exported": str(path), "dtype": self.card.dtype, "vitkit_version": self.card.vitkit_version}
+        self.report = None
+
+    @property
+    def model(self) -> VisionTransformer:  # type: ignore[override]
+        """Never there.
+
+        Raises:
+            VitkitError: always.
+        """
+        raise VitkitError(
+            f"{self.path} is an exported file, which gives predictions alone: for this, take the model folder that it "
+            "was made from"
+        )
+
+    def use(self, engine: str = "auto", precision: str = "auto", images: int | None = None) -> Exported:  # noqa: ARG002
+        """The same file in another precision. Its engine is that of its format.
+
+        Raises:
+            VitkitError: another engine is asked for, or the engine has no such precision.
+        """
+        if engine not in ("auto", self._form.engine):
+            raise VitkitError(f"{self.path} runs by the engine {self._form.engine}, not {engine}")
+        if precision in ("auto", self.runner.precision):
+            return self
+        return Exported(self.path, precision)
+
+    def __repr__(self) -> str:
+        return f"Exported({str(self.path)!r}, {len(self.classes)} classes)"
+
+
+def load_exported(path: str | Path, precision: str = "auto") -> Exported:
+    """A classifier from a file that `vitkit export` wrote.
+
+    Args:
+        path: a .onnx, .xml (its .bin beside it) or .pt2 file.
+        precision: `float32` or `bfloat16`, where the runtime has a choice; `auto` is what is fastest here.
+
+    Raises:
+        VitkitError: there is no such file, it is damaged or not by vitkit, or its runtime is not installed.
+    """
+    path = Path(path)
+    format_of(path)
+    if not path.is_file():
+        raise VitkitError(f"no such file: {path}")
+    return Exported(path, precision)
