@@ -35,7 +35,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "accumulate": st.integers(1, 10**6),
     "devices": st.none() | st.integers(1, 10**4),
     "nodes": st.none() | st.integers(1, 10**4),
-    "method": st.sampled_from(["auto", "head", "linear", "full", "scratch"]),  # lora wants weights
+    "method": st.sampled_from(["auto", "linear", "full", "scratch"]),  # lora wants weights, head no steps
     "ema": st.floats(0, 0.999),
     "swa": st.just(0.0),  # not with ema or time
     "swa_lr": st.none() | st.floats(1e-12, 1e3),
@@ -263,6 +263,15 @@ def test_scratch_with_weights_is_a_contradiction() -> None:
 def test_swa_with_another_average_or_no_known_end_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(VitkitError, match="swa"):
         build({"swa": 0.25, **other})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mixup", 0.2), ("ema", 0.9), ("swa", 0.2), ("patch_dropout", 0.5), ("balance", "loss")]
+)
+def test_what_acts_on_steps_is_refused_of_a_head_that_is_fitted_at_once(name: str, value: Any) -> None:
+    build({"method": "linear", name: value})
+    with pytest.raises(VitkitError, match=f"head takes no steps, so {name} has nothing to act on"):
+        build({"method": "head", name: value})
 
 
 def test_text_that_is_no_toml_is_refused_with_the_file(tmp_path: Path) -> None:

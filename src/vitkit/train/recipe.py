@@ -312,6 +312,9 @@ def _expected(kind: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
 
 
+_OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
+
+
 def _check(recipe: Recipe) -> None:
     ranges: dict[str, tuple[float, float]] = {
         "epochs": (1, 1e9),
@@ -374,6 +377,13 @@ def _check(recipe: Recipe) -> None:
         raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
     if recipe.find_lr and recipe.method == "head":
         raise VitkitError("a head on frozen features is fitted without a learning rate; leave out --find-lr")
+    if recipe.method == "head":
+        asked = [name for name in _OF_STEPS if getattr(recipe, name)]
+        asked += ["balance"] if recipe.balance in ("loss", "sampler") else []
+        if asked:
+            raise VitkitError(
+                f"method head takes no steps, so {asked[0]} has nothing to act on; leave it out or take --method linear"
+            )
     if recipe.method == "lora" and recipe.weights == "none":
         raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
