@@ -123,7 +123,7 @@ def usual_epoch(table: ImageTable, model: nn.Module) -> float:
     return time.perf_counter() - started
 
 
-def measure_head(flowers: Path, weights: Path, rounds: int = 3, views: int = 3) -> list[dict[str, Any]]:
+def measure_head(flowers: Path, weights: Path, rounds: int = 2, views: int = 3) -> list[dict[str, Any]]:
     """Accuracy and seconds of fitting a head, with and without views, and of the usual script."""
     usual, rows = [], {0: [], views: []}
     model = timm_model(weights, 5)
