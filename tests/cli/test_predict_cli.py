@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,13 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
         os.link(here / "slow.png", here / "many" / f"{i}.png")
     (here / "a name.csv").write_text("old")
     command = [VITKIT, "predict", "--force", trained, "-o", "a name.csv", "--batch-size", "4", "--", "many"]
-    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command,
+        env=runs.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
+    )
     wait_for_rows(here / "a name.csv.partial", 1000, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
