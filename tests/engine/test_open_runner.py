@@ -51,6 +51,15 @@ def test_eager_answers_as_the_model_does(precision: str) -> None:
     assert largest_difference(found, model(images(3)).detach()) <= {"float32": 1e-5, "bfloat16": 0.1}[precision]
 
 
+def test_eager_in_float32_is_the_model_itself_as_it_was() -> None:
+    model, x = build(), images(3)
+    runner = open_runner(model, "eager", "float32")
+    with torch.inference_mode():
+        expected = model(x)
+        model.head.weight.zero_()
+    assert torch.equal(runner(x), expected)
+
+
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "auto"])
 def test_an_engine_is_opened_by_its_name(stands: None, name: str) -> None:
     for precision in ("float32", "bfloat16"):

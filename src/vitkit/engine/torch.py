@@ -1,12 +1,13 @@
-"""PyTorch's own runners: the prepared double, step by step or compiled."""
+"""PyTorch's own runners: the model itself, its prepared double, or that compiled."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.engine.merge import merge
 from vitkit.engine.prepare import prepare
@@ -46,9 +47,12 @@ class TorchRunner:
 
 
 def eager(model: VisionTransformer, precision: str) -> TorchRunner:
-    """The double as it is, on the GPU if there is one."""
+    """In float32 the model itself, to the last bit; in bfloat16 its double. On the GPU if there is one."""
     device = device_of(model)
-    return TorchRunner(prepare(model, _DTYPES[precision], device), "eager", precision, device)
+    compute: nn.Module = copy.deepcopy(model).to(device).eval()
+    if precision == "bfloat16":
+        compute = prepare(model, torch.bfloat16, device)
+    return TorchRunner(compute, "eager", precision, device)
 
 
 def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:
