@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import base64
+import io
+import warnings
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitkit.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 110  # of drawn figures
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
@@ -50,6 +58,15 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
     lines = [line(header, "th")] if header else []
     return "<table>" + "\n".join(lines + [line(row, "td") for row in rows]) + "</table>"
+
+
+def to_png(drawn: Figure) -> bytes:
+    """A drawn figure as the content of a PNG file."""
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
+        drawn.savefig(data, format="png", dpi=DPI)
+    return data.getvalue()
 
 
 def figure(caption: str, png: bytes) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 from photos import folder, noise, save, smooth
 from vitkit.data.doctor import examine
 from vitkit.data.source import read_source
-from vitkit.evaluate import checkup, plots
+from vitkit.evaluate import checkup
 from vitkit.evaluate.checkup import write_checkup
 
 
@@ -22,7 +22,7 @@ from vitkit.evaluate.checkup import write_checkup
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = io.BytesIO()
     Image.new("RGB", (2, 2)).save(data, "PNG")
-    monkeypatch.setattr(plots, "to_png", lambda figure: data.getvalue())
+    monkeypatch.setattr(checkup, "to_png", lambda figure: data.getvalue())
 
 
 def page_of(root: Path, target: Path) -> str:

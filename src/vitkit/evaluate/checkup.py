@@ -14,7 +14,7 @@ from vitkit.data.findings import Copies
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
 from vitkit.evaluate import plots
-from vitkit.page import figure, finding, image, table, write_page
+from vitkit.page import figure, finding, image, table, to_png, write_page
 
 _SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
 _THUMBNAIL = 160  # pixels
@@ -37,9 +37,9 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         *[finding(str(own)) for own in diagnosis.findings],
         figure(
             "Images per class",
-            plots.to_png(plots.class_counts(by_split or {"images": images.counts()}, images.classes)),
+            to_png(plots.class_counts(by_split or {"images": images.counts()}, images.classes)),
         ),
-        figure("Sizes", plots.to_png(plots.sizes(sizes))),
+        figure("Sizes", to_png(plots.sizes(sizes))),
         "<h2>Files</h2>",
         table([[name, escape(_counts(values))] for name, values in _kinds(diagnosis).items()]),
         *_unreadable(diagnosis.unreadable),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,30 +18,17 @@ from sklearn.metrics import average_precision_score, precision_recall_curve, roc
 
 from vitkit.evaluate.calibration import Reliability
 from vitkit.files import replacing
+from vitkit.page import DPI, to_png
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
-_DPI = 110
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, whole or not at all."""
     with replacing(path) as temporary:
-        _save(figure, temporary)
-
-
-def to_png(figure: Figure) -> bytes:
-    """The picture as the content of a PNG file."""
-    data = io.BytesIO()
-    _save(figure, data)
-    return data.getvalue()
-
-
-def _save(figure: Figure, target: Path | io.BytesIO) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        figure.savefig(target, format="png", dpi=_DPI)
+        temporary.write_bytes(to_png(figure))
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
@@ -243,7 +228,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
 def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
     """A picture, pixel by pixel or enlarged if small, under its class and the probability."""
     scale = max(1, 400 // max(picture.size))
-    width, height = (side * scale / _DPI for side in picture.size)  # inches
+    width, height = (side * scale / DPI for side in picture.size)  # inches
     figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
     title = f"class: {_shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
     figure.text(0.5, (height + 0.2) / (height + 0.4), title, ha="center", va="center", fontsize=10)

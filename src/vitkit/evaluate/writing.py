@@ -10,11 +10,11 @@ from typing import Any
 
 from vitkit.classifier import Classifier
 from vitkit.data.source import JOINT, ImageTable
-from vitkit.evaluate import plots
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.evaluate.report import draw, write_report
 from vitkit.files import write_json, write_text
+from vitkit.page import to_png
 
 
 def write_evaluation(
@@ -57,7 +57,7 @@ def write_evaluation(
             "computed": classifier.computed,
         },
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
-        pictures={caption: plots.to_png(picture) for caption, picture in pictures.items()},
+        pictures={caption: to_png(picture) for caption, picture in pictures.items()},
     )
     write_json(folder / "evaluation.json", numbers)
     write_predictions(folder / "predictions.csv", evaluation)

@@ -6,7 +6,6 @@ Colours are magma, viridis and cividis: even steps look even, to colour-blind re
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
+from vitkit import page
 from vitkit.errors import VitkitError
 
 FloatArray = npt.NDArray[np.float32]
@@ -25,7 +25,6 @@ Box = tuple[float, float, float, float]
 
 NOTHING = "nowhere above 0"  # an overlay without a bright place
 _MAP, _AMOUNT, _SIMILARITY = "magma", "viridis", "cividis"
-_DPI = 110
 _STRENGTH = 0.6  # of the map's colour upon the photograph
 _FADED = 0.6  # how far towards white goes what the model did not see
 _LEAST = 256  # pixels of a photograph's long side below which it is enlarged
@@ -33,13 +32,10 @@ _MOST_QUERIES = 14  # rows and columns of a grid of grids that can still be told
 
 
 def to_png(figure: Figure) -> bytes:
-    """The picture as the content of a PNG file."""
-    data = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        figure.savefig(data, format="png", dpi=_DPI)
+    """The picture as the content of a PNG file; the figure is empty then."""
+    data = page.to_png(figure)
     figure.clear()  # it refers to itself: its pixels would stay until Python collects garbage
-    return data.getvalue()
+    return data
 
 
 def picture_to_png(picture: Image.Image) -> bytes:
