@@ -109,30 +109,23 @@ class Classifier:
         """(B, C, height, width), preprocessed -> (B, K) logits, in float32."""
         return self.model(images) if self.runner is None else self.runner(images)
 
-    def use(self, engine: str = "auto", precision: str = "auto", images: int | None = None) -> Classifier:
+    def use(
+        self, engine: str = "auto", precision: str = "auto", images: int | None = None, merge: int = 0
+    ) -> Classifier:
         """This classifier, with logits by an engine of `vitkit.engine` from the weights that the model has now.
 
         Args:
             engine: `eager`, `compile`, `openvino` or `onnx`; `auto` takes the fastest that is there.
             precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
             images: how many will be asked, for `auto`; None for many.
+            merge: patches that are merged with others in every layer, by engine eager.
 
         Raises:
-            VitkitError: there is no such engine or precision, or it does not work here.
+            VitkitError: there is no such engine or precision, it does not work here, or the model cannot be merged.
         """
         from vitkit.engine import open_runner
 
-        return replace(self, runner=open_runner(self.model, engine, precision, images))
-
-    def use_merging(self, r: int, engine: str = "auto", precision: str = "auto") -> Classifier:
-        """This classifier, with logits from fewer tokens: r patches are merged with others in every layer.
-
-        Raises:
-            VitkitError: the engine is another than eager, or the model needs each patch in its place.
-        """
-        from vitkit.engine import open_merging
-
-        return replace(self, runner=open_merging(self.model, r, engine, precision))
+        return replace(self, runner=open_runner(self.model, engine, precision, images, merge))
 
     @property
     def engine(self) -> str:
@@ -147,7 +140,7 @@ class Classifier:
     @property
     def computed(self) -> str:
         """What computes logits and in what precision, in words."""
-        merged = getattr(self.runner, "merged", 0)
+        merged = 0 if self.runner is None else self.runner.merged
         return f"{self.engine}, {self.precision}" + (f", merging {merged} patches a layer" if merged else "")
 
     def probabilities(self, images: Tensor) -> Tensor:
@@ -211,7 +204,7 @@ class Classifier:
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         if batch_size is not None and batch_size < 1:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
-        is_concurrent = self.runner is None or getattr(self.runner, "is_concurrent", False)
+        is_concurrent = self.runner is None or self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
         return flow(map(str, paths), self._try_read, compute, batch_size, is_concurrent=is_concurrent)
 

@@ -118,6 +118,11 @@ class ViTConfig:
         return self.hidden_size // self.heads
 
     @property
+    def tokens_read(self) -> int | None:
+        """How many of the first tokens the head reads; None where it reads all."""
+        return 1 + self.distill_head if self.classifier == "token" else None
+
+    @property
     def feature_size(self) -> int:
         """Length of the vector that the classification head reads."""
         pooled = 2 * self.hidden_size if self.classifier == "token+gap" else self.hidden_size

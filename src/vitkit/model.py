@@ -250,8 +250,7 @@ class VisionTransformer(nn.Module):
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
     def _head_tokens(self, images: Tensor) -> Tensor:
-        reads = 1 + self.config.distill_head if self.config.classifier == "token" else None
-        tokens = self.encode(self.embed(images), reads if self.shortcut else None)
+        tokens = self.encode(self.embed(images), self.config.tokens_read if self.shortcut else None)
         return self.norm(tokens)  # (B, n, D)
 
     def _features(self, tokens: Tensor) -> tuple[Tensor, ...]:

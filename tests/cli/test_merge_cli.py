@@ -44,8 +44,8 @@ def test_other_engines_are_refused(vitkit: Any, trained: Path, data: Path, engin
 def test_from_python_the_plain_model_stays_as_it_is(trained: Path) -> None:
     classifier = load(trained)
     images = torch.randn(2, 3, 16, 16)
-    merging = classifier.use_merging(2, precision="float32")
+    merging = classifier.use(precision="float32", merge=2)
     assert not torch.equal(merging.logits(images), classifier.logits(images))
     assert torch.equal(classifier.logits(images), classifier.model(images))
     with pytest.raises(VitkitError, match="0 or more"):
-        classifier.use_merging(-1)
+        classifier.use(merge=-1)

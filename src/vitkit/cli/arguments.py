@@ -55,10 +55,15 @@ def load_model(source: str) -> Classifier:
 
     with Bar() as bar:
         classifier = load(source, progress=bar)
+    tell_assumed(classifier)
+    return classifier
+
+
+def tell_assumed(classifier: Classifier) -> None:
+    """Say on stderr what had to be assumed of a loaded checkpoint."""
     assert classifier.report is not None
     for name, taken in classifier.report.assumed.items():
         print(f"note: {name} assumed: {taken}", file=sys.stderr)
-    return classifier
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
@@ -74,6 +79,26 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
     if out.is_dir():
         raise VitkitError(f"--out {out} is a folder; name a file")
     check_outside("--out", out, folders)
+
+
+def check_out_folder(flag: str, path: Path, folders: Iterable[str], or_else: str, *, may_hold: bool) -> None:
+    """Whether a folder can be written into, outside the source folders.
+
+    Args:
+        flag: by which it was named.
+        path: the folder, there or not.
+        folders: of the sources.
+        or_else: what else than another folder the user can choose, where something is in it.
+        may_hold: whether something may be in it.
+
+    Raises:
+        VitkitError: it cannot.
+    """
+    check_outside(flag, path, folders)
+    if path.exists() and not path.is_dir():
+        raise VitkitError(f"{flag} {path} is a file; name a folder")
+    if not may_hold and path.exists() and any(path.iterdir()):
+        raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
 
 
 def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.arguments import EngineName, MergeNumber, ModelSource, PrecisionName, check_outside, load_model
+from vitkit.cli.arguments import EngineName, MergeNumber, ModelSource, PrecisionName, check_out_folder, load_model
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ def evaluate(
             _ = classifier.model  # the report looks inside; an exported file says that it has none
         name = split or metrics.held_out_split(table)
         images = len(table) if name == "all" else len(table.of_split(name))
-        if merge:
-            classifier = classifier.use_merging(merge, engine, precision)
-        else:
-            classifier = classifier.use(engine, precision, images)
+        classifier = classifier.use(engine, precision, images, merge)
         outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
         numbers = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge, **figures(outcome)}
         numbers = {"accuracy": numbers["accuracy"], **numbers}
@@ -94,11 +91,7 @@ def _check_out(out: Path | None, table: ImageTable, *, force: bool) -> None:
     if not folders:  # a run knows where its images are, not how they were found
         is_list = Path(table.name).suffix.lower() in (".csv", ".tsv")
         folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
-    check_outside("--out", out, map(str, folders))
-    if out.exists() and not out.is_dir():
-        raise VitkitError(f"--out {out} is a file; name a folder")
-    if not force and out.exists() and any(out.iterdir()):
-        raise VitkitError(f"--out {out} is not empty: choose a new folder, or --force to write over what is in it")
+    check_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
 
 
 def _notes(outcome: Evaluation) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, check_outside, load_model, source_folders
+from vitkit.cli.arguments import ModelSource, check_out_folder, check_outside, load_model, source_folders
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def _check(out: Path | None, sources: list[str], *, anatomy: bool, force: bool) 
         raise VitkitError("say what to explain: SRC...; or the model itself: --anatomy")
     for folder in (out, out / _IMAGES):
         check_outside("--out", folder, source_folders(sources))
-    if out.exists() and not out.is_dir():
-        raise VitkitError(f"--out {out} is a file; name a folder")
-    if out.exists() and any(out.iterdir()) and not force:
-        raise VitkitError(f"--out {out} is not empty: choose a new folder, or --force to write into it")
+    check_out_folder("--out", out, (), "or --force to write into it", may_hold=force)
     return out
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitkit.cli.arguments import EXPORTED, ModelSource, check_outside
+from vitkit.cli.arguments import EXPORTED, ModelSource, check_outside, tell_assumed
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ def _load(model: str, size: tuple[int, int] | None, bar: Bar) -> Classifier:
     if Path(model).suffix.lower() in EXPORTED:
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
     classifier = load(model, image_size=size, progress=bar)
-    assert classifier.report is not None
-    for name, taken in classifier.report.assumed.items():
-        print(f"note: {name} assumed: {taken}", file=sys.stderr)
+    tell_assumed(classifier)
     return classifier
 
 

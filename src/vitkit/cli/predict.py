@@ -20,7 +20,7 @@ from vitkit.cli.arguments import (
     ModelSource,
     PrecisionName,
     check_out,
-    check_outside,
+    check_out_folder,
     load_model,
     source_folders,
 )
@@ -80,10 +80,7 @@ def predict(
     columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
     form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
     stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
-    if merge:
-        classifier = classifier.use_merging(merge, engine, precision)
-    else:
-        classifier = classifier.use(engine, precision, len(stock.missing))
+    classifier = classifier.use(engine, precision, len(stock.missing), merge)
     album = None if pictures is None else _open_album(pictures, folders, paths)
     tally = stock.tally
     with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
@@ -123,13 +120,8 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
 def _check_pictures(pictures: Path | None, folders: Sequence[str], *, may_exist: bool) -> None:
     if pictures is None:
         return
-    check_outside("--pictures", pictures, folders)
-    if pictures.exists() and not pictures.is_dir():
-        raise VitkitError(f"--pictures {pictures} is a file; name a folder")
-    if not may_exist and pictures.exists() and any(pictures.iterdir()):
-        raise VitkitError(
-            f"--pictures {pictures} is not empty: choose a new folder, --resume to go on, or --force to write over it"
-        )
+    or_else = "--resume to go on, or --force to write over it"
+    check_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 
 def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence[str]) -> Stock:

@@ -6,19 +6,24 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from vitkit.engine.precision import best_precision
 from vitkit.engine.runner import ENGINES, PRECISIONS, Runner
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
     from vitkit.model import VisionTransformer
 
-__all__ = ["Runner", "best_precision", "open_merging", "open_runner"]
+__all__ = ["Runner", "best_precision", "open_runner"]
 
 _PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime")}  # that an engine needs
 
 
 def open_runner(
-    model: VisionTransformer, engine: str = "auto", precision: str = "auto", images: int | None = None
+    model: VisionTransformer,
+    engine: str = "auto",
+    precision: str = "auto",
+    images: int | None = None,
+    merge: int = 0,
 ) -> Runner:
     """A runner of the model as it is now.
 
@@ -28,9 +33,11 @@ def open_runner(
             does not work, or takes longer to prepare than so few images. (On CPUs compile is slower than eager.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
         images: how many will be asked; None for many.
+        merge: patches that are merged away in every layer: quicker, and not quite the same. Engine eager does it.
 
     Raises:
-        VitkitError: there is no such engine or precision, or the engine is not installed or cannot run the model.
+        VitkitError: there is no such engine or precision; the engine is not installed or cannot run the model; tokens
+            are to be merged by another than eager, or of a model that needs each patch in its place.
     """
     if engine not in ENGINES:
         raise VitkitError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
@@ -38,6 +45,12 @@ def open_runner(
         raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if precision == "auto":
         precision = "float32" if engine == "onnx" else best_precision()  # it has no other on CPUs
+    if merge:
+        from vitkit.engine.torch import merging
+
+        if engine not in ("auto", "eager"):
+            raise VitkitError(f"--merge is computed by engine eager: leave out --engine {engine}")
+        return merging(model, merge, precision)
     if engine != "auto":
         return _open(model, engine, precision)
     for name, fewest in _order():
@@ -47,19 +60,6 @@ def open_runner(
             except (VitkitError, ImportError, RuntimeError):  # not installed, or it cannot run this model
                 continue
     return _open(model, "eager", precision)
-
-
-def open_merging(model: VisionTransformer, r: int, engine: str = "auto", precision: str = "auto") -> Runner:
-    """A runner of the model as it is now that merges r patches away in every layer: quicker, and not quite the same.
-
-    Raises:
-        VitkitError: the engine is another than eager, or the model needs each patch in its place.
-    """
-    from vitkit.engine.torch import merging
-
-    if engine not in ("auto", "eager"):
-        raise VitkitError(f"--merge is computed by engine eager: leave out --engine {engine}")
-    return merging(model, r, best_precision() if precision == "auto" else precision)
 
 
 def _order() -> list[tuple[str, int]]:
@@ -78,13 +78,3 @@ def _open(model: VisionTransformer, engine: str, precision: str) -> Runner:
     open_model = home.from_model if engine in _PACKAGES else {"eager": home.eager, "compile": home.compiled}[engine]
     runner: Runner = open_model(model, precision)
     return runner
-
-
-def best_precision() -> str:
-    """`bfloat16` where the hardware multiplies such numbers, else `float32`."""
-    import torch
-
-    if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    has_products = torch.cpu.get_capabilities()
-    return "bfloat16" if has_products.get("avx512_bf16") or has_products.get("amx_bf16") else "float32"

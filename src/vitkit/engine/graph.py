@@ -17,7 +17,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitkit.layers import LayerScale, SwiGLU, TokenConvolution
+from vitkit.engine.fold import after_norm, qkv_after_norm, with_scale
+from vitkit.layers import SwiGLU, TokenConvolution
 from vitkit.mixtures import ConvMixer
 from vitkit.model import MLP, Attention, Block, VisionTransformer
 from vitkit.position import RelativePosition
@@ -82,14 +83,13 @@ class _Drawing(Generic[V]):
 
     def draw(self) -> V:
         x = self.embed()
-        reads = 1 + self.config.distill_head if self.config.classifier == "token" else None
         for i, block in enumerate(self.model.blocks):
             assert isinstance(block, Block)
             if self.config.position_at != "input":
                 x = self._positioned(x, self.model.positions(i))
             relative = None if self.model.rel_pos is None else self.model.rel_pos[i % len(self.model.rel_pos)]
             assert relative is None or isinstance(relative, RelativePosition)
-            x = self.block(block, x, reads if i == self.config.layers - 1 else None, relative)
+            x = self.block(block, x, self.config.tokens_read if i == self.config.layers - 1 else None, relative)
         return self.head(x)
 
     # --- eq. 1 -------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class _Drawing(Generic[V]):
         if isinstance(block.attn, ConvMixer):
             x = x if norm is None else self.affine(x, norm)  # padding cuts a folded shift off at the edge
             x = self.first(self.token_convolution(block.attn.depthwise, x, self.config.tokens), queries)
-            return self.linear(self.gelu(x), *_scaled(block.attn.proj, block.ls1))
+            return self.linear(self.gelu(x), *with_scale(block.attn.proj, block.ls1))
         return self.attention(block.attn, x, norm, queries, relative, block.ls1)
 
     def attention(
@@ -199,9 +199,7 @@ class _Drawing(Generic[V]):
             of_q, of_k, of_v = attention.convolve.q, attention.convolve.k, attention.convolve.v
             sources = [self.token_convolution(each, x, N) for each in (of_q, of_k, of_v)]
             sources[0] = self.first(sources[0], queries)
-        weight, bias = _folded(attention.qkv.weight, attention.qkv.bias, norm)
-        weight[:D] *= attention.scale
-        bias[:D] *= attention.scale
+        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
         q, k, v = (
             pen.reshape(self.linear(*part), 0, 0, attention.heads, self.config.head_size)
             for part in zip(sources, weight.chunk(3), bias.chunk(3), strict=True)
@@ -212,7 +210,7 @@ class _Drawing(Generic[V]):
             logits = pen.add(logits, self.relative(relative, q, queries or N))
         x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
         x = pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
-        return self.linear(x, *_scaled(attention.proj, scale))
+        return self.linear(x, *with_scale(attention.proj, scale))
 
     def relative(self, relative: RelativePosition, q: V, n: int) -> V:
         """(B, H, n, D_h) queries -> (B, H, n, N) logits by offset, row i of which begins N - 1 - i entries later.
@@ -228,13 +226,13 @@ class _Drawing(Generic[V]):
     def mlp(self, block: Block, x: V, norm: nn.LayerNorm | None, n: int) -> V:
         mlp = block.mlp
         assert isinstance(mlp, MLP)
-        weight, bias = _folded(mlp.fc1.weight, mlp.fc1.bias, norm)
+        weight, bias = after_norm(mlp.fc1, norm)
         if isinstance(mlp.act, SwiGLU):
             gate, value = (self.linear(x, *part) for part in zip(weight.chunk(2), bias.chunk(2), strict=True))
             x = self.pen.multiply(self.pen.activate(gate, "silu"), value)
         else:
             x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n))
-        return self.linear(x, *_scaled(mlp.fc2, block.ls2))
+        return self.linear(x, *with_scale(mlp.fc2, block.ls2))
 
     def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
         """Of n tokens; those ahead of the patches pass unchanged."""
@@ -285,7 +283,7 @@ class _Drawing(Generic[V]):
         """(B, D) or both poolings (B, 2D), normalised -> through the layer, if there is one."""
         twice = 2 if self.config.classifier == "token+gap" else 1
         if isinstance(layer, nn.Linear):
-            return self.linear(x, *_folded(layer.weight, layer.bias, norm, twice))
+            return self.linear(x, *after_norm(layer, norm, twice))
         return x if norm is None else self.affine(x, norm, twice)
 
     # --- pieces ------------------------------------------------------------------------------------
@@ -297,29 +295,12 @@ class _Drawing(Generic[V]):
         return self.pen.activate(x, "gelu_tanh" if self.config.gelu == "tanh" else "gelu")
 
     def norm(self, x: V, norm: nn.LayerNorm) -> V:
-        """Without the affine part, which `affine` applies, or `_folded` puts into the next layer."""
+        """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
         return self.pen.normalise(x, norm.normalized_shape[0], norm.eps)
 
     def affine(self, x: V, norm: nn.LayerNorm, times: int = 1) -> V:
         x = self.pen.multiply(x, self.pen.constant(norm.weight.repeat(times)))
         return self.pen.add(x, self.pen.constant(norm.bias.repeat(times)))
-
-
-def _folded(weight: Tensor, bias: Tensor | None, norm: nn.LayerNorm | None, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Weight and bias, of their own memory, of a layer that also does the affine part of the norm before it."""
-    bias = weight.new_zeros(len(weight)) if bias is None else bias
-    if norm is None:
-        return weight.clone(), bias.clone()
-    scale, shift = norm.weight.double().repeat(times), norm.bias.double().repeat(times)
-    precise = weight.double()
-    return (precise * scale).float(), (bias.double() + precise @ shift).float()
-
-
-def _scaled(layer: nn.Linear, scale: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer and the LayerScale after it."""
-    if not isinstance(scale, LayerScale):
-        return layer.weight, layer.bias
-    return layer.weight * scale.gamma[:, None], layer.bias * scale.gamma
 
 
 def _same(side: tuple[int, int], size: int, stride: int) -> Pads:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.engine.graph import CARD, Activation, Pads, draw
-from vitkit.engine.runner import Runner
+from vitkit.engine.runner import GraphRunner, Runner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 
@@ -85,12 +85,8 @@ def import_runtime() -> Any:
         raise VitkitError("ONNX Runtime is not installed: pip install 'vitkit[export]'") from error
 
 
-class OnnxRunner:
-    """A session that computes in float32: ONNX Runtime has no bfloat16 kernels for processors.
-
-    Attributes:
-        card: what a file of vitkit's says of itself; None where it says nothing.
-    """
+class OnnxRunner(GraphRunner):
+    """A session that computes in float32: ONNX Runtime has no bfloat16 kernels for processors."""
 
     engine = "onnx"
     precision = "float32"
@@ -104,19 +100,13 @@ class OnnxRunner:
         options.log_severity_level = _LOG_ERRORS
         given = source if isinstance(source, bytes) else str(source)
         self._session = runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-        self.card: str | None = self._session.get_modelmeta().custom_metadata_map.get(CARD)
+        self.card = self._session.get_modelmeta().custom_metadata_map.get(CARD)
         batch = self._session.get_inputs()[0].shape[0]
         self.batch = batch if isinstance(batch, int) else None
 
-    def __call__(self, images: Tensor) -> Tensor:
-        pieces = torch.split(images, self.batch) if self.batch else (images,)
-        return torch.cat([self._run(piece) for piece in pieces])
-
     def _run(self, images: Tensor) -> Tensor:
-        missing = 0 if self.batch is None else self.batch - len(images)
-        padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])]) if missing else images
-        (logits,) = self._session.run(None, {"images": padded.contiguous().numpy()})
-        return torch.from_numpy(logits)[: len(images)]
+        (logits,) = self._session.run(None, {"images": images.numpy()})
+        return torch.from_numpy(logits)
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

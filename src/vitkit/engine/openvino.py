@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.engine import best_precision
 from vitkit.engine.graph import CARD, Activation, Pads, draw
-from vitkit.engine.runner import Runner
+from vitkit.engine.runner import GraphRunner, Runner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 
@@ -85,12 +85,8 @@ def import_openvino() -> Any:
     return import_module("openvino")
 
 
-class OpenVINORunner:
-    """A compiled graph that answers one batch at a time.
-
-    Attributes:
-        card: what a file of vitkit's says of itself; None where it says nothing.
-    """
+class OpenVINORunner(GraphRunner):
+    """A compiled graph that answers one batch at a time."""
 
     engine = "openvino"
 
@@ -112,15 +108,9 @@ class OpenVINORunner:
             },
         )
 
-    def __call__(self, images: Tensor) -> Tensor:
-        pieces = torch.split(images, self.batch) if self.batch else (images,)
-        return torch.cat([self._run(piece) for piece in pieces])
-
     def _run(self, images: Tensor) -> Tensor:
-        missing = 0 if self.batch is None else self.batch - len(images)
-        padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])]) if missing else images
-        outputs = self._compiled([padded.contiguous().numpy()], share_inputs=True)
-        return torch.from_numpy(outputs[0])[: len(images)]
+        outputs = self._compiled([images.numpy()], share_inputs=True)
+        return torch.from_numpy(outputs[0])
 
 
 class _Pen:

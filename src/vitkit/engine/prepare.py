@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.layers import LayerScale
+from vitkit.engine.fold import after_norm, qkv_after_norm, with_scale
 from vitkit.model import MLP, Attention, Block, PatchEmbed, VisionTransformer
 from vitkit.position import RelativePosition
 from vitkit.stem import StandardisedConv2d
@@ -32,9 +32,7 @@ class Double(nn.Module):
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
-        self.model = model
-        config = model.config
-        self.reads = 1 + config.distill_head if config.classifier == "token" else None
+        self.model, self.reads = model, model.config.tokens_read
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.model.encode(self.model.embed(images), self.reads)  # (B, n, D)
@@ -82,10 +80,10 @@ def prepare(
     kept: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     with torch.no_grad():
         double = copy.deepcopy(model, kept).eval()  # its parameters are the model's own until they are replaced
-        read_in_part = len(double.blocks) - 1 if model.config.classifier == "token" else None
         for i, block in enumerate(double.blocks):
             assert isinstance(block, Block)
-            double.blocks[i] = _PreparedBlock(block, way, is_read_in_part=i == read_in_part)
+            is_read_in_part = model.config.tokens_read is not None and i == len(double.blocks) - 1
+            double.blocks[i] = _PreparedBlock(block, way, is_read_in_part=is_read_in_part)
         double.add_module("patch_embed", _PreparedPatchEmbed(double.patch_embed, way))
         for name, child in double.named_children():
             if name not in ("patch_embed", "blocks"):
@@ -123,12 +121,12 @@ class _Linear(nn.Module):
     """A linear layer with what follows it, GELU or the residual sum, in one step where weights are packed."""
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, way: _Way, act: nn.GELU | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, way: _Way, act: nn.GELU | None = None) -> None:
         super().__init__()
         self.pack, self.act = way.pack, act
-        self.register_buffer("bias", None if bias is None else bias.to(way.device, way.dtype, copy=True))
+        self.register_buffer("bias", bias.to(way.device, way.dtype, copy=True))
         weight = weight.to(way.device, way.dtype, copy=True).contiguous()
         if way.pack:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # opaque: no buffer
@@ -157,8 +155,9 @@ class _PreparedPatchEmbed(nn.Module):
         self.backbone, self.norm = embed.backbone, embed.norm
         _freeze(self.backbone, way)
         _freeze(self.norm, way.precise)
-        self.size = embed.proj.kernel_size
-        self.linear = _Linear(embed.proj.weight.flatten(1), embed.proj.bias, way.precise)
+        self.size, bias = embed.proj.kernel_size, embed.proj.bias
+        assert bias is not None
+        self.linear = _Linear(embed.proj.weight.flatten(1), bias, way.precise)
         self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else way.dtype
 
     def forward(self, images: Tensor) -> Tensor:
@@ -219,16 +218,11 @@ class _PreparedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
-        weight, bias = _after(norm, attention.qkv)
+        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
         D = weight.shape[1]
-        scaling = torch.ones(3 * D, dtype=torch.float64, device=weight.device)
-        scaling[:D] = attention.scale
-        weight, bias = weight * scaling[:, None], None if bias is None else bias * scaling
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
-        self.qkv = nn.ModuleList(
-            _Linear(weight[a:b], None if bias is None else bias[a:b], way) for a, b in pairwise(cuts)
-        )
-        self.proj = _Linear(*_scaled(attention.proj, scale), way)
+        self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
+        self.proj = _Linear(*with_scale(attention.proj, scale), way)
 
     def project(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries`, scaled; k and v (B, H, N, D_h)."""
@@ -252,31 +246,13 @@ class _PreparedMLP(nn.Module):
         super().__init__()
         self.dtype = way.dtype
         fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
-        self.fc1 = _Linear(*_after(norm, mlp.fc1), way, fused)
+        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), way, fused)
         self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
         _freeze(self.between, way)
-        self.fc2 = _Linear(*_scaled(mlp.fc2, scale), way)
+        self.fc2 = _Linear(*with_scale(mlp.fc2, scale), way)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         return self.fc2(self.between(self.fc1(x.to(self.dtype))), residual)
-
-
-def _after(norm: nn.LayerNorm | None, linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias, in float64, of the linear layer that reads `norm` without its affine part.
-
-    W (x * g + b) + c = (W * g) x + (W b + c)
-    """
-    weight, bias = linear.weight.double(), None if linear.bias is None else linear.bias.double()
-    if norm is None:
-        return weight, bias
-    shift = weight @ norm.bias.double()
-    return weight * norm.weight.double(), shift if bias is None else bias + shift
-
-
-def _scaled(linear: nn.Linear, scale: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias, in float64, of the linear layer with its LayerScale."""
-    gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(linear.bias).double()
-    return linear.weight.double() * gamma[:, None], linear.bias.double() * gamma
 
 
 def _attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

@@ -49,10 +49,8 @@ class TorchRunner:
 def eager(model: VisionTransformer, precision: str) -> TorchRunner:
     """In float32 the model itself, to the last bit; in bfloat16 its double. On the GPU if there is one."""
     device = device_of(model)
-    compute: nn.Module = copy.deepcopy(model).to(device).eval()
-    if precision == "bfloat16":
-        compute = prepare(model, torch.bfloat16, device)
-    return TorchRunner(compute, "eager", precision, device)
+    double: nn.Module = prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
+    return TorchRunner(double.to(device).eval(), "eager", precision, device)
 
 
 def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from vitkit.engine import onnx as onnx_engine
 from vitkit.engine import openvino as openvino_engine
 from vitkit.engine.graph import CARD
-from vitkit.engine.runner import Runner
+from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
 from vitkit.export import program
 from vitkit.model import VisionTransformer
@@ -22,16 +21,6 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-class FileRunner(Runner, Protocol):
-    """A runner of a file.
-
-    Attributes:
-        card: what a file of vitkit's says of itself; None where it says nothing.
-    """
-
-    card: str | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Format:
     suffix: str
     engine: str
     write: Callable[[VisionTransformer, Path, str, int | None, torch.dtype], None]
-    open: Callable[[Path, str], FileRunner]
+    open: Callable[[Path, str], GraphRunner]
     beside: tuple[str, ...] = ()
 
     def files(self, path: Path) -> list[Path]:

@@ -42,12 +42,20 @@ class Exported(Classifier):
             "was made from"
         )
 
-    def use(self, engine: str = "auto", precision: str = "auto", images: int | None = None) -> Exported:  # noqa: ARG002
+    def use(
+        self,
+        engine: str = "auto",
+        precision: str = "auto",
+        images: int | None = None,  # noqa: ARG002
+        merge: int = 0,
+    ) -> Exported:
         """The same file in another precision. Its engine is that of its format.
 
         Raises:
-            VitkitError: another engine is asked for, or the engine has no such precision.
+            VitkitError: another engine is asked for, the engine has no such precision, or tokens are to be merged.
         """
+        if merge:
+            _ = self.model  # says that there is none
         if engine not in ("auto", self._form.engine):
             raise VitkitError(f"{self.path} runs by the engine {self._form.engine}, not {engine}")
         if precision in ("auto", self.runner.precision):

@@ -17,18 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.engine.graph import CARD
+from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 
 _ENTRY = f"{CARD}.json"
 
 
-class ProgramRunner:
-    """A traced program, which computes in the numbers that it was written with.
-
-    Attributes:
-        card: what a file of vitkit's says of itself; None where it says nothing.
-    """
+class ProgramRunner(GraphRunner):
+    """A traced program, which computes in the numbers that it was written with."""
 
     engine = "eager"
 
@@ -40,9 +37,8 @@ class ProgramRunner:
         self.batch = size if isinstance(size, int) else None
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor) -> Tensor:
-        pieces = torch.split(images, self.batch) if self.batch else (images,)
-        return torch.cat([self._compute(piece) for piece in pieces])
+    def _run(self, images: Tensor) -> Tensor:
+        return self._compute(images)
 
 
 class _InNumbersOf(nn.Module):

@@ -18,6 +18,7 @@ from vitkit.config import ViTConfig
 from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
+from vitkit.engine.precision import best_precision
 from vitkit.errors import VitkitError
 from vitkit.evaluate.multilabel import NO_THRESHOLD
 from vitkit.model import VisionTransformer
@@ -128,13 +129,7 @@ def augment_of(recipe: Recipe) -> Augment:
 
 def choose_precision(precision: str) -> str:
     """`auto` as bfloat16 where the hardware computes in it, else float32."""
-    if precision != "auto":
-        return precision
-    if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
-    has_bfloat16 = any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16"))
-    return "bfloat16" if has_bfloat16 else "float32"
+    return best_precision() if precision == "auto" else precision
 
 
 def choose_compile(recipe: Recipe) -> bool:
