@@ -19,6 +19,7 @@ from vitkit.train.recipe import Recipe
 from vitkit.train.setup import choose_precision, new_classifier
 
 MOST = 20_000  # images; more would take long, and memory
+_BEGAN_FROM = ("model", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed")
 
 
 def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str, Tensor]) -> list[Doubt] | None:
@@ -44,7 +45,8 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str
     precision = choose_precision(recipe.precision)
     try:
         # As for a head on frozen features: the class token and the mean of the patches.
-        frozen = new_classifier(recipe.replace(method="head", teacher=None), table, "", run.progress)
+        begun = Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="head")
+        frozen = new_classifier(begun, table, "", run.progress)
         rest = table.take([i for i, path in enumerate(table.paths) if path not in known])
         every = dict(known)
         if len(rest):
