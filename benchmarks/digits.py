@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from tables import save_table
+
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 
 
@@ -37,13 +33,7 @@ def main(seeds: list[int]) -> list[dict[str, object]]:
     for row in rows:
         print(row)
     print(f"mean test accuracy {mean:.4f}")
-    RESULTS.mkdir(exist_ok=True)
-    cores = os.cpu_count()
-    name = f"digits_{platform.machine()}-{cores}core_float32_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    with (RESULTS / name).open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    save_table("digits", "float32", rows)
     return rows
 
 

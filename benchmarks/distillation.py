@@ -6,19 +6,15 @@ augmentation. The students share everything but the teacher. Results go to bench
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tables import save_table
 from torchvision.models import resnet18
 
 from vitkit.data.datamodule import ImageData
@@ -28,7 +24,6 @@ from vitkit.data.split import split
 from vitkit.train.recipe import resolve
 from vitkit.train.setup import augment_of
 
-RESULTS = Path(__file__).parent / "results"
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 STUDENT = "deit_micro_distilled_patch4_16"
 
@@ -90,13 +85,7 @@ def main(epochs: int, seeds: list[int]) -> None:
                 }
             )
             print(rows[-1])
-    hardware = f"{platform.machine()}-{os.cpu_count()}core"
-    table = RESULTS / f"distillation_{hardware}_float32_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(table)
+    save_table("distillation", "float32", rows)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ Results go to benchmarks/results.
 
 from __future__ import annotations
 
-import csv
 import os
-import platform
 import random
 import shutil
 import statistics
@@ -20,18 +18,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 from PIL import Image, ImageOps
+from tables import save_table
 
 from vitkit.data.decode import decode
 from vitkit.data.doctor import Diagnosis, examine
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import read_source
 
-RESULTS = Path(__file__).parent / "results"
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 PREPROCESS = Preprocess(size=(224, 224))
 PHOTOGRAPHS = 20
@@ -122,12 +119,7 @@ def main(folder: Path, rounds: int) -> None:
     for row in rows:
         print(f"{row['what']:42} {row['value']:8}   {row['ratio']}")
     print("other images flagged:", [group for group in flagged if group])
-    RESULTS.mkdir(exist_ok=True)
-    name = f"doctor_{platform.machine()}-{os.cpu_count()}core_pillow{version('pillow')}_{date.today():%Y%m%d}.csv"
-    with (RESULTS / name).open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    save_table("doctor", f"pillow{version('pillow')}", rows)
 
 
 if __name__ == "__main__":

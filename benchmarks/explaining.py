@@ -7,26 +7,21 @@ float32; as it is, and relative to the weights. Speed: a plain forward pass and 
 
 from __future__ import annotations
 
-import csv
-import os
-import platform
 import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from tables import save_table
 from torch import Tensor
 
 from vitkit import VisionTransformer, create_model
 from vitkit.explain import METHODS
 
-RESULTS = Path(__file__).parent / "results"
 PREDICT = "predict"
 ATTENTION = [name for name in METHODS if name != "occlusion"]  # which costs a pass for each place of its square
 SIZES, DTYPES = (224, 384), (torch.float32, torch.bfloat16)
@@ -94,14 +89,7 @@ def main(rounds: int) -> None:
     rows = measure_memory() + measure_speed(rounds)
     for row in rows:
         print(f"{row['what']:24} {row['method']:20} {row['value']:>10}  {row['ratio']} x")
-    RESULTS.mkdir(exist_ok=True)
-    hardware = f"{platform.machine()}-{os.cpu_count()}core"
-    table = RESULTS / f"explaining_{hardware}_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    with table.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(table)
+    save_table("explaining", "float32-bfloat16", rows)
 
 
 if __name__ == "__main__":

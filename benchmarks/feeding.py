@@ -8,20 +8,17 @@ model waits, where one process does both. Results go to benchmarks/results.
 
 from __future__ import annotations
 
-import csv
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from tables import save_table
 
 from vitkit import create_model
 from vitkit.data.datamodule import ImageData
@@ -34,7 +31,6 @@ from vitkit.train.optim import build_optimizer
 from vitkit.train.recipe import Recipe
 from vitkit.train.setup import augment_of, choose_precision
 
-RESULTS = Path(__file__).parent / "results"
 EPOCHS, BATCH, STEPS = 4, 32, 6
 
 
@@ -108,14 +104,7 @@ def main(count: int, name: str) -> None:
                 }
             )
             print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    hardware = f"{platform.machine()}-{os.cpu_count()}core"
-    stem = f"feeding_{hardware}_{choose_precision('auto')}_torch{version('torch')}_{date.today():%Y%m%d}"
-    with (RESULTS / f"{stem}.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(RESULTS / f"{stem}.csv")
+    save_table("feeding", choose_precision("auto"), rows)
 
 
 if __name__ == "__main__":

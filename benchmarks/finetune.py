@@ -12,18 +12,13 @@ Results go to benchmarks/results.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +26,7 @@ import timm
 import timm.optim
 import torch
 import torch.nn.functional as F
+from tables import save_table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -44,7 +40,6 @@ from vitkit.train.callbacks import read_metrics
 from vitkit.train.run import train
 from vitkit.weights import load
 
-RESULTS = Path(__file__).parent / "results"
 NAME = "deit_tiny_patch16_224"
 PREPROCESS = Preprocess(size=(224, 224), crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
@@ -215,15 +210,7 @@ def main(what: str, flowers: Path, weights: Path) -> None:
     rows = MEASURES[what](flowers, weights)
     for row in rows:
         print("   ".join(f"{key} {value}" for key, value in row.items()))
-    RESULTS.mkdir(exist_ok=True)
-    name = (
-        f"finetune-{what}_{platform.machine()}-{os.cpu_count()}core_bfloat16_torch{version('torch')}"
-        f"_{date.today():%Y%m%d}.csv"
-    )
-    with (RESULTS / name).open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    save_table(f"finetune-{what}", "bfloat16", rows)
 
 
 if __name__ == "__main__":

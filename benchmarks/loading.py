@@ -8,19 +8,15 @@ benchmarks/results.
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from tables import save_table
+
 NAME = "vit_large_patch16_224"
 
 _MEASURE = """
@@ -98,13 +94,7 @@ def main(rounds: int) -> None:
                     }
                 )
                 print(rows[-1])
-    hardware = f"{platform.machine()}-{os.cpu_count()}core"
-    table = RESULTS / f"loading_{hardware}_float32_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    with table.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(table)
+    save_table("loading", "float32", rows)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,13 @@ top class is the plain model's. Results go to benchmarks/results.
 
 from __future__ import annotations
 
-import csv
-import os
-import platform
 import statistics
 import sys
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from tables import save_table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -30,7 +26,6 @@ from vitkit.engine.merge import merge
 from vitkit.engine.prepare import prepare
 from vitkit.train.setup import choose_precision
 
-RESULTS = Path(__file__).parent / "results"
 SWEEP = (0, 2, 4, 6, 8, 10, 12, 13, 14, 16, 18, 20)
 BATCH = 32
 
@@ -95,14 +90,7 @@ def main(model: str, data: str | None, rounds: int) -> None:
         }
         rows.append(row)
         print("  ".join(f"{name} {value}" for name, value in row.items()))
-    RESULTS.mkdir(exist_ok=True)
-    hardware = f"{platform.machine()}-{os.cpu_count()}core"
-    table = RESULTS / f"merging_{hardware}_{precision}_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    with table.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(table)
+    save_table("merging", precision, rows)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import csv
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from tables import save_table
+
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 PHOTOGRAPHS, FOLDERS = 40, 20
 
@@ -135,14 +133,8 @@ def main(count: int) -> None:
         check_once_each(folder, folder / "resumed.csv")
         difference = largest_difference(folder / "whole.csv", folder / "resumed.csv")
     print(f"killed after {left} rows and gone on with: {count} images, each once; confidences within {difference:.6f}")
-    RESULTS.mkdir(exist_ok=True)
-    hardware = f"{platform.machine()}-{os.cpu_count()}core"
-    table = RESULTS / f"predicting_{hardware}_float32_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    with table.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, [*rows[0], "rows_when_killed", "largest_difference"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "rows_when_killed": left, "largest_difference": f"{difference:.6f}"} for row in rows)
-    print(table)
+    ending = {"rows_when_killed": left, "largest_difference": f"{difference:.6f}"}
+    save_table("predicting", "float32", [{**row, **ending} for row in rows])
 
 
 if __name__ == "__main__":

@@ -6,19 +6,15 @@ line needs a run folder: it trains `digits` for one epoch where there is none to
 
 from __future__ import annotations
 
-import csv
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from tables import save_table
+
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 
 
@@ -67,14 +63,7 @@ def main(rounds: int) -> None:
     ]
     for row in rows:
         print(f"{row['command']:34} {row['median_s']:7.3f} s   {row['ratio_to_import_torch']:6.3f} x import torch")
-    RESULTS.mkdir(exist_ok=True)
-    name = (
-        f"startup_{platform.machine()}-{os.cpu_count()}core_float32_torch{version('torch')}_{date.today():%Y%m%d}.csv"
-    )
-    with (RESULTS / name).open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    save_table("startup", "float32", rows)
 
 
 if __name__ == "__main__":

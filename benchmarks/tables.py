@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+CPU = torch.device("cpu")
 
 
 def hardware(device: torch.device) -> str:
@@ -25,7 +26,7 @@ def hardware(device: torch.device) -> str:
     return f"{platform.machine()}-{os.cpu_count()}core"
 
 
-def result_path(what: str, precision: str, device: torch.device, folder: Path = RESULTS) -> Path:
+def result_path(what: str, precision: str, device: torch.device = CPU, folder: Path = RESULTS) -> Path:
     """The table's file; a picture takes the same name with another suffix."""
     name = f"{what}_{hardware(device)}_{precision}_torch{version('torch').partition('+')[0]}_{date.today():%Y%m%d}.csv"
     return folder / name
@@ -38,6 +39,13 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def save_table(what: str, precision: str, rows: Sequence[dict[str, Any]]) -> None:
+    """What was measured on the CPU, among the results; the path is printed."""
+    path = result_path(what, precision)
+    write_table(path, rows)
+    print(path)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

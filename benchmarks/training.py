@@ -1,10 +1,11 @@
 """A training step beside timm's: `python benchmarks/training.py [--models Ti/16] [--batch 32] [--rounds 15]`.
 
 Images per second, in turn in one process (A B C ... A B C ...): ours and timm's, in float32 and under bfloat16
-autocast, on a GPU compiled too; each with its AdamW (ours: as `vitkit train` builds it). Beside them the share of the
-ceiling: a step is counted as three forward passes, whose matrix products alone are timed in the same rounds. Then the
-memory of each, in a process of its own: the peak above what was held with the images and before the model. On a GPU by
-its allocator, and by default B/16 and L/16 at batch 256.
+autocast, on a GPU compiled too; each with its AdamW (ours: as `vitkit train` builds it). In bfloat16 also with
+activations computed again (`--checkpointing`, and timm's own) and without half of the patches (`--patch-dropout`).
+Beside them the share of the ceiling: a step is counted as three forward passes, whose matrix products alone are timed
+in the same rounds. Then the memory of each, in a process of its own: the peak above what was held with the images and
+before the model. On a GPU by its allocator, and by default B/16 and L/16 at batch 256.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from vitkit.bench.speed import random_model
 from vitkit.bench.timing import interleave, stopwatch_for
 from vitkit.names import config_for
 from vitkit.train.optim import build_optimizer
-from vitkit.train.recipe import Recipe
+from vitkit.train.patches import drop_patches
+from vitkit.train.recipe import Recipe, checkpoint_every
 
 Work = Callable[[], None]
 BASE = "timm float32"
@@ -40,22 +42,29 @@ BASE = "timm float32"
 
 @dataclass(frozen=True)
 class Way:
-    """Whose step it is, in what precision, and whether it is compiled."""
+    """Whose step it is, and how it is made."""
 
     library: str
     precision: str
     compiled: bool = False
+    checkpointing: str = "none"  # a value of `--checkpointing`
+    patch_dropout: float = 0.0
 
     @property
     def name(self) -> str:
         """As the table has it."""
-        return f"{self.library}{' compiled' if self.compiled else ''} {self.precision}"
+        again = "" if self.checkpointing == "none" else f", checkpointing {self.checkpointing}"
+        dropped = f", patch dropout {self.patch_dropout}" if self.patch_dropout else ""
+        return f"{self.library}{' compiled' if self.compiled else ''} {self.precision}{again}{dropped}"
 
 
 def ways(device: torch.device) -> list[Way]:
     """All that are compared."""
     plain = [Way(library, precision) for library in ("timm", "vitkit") for precision in ("float32", "bfloat16")]
-    return plain + [replace(own, compiled=True) for own in plain if device.type == "cuda"]
+    compiled = [replace(own, compiled=True) for own in plain if device.type == "cuda"]
+    theirs, ours = Way("timm", "bfloat16"), Way("vitkit", "bfloat16")
+    again = [replace(ours, checkpointing=policy) for policy in ("4", "2", "all")]
+    return [*plain, *compiled, replace(theirs, checkpointing="all"), *again, replace(ours, patch_dropout=0.5)]
 
 
 def images_of(model: str, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -71,11 +80,15 @@ def step_of(way: Way, model: str, x: Tensor, y: Tensor) -> Work:
     own: nn.Module = random_model(config_for(model))
     if way.library == "timm":
         own = timm_module(Setting(own, x, Path()))
+        own.set_grad_checkpointing(way.checkpointing == "all")
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             timm.optim.param_groups_weight_decay(own.to(x.device), 0.05), 1e-4
         )
     else:
         own.fused_attention = x.device.type == "cuda"  # as the training task chooses
+        own.checkpointing = checkpoint_every(way.checkpointing)
+        if way.patch_dropout:
+            drop_patches(own, way.patch_dropout)
         optimizer = build_optimizer(own.to(x.device), Recipe(lr=1e-4))
     own.train()
     run = torch.compile(own, dynamic=False) if way.compiled else own
@@ -140,7 +153,7 @@ def print_peak(way: Way, name: str, batch: int, device: torch.device) -> None:
 
 def measure_memory(name: str, batch: int, device: torch.device, way: Way) -> float:
     """MiB."""
-    asked = json.dumps([way.library, way.precision, way.compiled, name, batch])
+    asked = json.dumps([astuple(way), name, batch])
     command = [sys.executable, __file__, "--peak", asked, "--device", str(device)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return round(int(done.stdout.split()[-1]) / 2**20, 1)
@@ -169,8 +182,8 @@ def main() -> None:
     options, rows = parse(), []
     device = torch.device(options.device)
     if options.peak:
-        library, precision, compiled, name, batch = json.loads(options.peak)
-        print_peak(Way(library, precision, compiled), name, batch, device)
+        way, name, batch = json.loads(options.peak)
+        print_peak(Way(*way), name, batch, device)
         return
     models = SMOKE if options.smoke else {label: MODELS[label] for label in options.models.split(",")}
     for label, name in models.items():
