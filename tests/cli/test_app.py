@@ -76,6 +76,21 @@ def modules_after(*arguments: object) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
+def test_the_package_runs_as_a_module() -> None:
+    ways = [
+        subprocess.run(
+            [*command, "predict", "nowhere", "x.png"],
+            env=runs.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for command in ([sys.executable, "-m", "vitkit"], [str(Path(sys.executable).with_name("vitkit"))])
+    ]
+    assert [way.returncode for way in ways] == [2, 2]
+    assert ways[0].stderr == ways[1].stderr != ""
+
+
 def test_help_loads_neither_torch_nor_numpy() -> None:
     loaded = modules_after("--help")
     assert "vitkit.cli.train" in loaded
