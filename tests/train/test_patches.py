@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from runs import assert_same_weights, metrics, photos, quick
 from tiny import VARIETY, build, images, largest_difference
 from vitkit.errors import VitkitError
+from vitkit.train.choose import SPARED, spare_patches
 from vitkit.train.patches import PatchDropout, check_patch_dropout, drop_patches
 from vitkit.train.recipe import build as build_recipe
 from vitkit.train.run import train
@@ -65,6 +66,16 @@ def test_evaluation_and_state_are_the_plain_models(name: str) -> None:
 def test_models_that_need_all_patches_are_refused(name: str) -> None:
     with pytest.raises(VitkitError, match=r"--patch-dropout: .* needs all patches"):
         check_patch_dropout(build(**VARIETY[name]).config)
+
+
+def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:
+    full, plain = build_recipe({"method": "full", "weights": "x"}), build().config
+    assert spare_patches(full, {}, plain).patch_dropout == SPARED > 0
+    assert spare_patches(full, {"patch_dropout": 0.0}, plain) == full
+    assert spare_patches(build_recipe({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
+    for name in VARIETY:
+        if any(word in name for word in REFUSED):
+            assert spare_patches(full, {}, build(**VARIETY[name]).config) == full
 
 
 def test_the_blocks_see_fewer_tokens_in_training_alone() -> None:

@@ -180,7 +180,8 @@ def _fit(
     writer = RunWriter(run.folder, classifier, recipe, run.say, run.team)
     precision = choose_precision(recipe.precision)
     batch = f"{recipe.accumulate} x {recipe.batch_size}" if recipe.accumulate > 1 else str(recipe.batch_size)
-    run.say(f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}")
+    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    run.say(f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}")
     classifier.model.train()
     trainer = Trainer(
         accelerator="auto",

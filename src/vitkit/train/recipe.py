@@ -87,7 +87,9 @@ class Recipe:
     attention_dropout: Annotated[float, "On the attention weights."] = 0.0
     drop_path: Annotated[float, "Stochastic depth at the last block, growing linearly from 0.", BY_METHOD] = 0.1
     patch_dropout: Annotated[
-        float, "Part of the patches that each image loses in training, which is quicker by as much; 0 is none."
+        float,
+        "Part of the patches that each image loses in training, which is quicker by as much; 0 is none.",
+        BY_METHOD,
     ] = 0.0
     mixup: Annotated[float, "Blend pairs of images and their labels; alpha of the beta distribution, 0 is off."] = 0.0
     cutmix: Annotated[float, "Paste a part of one image into another; alpha of the beta distribution, 0 is off."] = 0.0
@@ -131,7 +133,7 @@ class Recipe:
     ] = "auto"
     folds: Annotated[int | None, "Cross-validate: this many runs, each testing another part of the data."] = None
     limit: Annotated[int | None, "Use at most this many images, stratified, before splitting."] = None
-    monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best."] = "val_acc"
+    monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best.", BY_METHOD] = "val_acc"
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
     patience: Annotated[int | None, "Stop after this many epochs without a better one."] = None
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"

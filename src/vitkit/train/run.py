@@ -14,7 +14,7 @@ from vitkit.data.source import ImageTable, read_source
 from vitkit.data.split import fold, scenes, split, split_to_dict, take_stratified
 from vitkit.errors import VitkitError
 from vitkit.files import write_json, write_text
-from vitkit.train.choose import complete
+from vitkit.train.choose import complete, spare_patches
 from vitkit.train.fit import fit_and_report
 from vitkit.train.folder import (
     CLASS_INDICES,
@@ -88,6 +88,7 @@ def _prepare(
     check_free(out, table, recipe.teacher, force=force)
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
+    recipe = spare_patches(recipe, fields, config)
     if recipe.teacher is not None:
         load_teacher(recipe.teacher, table.classes, config.image_size)
     if recipe.limit is not None:
