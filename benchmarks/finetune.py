@@ -1,8 +1,7 @@
-"""Fine-tuning beside an expert's timm: `python benchmarks/finetune.py {speed,head,accuracy,race} FLOWERS WEIGHTS`.
+"""Fine-tuning beside an expert's timm: `python benchmarks/finetune.py {head,accuracy,race} FLOWERS WEIGHTS`.
 
 FLOWERS is a folder of photographs in class folders, WEIGHTS DeiT-Ti's ImageNet checkpoint.
 
-speed     images per second of a training step at batch 32, in turn in one process: ours and timm's, both precisions.
 head      `--method head`, without and with views, beside ten epochs that recompute the frozen backbone (batch 8, SGD,
           random crops, float32: the usual script); one of its epochs is timed and counted ten times. In turn.
 accuracy  of `vitkit train` without flags on the test images, of three seeds.
@@ -39,7 +38,6 @@ from vitkit.data.source import ImageTable
 from vitkit.data.split import split_from_file
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.run import train
-from vitkit.weights import load
 
 NAME = "deit_tiny_patch16_224"
 PREPROCESS = Preprocess(size=(224, 224), crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -75,34 +73,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
-
-def measure_speed(flowers: Path, weights: Path, rounds: int = 15) -> list[dict[str, Any]]:
-    """Images per second of each way to make a training step, and its ratio to timm's float32."""
-    del flowers
-    x, y = torch.randn(32, 3, 224, 224), torch.randint(0, 5, (32,))
-    ways: dict[str, tuple[nn.Module, torch.dtype]] = {
-        "timm float32": (timm_model(weights, 5), torch.float32),
-        "timm bfloat16, fused attention": (timm_model(weights, 5), torch.bfloat16),
-        "vitkit float32": (load(weights, 5).model, torch.float32),
-        "vitkit bfloat16": (load(weights, 5).model, torch.bfloat16),
-    }
-    optimizers = {name: torch.optim.AdamW(model.parameters(), 1e-4) for name, (model, _) in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for name, (model, _) in ways.items():
-        model.train()
-        if name.startswith("vitkit"):
-            model.fused_attention = False  # as the training task chooses on CPUs
-    for _ in range(rounds):
-        for name, (model, precision) in ways.items():
-            started = time.perf_counter()
-            step(model, optimizers[name], x, y, precision)
-            times[name].append(time.perf_counter() - started)
-    rate = {name: len(x) / statistics.median(values) for name, values in times.items()}
-    return [
-        {"what": name, "images_per_s": round(value, 2), "of_timm_float32": round(value / rate["timm float32"], 3)}
-        for name, value in rate.items()
-    ]
 
 
 def usual_epoch(table: ImageTable, model: nn.Module) -> float:
@@ -210,7 +180,6 @@ def measure_accuracy(flowers: Path, weights: Path, rounds: int = 3) -> list[dict
 
 
 MEASURES: dict[str, Callable[[Path, Path], list[dict[str, Any]]]] = {
-    "speed": measure_speed,
     "head": measure_head,
     "accuracy": measure_accuracy,
     "race": measure_race,
