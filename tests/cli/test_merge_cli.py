@@ -49,3 +49,7 @@ def test_from_python_the_plain_model_stays_as_it_is(trained: Path) -> None:
     assert torch.equal(classifier.logits(images), classifier.model(images))
     with pytest.raises(VitkitError, match="0 or more"):
         classifier.use(merge=-1)
+    most = classifier.model.config.patches // 2
+    assert classifier.use(merge=most).computed.endswith(f"merging {most} patches a layer")
+    with pytest.raises(VitkitError, match=f"a layer merges at most half of the {2 * most} patches: up to {most}$"):
+        classifier.use(merge=most + 1)

@@ -57,8 +57,11 @@ def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:
     """The double that merges r patches away in every layer (`vitkit.engine.merge`).
 
     Raises:
-        VitkitError: the model needs each patch in its place.
+        VitkitError: the model needs each patch in its place, or has not so many.
     """
+    patches = model.config.patches
+    if r > patches // 2:
+        raise VitkitError(f"--merge {r}: a layer merges at most half of the {patches} patches: up to {patches // 2}")
     device = device_of(model)
     return TorchRunner(merge(model, r, _DTYPES[precision], device), "eager", precision, device, r)
 
