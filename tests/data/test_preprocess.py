@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
@@ -56,10 +56,18 @@ def assert_equals_torchvision(image: Image.Image, preprocess: Preprocess) -> Non
 def test_crop_equals_torchvision_to_the_pixel(
     width: int, height: int, side: int, crop_pct: float, interpolation: str
 ) -> None:
+    whole = round(side / crop_pct)
+    assume(not whole - 1e-6 <= side / crop_pct < whole)  # there a hair is added, and the size that was meant is taken
     preprocess = Preprocess(
         size=(side, side), crop_pct=crop_pct, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
     )
     assert_equals_torchvision(noise(width, height), preprocess)
+
+
+@pytest.mark.parametrize("side", [3, 16, 224, 384, 518])
+def test_a_crop_given_as_a_ratio_is_cut_from_the_size_that_was_meant(side: int) -> None:
+    for full in range(side, 3 * side):  # side / (side / full) falls short of full by a rounding, for some
+        assert Preprocess(size=(side, side), crop_pct=side / full).before_crop == (full, full)
 
 
 @pytest.mark.parametrize("size", [(640, 480), (481, 640), (1000, 333), (224, 224), (225, 223), (100, 90), (31, 500)])
