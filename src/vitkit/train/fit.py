@@ -167,6 +167,32 @@ def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData
     return recipe
 
 
+def _describe(recipe: Recipe, steps: int) -> str:
+    batch = f"{recipe.accumulate} x {recipe.batch_size}" if recipe.accumulate > 1 else str(recipe.batch_size)
+    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    precision = choose_precision(recipe.precision)
+    return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
+
+
+def _trainer_of(run: Run, recipe: Recipe, data: ImageData, writer: RunWriter) -> Trainer:
+    is_bfloat16 = choose_precision(recipe.precision) == "bfloat16"
+    return Trainer(
+        accelerator="auto",
+        devices=run.team.size // run.team.machines,
+        num_nodes=run.team.machines,
+        strategy=strategy_of(recipe, run.team),
+        precision="bf16-mixed" if is_bfloat16 else "32-true",
+        max_epochs=recipe.epochs,
+        callbacks=[StopOnSignal(run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=1.0 if len(data.val) else 0,
+    )
+
+
 def _fit(
     run: Run,
     recipe: Recipe,
@@ -178,26 +204,9 @@ def _fit(
 ) -> None:
     steps = math.ceil(len(data.train_dataloader()) / recipe.accumulate)
     writer = RunWriter(run.folder, classifier, recipe, run.say, run.team)
-    precision = choose_precision(recipe.precision)
-    batch = f"{recipe.accumulate} x {recipe.batch_size}" if recipe.accumulate > 1 else str(recipe.batch_size)
-    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
-    run.say(f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}")
+    run.say(_describe(recipe, steps))
     classifier.model.train()
-    trainer = Trainer(
-        accelerator="auto",
-        devices=run.team.size // run.team.machines,
-        num_nodes=run.team.machines,
-        strategy=strategy_of(recipe, run.team),
-        precision="bf16-mixed" if precision == "bfloat16" else "32-true",
-        max_epochs=recipe.epochs,
-        callbacks=[StopOnSignal(run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=1.0 if len(data.val) else 0,
-    )
+    trainer = _trainer_of(run, recipe, data, writer)
     imitate = None if teacher is None else partial(teacher.logits, student=classifier.preprocess)
     guard = Guard(run.say, run.folder if run.team.is_first else None)
     task = ClassificationTask(
