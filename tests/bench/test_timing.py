@@ -48,12 +48,18 @@ def test_the_first_calls_are_not_counted() -> None:
     assert times["a"].seconds == (3.0, 1.0, 2.0)
 
 
-def test_short_work_is_done_several_times_a_round_after_once_untimed() -> None:
+def test_all_but_long_work_is_done_once_untimed_in_its_turn_and_short_work_several_times() -> None:
     clock = Clock()
-    works = {"short": clock.work("s", 0.25), "long": clock.work("l", 2.0)}
-    times = interleave(works, 2, stopwatch=clock.stopwatch, least=1.0)
-    assert "".join(clock.log) == "ssll" + ("s" + "ssss" + "l") * 2
+    works = {"short": clock.work("s", 0.25), "middle": clock.work("m", 2.0), "long": clock.work("l", 4.0)}
+    times = interleave(works, 2, stopwatch=clock.stopwatch, least=1.0, long=4.0)
+    assert "".join(clock.log) == "ssmmll" + ("s" + "ssss" + "mm" + "l") * 2
     assert times["short"].seconds == pytest.approx((0.25, 0.25))
+
+
+def test_what_the_one_before_slowed_is_not_timed() -> None:
+    clock = Clock()
+    times = interleave({"a": clock.work("a", 0.5, 0.5, 0.9, 0.5)}, 1, stopwatch=clock.stopwatch)
+    assert times["a"].seconds == (0.5,)
 
 
 def test_progress_is_told_of_each_turn() -> None:

@@ -84,32 +84,33 @@ def interleave(
     *,
     stopwatch: Stopwatch = on_cpu,
     least: float = 0.05,
+    long: float = 1.0,
     progress: Progress | None = None,
 ) -> dict[str, Timing]:
     """Time each piece of work once a round, in the order given.
 
-    Before the first round each is done twice: kernels are chosen and compiled then. Work that took less than `least`
-    seconds is done several times a round, after once untimed (what ran before it has taken the caches); its time is
-    the mean.
+    Before the first round each is done twice: kernels are chosen and compiled then. In its turn work is done once
+    untimed first, unless it took `long` seconds: what ran before it has taken the caches, and may have threads that
+    still spin, which a tenth of a second shows. Work that took less than `least` seconds is then done several times;
+    its time is the mean.
     """
-    repeats = {}
+    repeats, untimed = {}, {}
     for name, work in works.items():
         stopwatch(work)
-        repeats[name] = max(math.ceil(least / max(stopwatch(work), 1e-9)), 1)
+        took = stopwatch(work)
+        repeats[name], untimed[name] = max(math.ceil(least / max(took, 1e-9)), 1), took < long
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for done in range(rounds):
         for name, work in works.items():
             if progress is not None:
                 progress(f"timing {name}", done, rounds)
+            if untimed[name]:
+                work()
             seconds[name].append(_mean(work, repeats[name], stopwatch))
     return {name: Timing(tuple(own)) for name, own in seconds.items()}
 
 
 def _mean(work: Work, repeats: int, stopwatch: Stopwatch) -> float:
-    if repeats == 1:
-        return stopwatch(work)
-    work()
-
     def again() -> None:
         for _ in range(repeats):
             work()

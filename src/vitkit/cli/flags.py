@@ -51,8 +51,9 @@ def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
     options, panel = {}, ""
     for field in dataclasses.fields(dataclass):
         panel = PANELS.get(field.name, panel)
-        kind, text, *shown = get_args(hints[field.name])
-        options[field.name] = _option(field, kind, text, panel, shown[0] if shown else _show(field.default))
+        kind, text, *marks = get_args(hints[field.name])
+        shown = next((mark for mark in marks if isinstance(mark, str)), _show(field.default))
+        options[field.name] = _option(field, kind, text, panel, shown)
     return options
 
 

@@ -11,6 +11,7 @@ import difflib
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,6 +19,14 @@ from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 
 BY_METHOD = "by method"  # marks fields whose default train/choose.py sets by what is trained
+
+
+@dataclass(frozen=True)
+class Between:
+    """Marks a field whose value, if it has one, lies from low to high."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +37,9 @@ class Recipe:
         None
     )
     model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the one of --weights."] = None
-    image_size: Annotated[int | None, "Side of the input in pixels, instead of the one in the model's name."] = None
+    image_size: Annotated[
+        int | None, "Side of the input in pixels, instead of the one in the model's name.", Between(1, 1e5)
+    ] = None
     weights: Annotated[
         str, "Where to start: auto (published for --model), none, a model folder, a checkpoint, or a published name."
     ] = "auto"
@@ -37,51 +48,66 @@ class Recipe:
         "What is trained: a head fitted to frozen features, a head by gradient, low-rank changes, everything, or "
         "everything from nothing.",
     ] = "auto"
-    rank: Annotated[int, "Rank of the changes that lora learns."] = 8
+    rank: Annotated[int, "Rank of the changes that lora learns.", Between(1, 1e4)] = 8
     head_start: Annotated[
         bool,
         "Fit the new head to frozen features before the rest learns; by default when tuning weights.",
         BY_METHOD,
     ] = False
-    views: Annotated[int, "Augmented views of each training image that a head on frozen features sees too."] = 0
+    views: Annotated[
+        int, "Augmented views of each training image that a head on frozen features sees too.", Between(0, 1e4)
+    ] = 0
     init: Annotated[Literal["trunc_normal", "reference"], "How weights begin when there are none."] = "trunc_normal"
 
-    epochs: Annotated[int, "Passes over the training images.", BY_METHOD] = 50
+    epochs: Annotated[int, "Passes over the training images.", Between(1, 1e9), BY_METHOD] = 50
     time: Annotated[str | None, "Wall-clock budget such as 90s, 10m or 2h; the schedule is fitted to it."] = None
-    batch_size: Annotated[int, "Images per step.", BY_METHOD] = 64
-    accumulate: Annotated[int, "Batches whose gradients are added up before a step."] = 1
+    batch_size: Annotated[int, "Images per step.", Between(1, 1e9), BY_METHOD] = 64
+    accumulate: Annotated[int, "Batches whose gradients are added up before a step.", Between(1, 1e6)] = 1
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
-    lr: Annotated[float, "Peak learning rate.", BY_METHOD] = 1e-3
+    lr: Annotated[float, "Peak learning rate.", Between(1e-12, 1e3), BY_METHOD] = 1e-3
     find_lr: Annotated[bool, "Score short runs with a tenth to ten times lr first, and take the best."] = False
-    weight_decay: Annotated[float, "Decay of weight matrices; biases, norms, tokens and positions have none."] = 0.05
+    weight_decay: Annotated[
+        float, "Decay of weight matrices; biases, norms, tokens and positions have none.", Between(0, 1e3)
+    ] = 0.05
     decay_all: Annotated[bool, "Let biases, norms, tokens and positions decay too."] = False
     layer_decay: Annotated[
-        float, "Each layer learns at this part of the rate of the one above it; 1 is the same rate for all.", BY_METHOD
+        float,
+        "Each layer learns at this part of the rate of the one above it; 1 is the same rate for all.",
+        Between(1e-3, 1),
+        BY_METHOD,
     ] = 1.0
-    momentum: Annotated[float, "Of sgd; the first beta of adam and adamw."] = 0.9
-    beta2: Annotated[float, "Second beta of adam and adamw."] = 0.999
+    momentum: Annotated[float, "Of sgd; the first beta of adam and adamw.", Between(0, 1)] = 0.9
+    beta2: Annotated[float, "Second beta of adam and adamw.", Between(0, 1)] = 0.999
     schedule: Annotated[Literal["cosine", "linear", "constant"], "How the learning rate falls after warm-up."] = (
         "cosine"
     )
     step_per: Annotated[Literal["step", "epoch"], "How often the learning rate is set anew."] = "step"
-    warmup: Annotated[float, "Part of the training in which the learning rate rises from 0.", BY_METHOD] = 0.1
-    min_lr: Annotated[float, "Learning rate at the end, as a part of lr."] = 0.0
-    clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit."] = 1.0
+    warmup: Annotated[
+        float, "Part of the training in which the learning rate rises from 0.", Between(0, 1), BY_METHOD
+    ] = 0.1
+    min_lr: Annotated[float, "Learning rate at the end, as a part of lr.", Between(0, 1)] = 0.0
+    clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit.", Between(0, 1e9)] = 1.0
     ema: Annotated[
-        float, "Decay of a moving average of the weights, such as 0.9999, which becomes the model; 0 is none."
+        float,
+        "Decay of a moving average of the weights, such as 0.9999, which becomes the model; 0 is none.",
+        Between(0, 0.999999),
     ] = 0.0
     swa: Annotated[
-        float, "Last part of the training whose epochs' weights are averaged into the model, such as 0.25; 0 is none."
+        float,
+        "Last part of the training whose epochs' weights are averaged into the model, such as 0.25; 0 is none.",
+        Between(0, 1),
     ] = 0.0
-    swa_lr: Annotated[float | None, "Learning rate that swa goes to; by default it stays where swa begins."] = None
-    label_smoothing: Annotated[float, "Probability spread over the other classes."] = 0.1
+    swa_lr: Annotated[
+        float | None, "Learning rate that swa goes to; by default it stays where swa begins.", Between(1e-12, 1e3)
+    ] = None
+    label_smoothing: Annotated[float, "Probability spread over the other classes.", Between(0, 0.999)] = 0.1
 
     teacher: Annotated[
         str | None, "Imitate this model: a folder or checkpoint, a torchvision CNN, or CNN:FILE for its weights."
     ] = None
     distillation: Annotated[Literal["hard", "soft"], "Imitate the teacher's decision, or its probabilities."] = "hard"
-    distill_alpha: Annotated[float, "Weight of the teacher in soft distillation."] = 0.1
-    distill_temperature: Annotated[float, "Softens both sides of soft distillation."] = 3.0
+    distill_alpha: Annotated[float, "Weight of the teacher in soft distillation.", Between(0, 1)] = 0.1
+    distill_temperature: Annotated[float, "Softens both sides of soft distillation.", Between(1e-3, 1e3)] = 3.0
 
     dropout: Annotated[float, "After attention's projection and in the MLP."] = 0.0
     attention_dropout: Annotated[float, "On the attention weights."] = 0.0
@@ -89,17 +115,22 @@ class Recipe:
     patch_dropout: Annotated[
         float,
         "Part of the patches that each image loses in training, which is quicker by as much; 0 is none.",
+        Between(0, 0.99),
         BY_METHOD,
     ] = 0.0
-    mixup: Annotated[float, "Blend pairs of images and their labels; alpha of the beta distribution, 0 is off."] = 0.0
-    cutmix: Annotated[float, "Paste a part of one image into another; alpha of the beta distribution, 0 is off."] = 0.0
+    mixup: Annotated[
+        float, "Blend pairs of images and their labels; alpha of the beta distribution, 0 is off.", Between(0, 100)
+    ] = 0.0
+    cutmix: Annotated[
+        float, "Paste a part of one image into another; alpha of the beta distribution, 0 is off.", Between(0, 100)
+    ] = 0.0
 
     fit: Annotated[
         Literal["crop", "pad", "squash"] | None,
         "How a picture is fitted to the input; by default as the weights want.",
     ] = None
     crop_pct: Annotated[
-        float | None, "Part of the sides that the centre crop keeps; by default as the weights want."
+        float | None, "Part of the sides that the centre crop keeps; by default as the weights want.", Between(1e-3, 1)
     ] = None
     interpolation: Annotated[
         Literal["bicubic", "bilinear", "lanczos", "nearest"] | None,
@@ -112,13 +143,17 @@ class Recipe:
         1.0,
     )
     hflip: Annotated[bool, "Mirror half of the pictures; --no-hflip where left and right differ."] = True
-    rotate: Annotated[float, "Random rotation, degrees to either side."] = 0.0
-    translate: Annotated[float, "Random shift, as a part of the side."] = 0.0
-    zoom: Annotated[float, "Random change of size, as a part."] = 0.0
-    shear: Annotated[float, "Random shear, degrees to either side."] = 0.0
-    color_jitter: Annotated[float, "Random change of brightness, contrast and saturation, as a part.", BY_METHOD] = 0.2
-    rand_augment: Annotated[int, "Strength, 0 to 10, of two changes drawn from RandAugment's; 0 is none."] = 0
-    erase: Annotated[float, "Probability that a rectangle of a picture is erased."] = 0.0
+    rotate: Annotated[float, "Random rotation, degrees to either side.", Between(0, 180)] = 0.0
+    translate: Annotated[float, "Random shift, as a part of the side.", Between(0, 1)] = 0.0
+    zoom: Annotated[float, "Random change of size, as a part.", Between(0, 0.99)] = 0.0
+    shear: Annotated[float, "Random shear, degrees to either side.", Between(0, 89)] = 0.0
+    color_jitter: Annotated[
+        float, "Random change of brightness, contrast and saturation, as a part.", Between(0, 10), BY_METHOD
+    ] = 0.2
+    rand_augment: Annotated[
+        int, "Strength, 0 to 10, of two changes drawn from RandAugment's; 0 is none.", Between(0, 10)
+    ] = 0
+    erase: Annotated[float, "Probability that a rectangle of a picture is erased.", Between(0, 1)] = 0.0
 
     split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
         0.7,
@@ -131,18 +166,23 @@ class Recipe:
         "Make rare classes count as much as others: by weight in the loss, or by showing them more often; auto: where "
         "the largest has more than 3 x the images of the smallest.",
     ] = "auto"
-    folds: Annotated[int | None, "Cross-validate: this many runs, each testing another part of the data."] = None
-    limit: Annotated[int | None, "Use at most this many images, stratified, before splitting."] = None
+    folds: Annotated[
+        int | None, "Cross-validate: this many runs, each testing another part of the data.", Between(2, 1e4)
+    ] = None
+    limit: Annotated[int | None, "Use at most this many images, stratified, before splitting.", Between(2, 1e12)] = None
     monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best.", BY_METHOD] = "val_acc"
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
-    patience: Annotated[int | None, "Stop after this many epochs without a better one."] = None
+    patience: Annotated[int | None, "Stop after this many epochs without a better one.", Between(1, 1e9)] = None
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
-    seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result."] = 0
+    seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result.", Between(0, 2**63 - 1)] = 0
     devices: Annotated[
         int | None,
         "Processes of each machine that train together, a GPU each; by default one, or what torchrun started.",
+        Between(1, 1e4),
     ] = None
-    nodes: Annotated[int | None, "Machines that train together; by default one, or what torchrun started."] = None
+    nodes: Annotated[
+        int | None, "Machines that train together; by default one, or what torchrun started.", Between(1, 1e4)
+    ] = None
     strategy: Annotated[
         Literal["auto", "ddp", "fsdp"], "Devices hold a whole model each (ddp), or a part of it (fsdp); auto: ddp."
     ] = "auto"
@@ -159,10 +199,13 @@ class Recipe:
         Literal["auto", "ram", "disk", "none"],
         "Where decoded pictures are kept for the next epoch; auto: where they fit. The result is the same.",
     ] = "auto"
-    workers: Annotated[int | None, "Processes that prepare images; 0 is the main one. The result is the same."] = None
+    workers: Annotated[
+        int | None, "Processes that prepare images; 0 is the main one. The result is the same.", Between(0, 1e4)
+    ] = None
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_values(self)
+        _check_together(self)
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with fields changed.
@@ -317,51 +360,23 @@ def _expected(kind: Any) -> str:
 _OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
 
 
-def _check(recipe: Recipe) -> None:
-    ranges: dict[str, tuple[float, float]] = {
-        "epochs": (1, 1e9),
-        "batch_size": (1, 1e9),
-        "lr": (1e-12, 1e3),
-        "weight_decay": (0, 1e3),
-        "momentum": (0, 1),
-        "beta2": (0, 1),
-        "warmup": (0, 1),
-        "layer_decay": (1e-3, 1),
-        "rank": (1, 1e4),
-        "views": (0, 1e4),
-        "min_lr": (0, 1),
-        "clip_grad": (0, 1e9),
-        "accumulate": (1, 1e6),
-        "ema": (0, 0.999999),
-        "swa": (0, 1),
-        "swa_lr": (1e-12, 1e3),
-        "patch_dropout": (0, 0.99),
-        "mixup": (0, 100),
-        "cutmix": (0, 100),
-        "rand_augment": (0, 10),
-        "erase": (0, 1),
-        "label_smoothing": (0, 0.999),
-        "distill_alpha": (0, 1),
-        "distill_temperature": (1e-3, 1e3),
-        "crop_pct": (1e-3, 1),
-        "rotate": (0, 180),
-        "translate": (0, 1),
-        "zoom": (0, 0.99),
-        "shear": (0, 89),
-        "color_jitter": (0, 10),
-        "limit": (2, 1e12),
-        "folds": (2, 1e4),
-        "patience": (1, 1e9),
-        "workers": (0, 1e4),
-        "devices": (1, 1e4),
-        "nodes": (1, 1e4),
-        "seed": (0, 2**63 - 1),
-        "image_size": (1, 1e5),
+@cache
+def _ranges() -> dict[str, Between]:
+    hints = get_type_hints(Recipe, include_extras=True)
+    return {
+        name: mark
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Between)
     }
-    for name, (low, high) in ranges.items():
+
+
+def _check_values(recipe: Recipe) -> None:
+    """Refuse a field that is out of range, or that cannot be read."""
+    for name, within in _ranges().items():
         value = getattr(recipe, name)
-        if value is not None and not low <= value <= high:
-            raise VitkitError(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+        if value is not None and not within.low <= value <= within.high:
+            raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
     if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
         raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
@@ -373,6 +388,10 @@ def _check(recipe: Recipe) -> None:
         re.compile(recipe.group_by or "")
     except re.error as error:
         raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
+
+
+def _check_together(recipe: Recipe) -> None:
+    """Refuse fields of which one leaves another nothing to act on."""
     if recipe.ema and recipe.swa:
         raise VitkitError("ema and swa both average the weights; choose one")
     if recipe.swa and recipe.time:
