@@ -150,9 +150,9 @@ def test_sizes_formats_colours_and_splits_are_counted(vitkit: Any, leaking: Path
     assert "splits   12 train, 2 val" in out
     assert "formats  12 PNG, 1 BMP, 1 JPEG" in out
     assert "colours  13 RGB, 1 L" in out
-    assert "width    24 to 200, half below 32 (pixels)" in out
-    assert "height   24 to 100, half below 32 (pixels)" in out
-    assert "aspect   1 to 2, half below 1 (width / height)" in out
+    assert "width    24 to 200, median 32 (pixels)" in out
+    assert "height   24 to 100, median 32 (pixels)" in out
+    assert "aspect   1 to 2, median 1 (width / height)" in out
 
 
 def test_the_crop_is_warned_of_only_where_the_fit_crops(vitkit: Any, tmp_path: Path) -> None:

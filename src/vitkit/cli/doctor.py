@@ -76,7 +76,7 @@ def _print(diagnosis: Diagnosis) -> None:
     print("colours  " + ", ".join(f"{count} {name}" for name, count in found["modes"].items()))
     for name, what in (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height")):
         own = found[name]
-        print(f"{name:7}  {own['min']:g} to {own['max']:g}, half below {own['median']:g} ({what})")
+        print(f"{name:7}  {own['min']:g} to {own['max']:g}, median {own['median']:g} ({what})")
     for finding in diagnosis.findings:
         print(finding)
     if not diagnosis.findings:
