@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from tiny import VARIETY, build, configs, images, largest_difference, randomise
 from vitkit.config import ViTConfig
 from vitkit.engine import onnx, openvino
+from vitkit.engine.flow import cores, flow
 from vitkit.engine.runner import Runner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
@@ -92,6 +94,35 @@ def test_openvino_computes_in_bfloat16() -> None:
     runner = openvino.from_model(model, "bfloat16")
     assert runner.precision == "bfloat16"
     assert 1e-5 < asked(runner, model, 4) < 5e-2
+
+
+def test_openvino_answers_in_several_threads_at_once_each_with_a_core_of_its_own() -> None:
+    model, pictures = build(), images(40)
+    with torch.inference_mode():
+        expected = model(pictures)
+    runner = openvino.from_model(model, "float32")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert largest_difference(runner(pictures), expected) <= 1e-5
+        rows = list(flow(map(str, range(40)), lambda path: pictures[int(path)], runner, 3, is_concurrent=True))
+    finally:
+        torch.set_num_threads(before)
+    assert [path for path, _ in rows] == [str(number) for number in range(40)]
+    assert largest_difference(torch.tensor(np.stack([row for _, row in rows])), expected) <= 1e-5
+    used = {threads: own.get_property("NUM_STREAMS") for threads, own in runner._compiled.items()}
+    assert used == {1: cores(), 2: 1}
+
+
+def test_openvino_says_what_it_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def compile_model(self, *_: Any) -> None:
+            raise RuntimeError("Exception from src/core.cpp:1:\nno memory left\n")
+
+    runner = openvino.from_model(build(), "float32")
+    monkeypatch.setattr(openvino, "_core", Full)
+    with pytest.raises(VitkitError, match=r"^OpenVINO cannot compute this model: no memory left$"):
+        runner(images(1))
 
 
 def test_onnx_runtime_says_that_it_has_no_bfloat16() -> None:

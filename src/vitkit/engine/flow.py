@@ -1,8 +1,9 @@
 """Many images through reading and computing at once, in order, in bounded memory.
 
-Where computing is PyTorch's own on a CPU, each core reads and computes batches of its own from end to end, in one
-thread: no core waits for another, neither within a matrix product nor between reading and computing. Any other engine
-keeps the cores busy by itself, so its batches are computed one at a time while the next are read.
+Where an engine computes for several threads at once (PyTorch's own on a CPU, OpenVINO), each core reads and computes
+batches of its own from end to end, in one thread: no core waits for another, neither within a matrix product nor
+between reading and computing. Any other engine keeps the cores busy by itself, so its batches are computed one at a
+time while the next are read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 
 BATCH, BATCH_ALONE = 8, 32  # of an engine that computes in every thread, and of one that computes a batch at a time
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def flow(
@@ -84,8 +90,7 @@ def _join(paths: list[str], images: list[Tensor | str], compute: Callable[[Tenso
 @contextmanager
 def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
     """Threads, their number, and what tells them to stop; PyTorch computes within each if it may concurrently."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = cores if is_concurrent else cores + 1  # one waits for its turn
+    threads = cores() if is_concurrent else cores() + 1  # one waits for its turn
     before, ended = torch.get_num_threads(), Event()
     pool = ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1 if is_concurrent else before))
     try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from threading import Lock, local
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from vitkit.engine import best_precision
+from vitkit.engine.flow import cores
 from vitkit.engine.graph import CARD, Activation, Pads, draw
-from vitkit.engine.runner import GraphRunner, Runner
+from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 
@@ -23,8 +25,8 @@ _TELEMETRY, _ABSENT = "openvino_telemetry", object()
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
-def from_model(model: VisionTransformer, precision: str) -> Runner:
-    """A runner of a model in memory, of the weights that it has now; ready in seconds.
+def from_model(model: VisionTransformer, precision: str) -> OpenVINORunner:
+    """A runner of a model in memory, of the weights that it has now; ready in seconds when it is first asked.
 
     Raises:
         VitkitError: OpenVINO is not installed, or cannot compute in this precision here.
@@ -86,31 +88,48 @@ def import_openvino() -> Any:
 
 
 class OpenVINORunner(GraphRunner):
-    """A compiled graph that answers one batch at a time."""
+    """A graph, compiled when it is first asked: for as many threads as PyTorch would take where it is asked.
+
+    That is all of them; or one, in each of several threads that share the cores (`flow`). No core then waits for
+    another within a matrix product.
+    """
 
     engine = "openvino"
+    is_concurrent = True
 
     def __init__(self, graph: Any, precision: str) -> None:
-        self.precision = precision
-        core = _core()
         if precision == "bfloat16" and not _has_bfloat16():
             raise VitkitError("this processor has no bfloat16: take --precision float32")
+        self.precision = precision
         self.card = str(graph.get_rt_info([CARD]).value) if graph.has_rt_info([CARD]) else None
         batch = graph.input(0).partial_shape[0]
         self.batch = None if batch.is_dynamic else batch.get_length()
-        self._compiled = core.compile_model(
-            graph,
-            "CPU",
-            {
-                "INFERENCE_PRECISION_HINT": _HINTS[precision],
-                "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            },
-        )
+        self._graph = graph
+        self._compiled: dict[int, Any] = {}  # by threads
+        self._lock, self._own = Lock(), local()
 
     def _run(self, images: Tensor) -> Tensor:
-        outputs = self._compiled([images.numpy()], share_inputs=True)
+        requests = self._own.__dict__.setdefault("requests", {})  # of this thread, as a request serves one at a time
+        threads = torch.get_num_threads()
+        if threads not in requests:
+            requests[threads] = self._compile(threads).create_infer_request()
+        outputs = requests[threads].infer([images.numpy()], share_inputs=True)
         return torch.from_numpy(outputs[0])
+
+    def _compile(self, threads: int) -> Any:
+        streams = cores() if threads == 1 else 1
+        options = {
+            "INFERENCE_PRECISION_HINT": _HINTS[self.precision],
+            "INFERENCE_NUM_THREADS": threads * streams,
+            "NUM_STREAMS": streams,
+        }
+        with self._lock:
+            if threads not in self._compiled:
+                try:
+                    self._compiled[threads] = _core().compile_model(self._graph, "CPU", options)
+                except RuntimeError as error:
+                    raise VitkitError(f"OpenVINO cannot compute this model: {_first_line(error)}") from error
+            return self._compiled[threads]
 
 
 class _Pen:

@@ -34,7 +34,7 @@ class Runner(Protocol):
 
 
 class GraphRunner:
-    """A runner whose graph takes any number of images, or one number alone; one batch at a time.
+    """A runner whose graph takes any number of images, or one number alone.
 
     Attributes:
         card: what a file of vitkit's says of itself; None where it says nothing.
