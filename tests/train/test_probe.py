@@ -146,24 +146,3 @@ def test_the_features_of_a_head_serve_the_search_for_label_errors_too(
     folder = head_run(data, pretrained, tmp_path / "run")
     assert sum(computed) == len(split_from_file(folder / "split.json")), "each image once"
     assert (folder / "label_errors.csv").is_file()
-
-
-def test_a_head_begins_as_one_fitted_to_a_few_images_of_each_class_and_to_none_of_the_test_split(
-    data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "_ENOUGH", 2)
-    seen: list[str] = []
-    original = probe.compute_features
-
-    def note(model: Any, images: Any, *rest: Any) -> Any:
-        seen.extend(images.table.paths)
-        return original(model, images, *rest)
-
-    monkeypatch.setattr(probe, "compute_features", note)
-    said: list[str] = []
-    fields = {"data": str(data), "weights": str(pretrained), **FIELDS, "method": "full", "epochs": 1}
-    table = split_from_file(train(fields, tmp_path / "run", say=said.append) / "split.json")
-    assert len(seen) == len(set(seen)) == 2 * len(table.classes)
-    assert not set(seen) & set(table.of_split("test").paths)
-    assert {table.labels[table.paths.index(path)] for path in seen} == set(range(len(table.classes)))
-    assert any(f"fitted to frozen features of {len(seen)} images" in line for line in said)

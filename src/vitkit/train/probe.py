@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from vitkit.classifier import Classifier
 from vitkit.data.datamodule import EvaluationImages, TrainingImages
 from vitkit.data.source import ImageTable
-from vitkit.data.split import take_stratified
 from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
 from vitkit.regression import regress, regression_loss
@@ -29,7 +28,6 @@ from vitkit.train.setup import augment_of, choose_precision, choose_workers
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
 _WORSE = 1.1  # the validation loss that ends the search, beside the best one
-_ENOUGH = 100  # images of each class that a head begins with: more would cost what half an epoch does, to save less
 
 
 @dataclass(frozen=True)
@@ -69,18 +67,16 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
     """Fit the new head before the rest of the model learns: a head of noise would spoil what the backbone knows.
 
-    Linear probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054. Of each class a hundred images will do.
+    Linear probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054.
 
     Returns:
         The seconds it took.
     """
     started = time.monotonic()
-    known = table.take([i for i, own in enumerate(table.splits) if own in ("train", "val")])
-    few = take_stratified(known, _ENOUGH * len(table.classes), recipe.seed)
-    fitted, _ = _put_best_head(run, recipe.replace(views=0), few, classifier)
+    fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier)
     reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
-    run.say(f"the head begins as one fitted to frozen features of {len(few)} images{reached} ({seconds:.0f} s)")
+    run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
     return seconds
 
 
