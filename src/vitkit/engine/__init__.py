@@ -30,7 +30,7 @@ def open_runner(
     Args:
         model: stays as it is.
         engine: one of `ENGINES`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not installed,
-            does not work, or takes longer to prepare than so few images. (On CPUs compile is slower than eager.)
+            cannot be opened, or takes longer to prepare than so few images. (On CPUs compile is slower than eager.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
         images: how many will be asked; None for many.
         merge: patches that are merged away in every layer: quicker, and not quite the same. Engine eager does it.
