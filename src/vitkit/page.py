@@ -47,6 +47,11 @@ def finding(text: str) -> str:
     return f'<p class="finding">{escape(text)}</p>'
 
 
+def decimals(value: float | None) -> str:
+    """Three of them; a dash for a figure that there is none of."""
+    return "-" if value is None else f"{value:.3f}"
+
+
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """A table of cells that are HTML already; below a header all but the first column are numbers."""
 

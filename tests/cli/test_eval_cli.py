@@ -152,3 +152,12 @@ def test_out_that_is_a_file_is_refused(vitkit: Any, trained: Path, tmp_path: Pat
     (tmp_path / "file").write_text("mine")
     outcome = vitkit("eval", trained, "--out", tmp_path / "file", "--force")
     assert (outcome.code, "is a file; name a folder" in outcome.err) == (2, True)
+
+
+def test_a_figure_that_a_class_has_not_is_a_dash(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    for name in ("green", "red"):
+        shutil.copytree(data / name, tmp_path / "photos" / name)
+    outcome = vitkit("eval", trained, tmp_path / "photos")
+    (line,) = [line.split() for line in outcome.out.splitlines() if line.startswith("blue ")]
+    assert (line[2], line[4]) == ("-", "0"), "recall, and the number of images"
+    assert "macro F1 over the " in outcome.err

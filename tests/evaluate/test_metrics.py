@@ -22,6 +22,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import read_source
 from vitkit.data.split import split
 from vitkit.errors import VitkitError
+from vitkit.evaluate.figures import figures
 from vitkit.evaluate.metrics import Evaluation, evaluate, held_out_split
 
 
@@ -57,7 +58,7 @@ def test_hand_computed_numbers_of_each_class() -> None:
     assert list(rows) == ["a", "b", "c"]
     assert rows["a"] == pytest.approx({"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3, "support": 3})
     assert rows["b"] == pytest.approx({"precision": 1 / 3, "recall": 1 / 2, "f1": 0.4, "support": 2})
-    assert rows["c"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
+    assert rows["c"] == {"precision": None, "recall": 0.0, "f1": 0.0, "support": 1}
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 40), classes=st.integers(2, 8))
@@ -81,11 +82,14 @@ def test_numbers_equal_scikit_learns(seed: int, images: int, classes: int) -> No
             assert own.top(k) == pytest.approx(
                 reference.top_k_accuracy_score(true, own.probabilities, k=k, labels=every)
             )
-    own_f1 = reference.f1_score(true, predicted, labels=np.unique(true), average="macro", zero_division=0.0)
-    assert own.macro_f1 == pytest.approx(own_f1)
+    assert own.macro_f1 == pytest.approx(reference.f1_score(true, predicted, average="macro"))
     assert own.brier == pytest.approx(((own.probabilities - np.eye(classes)[true]) ** 2).sum(1).mean(), abs=1e-6)
-    f1 = reference.f1_score(true, predicted, labels=every, average=None, zero_division=0.0)
-    np.testing.assert_allclose([row["f1"] for row in own.per_class().values()], f1)
+    columns = reference.precision_recall_fscore_support(
+        true, predicted, labels=every, average=None, zero_division=np.nan
+    )
+    for key, column in zip(("precision", "recall", "f1", "support"), columns, strict=True):
+        found = [row[key] for row in own.per_class().values()]
+        np.testing.assert_allclose(np.array(found, dtype=float), column, err_msg=key)  # None becomes NaN
 
 
 def test_the_most_confused_classes_come_first_with_their_share() -> None:
@@ -101,6 +105,23 @@ def test_the_most_confident_mistake_comes_first() -> None:
 def test_absent_classes_are_those_without_an_image() -> None:
     assert evaluation([0, 2], [[0.9, 0.05, 0.05]] * 2).absent == ("b",)
     assert HAND.absent == ()
+
+
+def test_a_perfect_classifier_has_no_less_than_1_where_classes_are_absent() -> None:
+    own = evaluation(list(range(8)) * 2, np.eye(10)[list(range(8)) * 2])
+    assert (own.macro_f1, own.balanced_accuracy, own.accuracy) == (1.0, 1.0, 1.0)
+    numbers = figures(own)
+    assert numbers["roc_auc"] == numbers["average_precision"] == 1.0
+    assert numbers["absent_classes"] == ["i", "j"]
+    undefined = dict.fromkeys(("precision", "recall", "f1", "roc_auc", "average_precision"))
+    assert numbers["per_class"]["j"] == undefined | {"support": 0}
+
+
+def test_a_class_that_is_said_and_never_there_lowers_macro_f1_alone() -> None:
+    own = evaluation([0, 0, 1, 1], np.eye(4)[[0, 2, 1, 1]])
+    assert own.macro_f1 == pytest.approx((2 / 3 + 1 + 0) / 3), "of classes a, b and c"
+    assert own.balanced_accuracy == pytest.approx((1 / 2 + 1) / 2), "of classes a and b"
+    assert own.per_class()["c"] == {"precision": 0.0, "recall": None, "f1": 0.0, "support": 0}
 
 
 def test_classes_without_images_do_not_count_in_the_balanced_accuracy() -> None:

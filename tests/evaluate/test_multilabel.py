@@ -89,6 +89,45 @@ def test_a_class_that_no_image_has_is_none_and_not_nan_in_json() -> None:
         assert "nan" not in page
 
 
+@given(seed=st.integers(0, 10_000), images=st.integers(1, 12), classes=st.integers(1, 6))
+@settings(deadline=None, max_examples=40)
+def test_means_over_classes_leave_out_those_without_a_figure(seed: int, images: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = (rng.random((images, classes)) < 0.2).astype(np.int64)
+    scores = rng.random((images, classes)).astype(np.float32)
+    names, paths = tuple("abcdef"[:classes]), tuple(map(str, range(images)))
+    own = MultiEvaluation("test", names, paths, labels, scores, thresholds=(0.8,) * classes)
+    true, said, summary = own.labels, own.predicted, own.summary()
+    for key, scorer in (("precision", sk.precision_score), ("recall", sk.recall_score), ("f1", sk.f1_score)):
+        each = np.array([scorer(true[:, k], said[:, k], zero_division=np.nan) for k in range(classes)])
+        np.testing.assert_allclose(np.array([row[key] for row in own.per_class().values()], dtype=float), each)
+    known = each[~np.isnan(each)]
+    assert summary["macro_f1"] == (pytest.approx(known.mean()) if len(known) else None)
+    is_empty = not (true.any() or said.any())
+    assert summary["micro_f1"] == (None if is_empty else pytest.approx(sk.f1_score(true.ravel(), said.ravel())))
+    there = true.any(axis=0)
+    if there.any():
+        expected = sk.average_precision_score(true[:, there], scores[:, there], average="macro")
+        assert summary["mean_average_precision"] == pytest.approx(expected)
+    both = there & ~true.all(axis=0)
+    if both.any():
+        each = [sk.balanced_accuracy_score(true[:, k], said[:, k]) for k in np.flatnonzero(both)]
+        assert summary["balanced_accuracy"] == pytest.approx(np.mean(each))
+    else:
+        assert summary["balanced_accuracy"] is None
+    assert own.absent == tuple(name for name, is_there in zip(names, there, strict=True) if not is_there)
+
+
+def test_a_perfect_classifier_has_no_less_than_1_where_two_of_ten_classes_are_absent() -> None:
+    labels = np.zeros((20, 10), dtype=np.int64)
+    labels[np.arange(20), np.arange(20) % 8] = 1
+    names, paths = tuple("abcdefghij"), tuple(map(str, range(20)))
+    own = MultiEvaluation("test", names, paths, labels, labels.astype(np.float32), thresholds=(0.5,) * 10)
+    keys = ("accuracy", "mean_average_precision", "micro_f1", "macro_f1", "balanced_accuracy")
+    assert [own.summary()[key] for key in keys] == [1.0] * 5
+    assert own.absent == ("i", "j")
+
+
 def test_the_report_names_classes_as_text() -> None:
     own = MultiEvaluation(
         "test", ("<b>",), ("1", "2"), np.array([[1], [0]]), np.array([[0.9], [0.2]], np.float32), thresholds=(0.25,)

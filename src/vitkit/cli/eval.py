@@ -98,16 +98,20 @@ def _notes(outcome: Evaluation) -> list[str]:
     """What the reader of the figures should know."""
     from vitkit.evaluate.multilabel import MultiEvaluation
 
-    if isinstance(outcome, MultiEvaluation) or not outcome.absent:
+    if not outcome.absent:
         return []
     names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
     there = len(outcome.classes) - len(outcome.absent)
     absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
-    return [f"{absent}; balanced accuracy, macro F1 and areas are means over the {there} that occur"]
+    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
+    said = sum(row["f1"] is not None for row in outcome.per_class().values())
+    f1 = f"macro F1 over the {said} that occur or are predicted"
+    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
 
 
 def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], computed: str) -> None:
     from vitkit.evaluate.figures import DASH
+    from vitkit.page import decimals
 
     print(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
     for name, value in outcome.summary().items():
@@ -118,6 +122,7 @@ def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], comp
     width = max(5, *map(len, outcome.classes))
     print(f"\n{'class':{width}}  precision  recall     F1  images")
     for name, row in outcome.per_class().items():
-        print(f"{name:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:5.3f}  {row['support']:6}")
+        precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
+        print(f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}")
     for path, reason in outcome.unreadable.items():
         print(f"note: left out {path}: {reason}")

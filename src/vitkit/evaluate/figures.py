@@ -23,7 +23,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     """All of them, in plain JSON types, `accuracy` first: evaluation.json, and what `vitkit eval --json` prints."""
     rows: dict[str, dict[str, Any]] = {name: dict(row) for name, row in evaluation.per_class().items()}
     if isinstance(evaluation, MultiEvaluation):
-        return {**evaluation.summary(), "per_class": rows}
+        return {**evaluation.summary(), "absent_classes": list(evaluation.absent), "per_class": rows}
     areas = rank_areas(evaluation)
     for name, row in rows.items():
         row |= areas[name]

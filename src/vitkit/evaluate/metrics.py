@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from sklearn.metrics import confusion_matrix
 
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluate.calibration import Reliability
+
+Counts = npt.NDArray[np.int64]
+Known = list[float | None]
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ class Evaluation:
     @property
     def balanced_accuracy(self) -> float:
         """Mean recall over the classes that occur: every class counts alike."""
-        rows = self.per_class()
-        return float(np.mean([row["recall"] for row in rows.values() if row["support"]]))
+        return mean_of_known(self.per_class(), "recall")
 
     @property
     def loss(self) -> float:
@@ -62,8 +64,8 @@ class Evaluation:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 over the classes that occur."""
-        return float(np.mean([row["f1"] for row in self.per_class().values() if row["support"]]))
+        """Mean F1 over the classes that occur or are said, as scikit-learn's: one that is only said has 0."""
+        return mean_of_known(self.per_class(), "f1")
 
     @property
     def ece(self) -> float:
@@ -113,15 +115,12 @@ class Evaluation:
         )
         return matrix
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Precision, recall, F1 and support (images) of each class; 0 where one is undefined."""
-        columns = precision_recall_fscore_support(
-            self.labels, self.predicted, labels=np.arange(len(self.classes)), zero_division=0.0
-        )
-        keys = ("precision", "recall", "f1")
+    def per_class(self) -> dict[str, dict[str, Any]]:
+        """Precision, recall, F1 and support (images) of each class; None where one is undefined (`scores`)."""
+        matrix = self.confusion()
+        precision, recall, f1 = scores(matrix.diagonal(), matrix.sum(axis=0), matrix.sum(axis=1))
         return {
-            name: {key: float(column[i]) for key, column in zip(keys, columns, strict=False)}
-            | {"support": int(columns[3][i])}
+            name: {"precision": precision[i], "recall": recall[i], "f1": f1[i], "support": int(matrix[i].sum())}
             for i, name in enumerate(self.classes)
         }
 
@@ -138,6 +137,30 @@ class Evaluation:
         if len(self.classes) > 5:
             numbers["top5_accuracy"] = self.top(5)
         return numbers | {"images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
+
+
+def scores(hits: Counts, said: Counts, there: Counts) -> tuple[Known, Known, Known]:
+    """Precision, recall and F1 of each class.
+
+    A class that is never said has no precision, one that no image has no recall, and one of which both is true no F1:
+    these are None, and no mean counts them.
+
+    Args:
+        hits: images of the class that are said to be of it, (K,).
+        said: images that are said to be of it, (K,).
+        there: images of it, (K,).
+    """
+    return _ratios(hits, said), _ratios(hits, there), _ratios(2 * hits, said + there)
+
+
+def mean_of_known(rows: Mapping[str, Mapping[str, float | None]], key: str) -> float:
+    """The mean of a figure over the classes that have it; NaN where none has."""
+    known = [value for row in rows.values() if (value := row[key]) is not None]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _ratios(part: Counts, whole: Counts) -> Known:
+    return [float(a / b) if b else None for a, b in zip(part, whole, strict=True)]
 
 
 def held_out_split(table: ImageTable) -> str:

@@ -15,7 +15,8 @@ from sklearn.metrics import average_precision_score
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluate.metrics import Evaluation, align
+from vitkit.evaluate.metrics import Evaluation, align, mean_of_known, scores
+from vitkit.page import decimals
 from vitkit.page import table as html_table
 from vitkit.weights import load
 
@@ -48,15 +49,20 @@ class MultiEvaluation(Evaluation):
 
     @property
     def balanced_accuracy(self) -> float:
-        """The mean of recall and of its counterpart on images without the class, over the classes where both exist."""
+        """The mean of recall and its counterpart on images without the class, over the classes where both exist."""
         hits = self.predicted == self.labels
         positives, images = self.labels.sum(axis=0), len(self.labels)
         both = (positives > 0) & (positives < images)
         if not both.any():
-            return self.accuracy
+            return float("nan")
         recall = (hits & self.labels).sum(axis=0)[both] / positives[both]
         rejection = (hits & (self.labels == 0)).sum(axis=0)[both] / (images - positives)[both]
         return float(((recall + rejection) / 2).mean())
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Classes of the model that no image has."""
+        return tuple(name for name, images in zip(self.classes, self.labels.sum(axis=0), strict=True) if not images)
 
     @property
     def hamming_loss(self) -> float:
@@ -76,24 +82,25 @@ class MultiEvaluation(Evaluation):
 
     @property
     def macro_f1(self) -> float:
-        """The mean of the classes' F1 at the thresholds, 0 for one that is neither said nor there."""
-        return float(self._scores()[2].mean())
+        """The mean F1 at the thresholds over the classes that are there or said: one that is only said has 0."""
+        return mean_of_known(self.per_class(), "f1")
 
     @property
     def micro_f1(self) -> float:
-        """F1 of all decisions together."""
-        named, there = self.predicted.sum(), self.labels.sum()
-        return float(_ratio(2 * (self.predicted & self.labels).sum(), named + there))
+        """F1 of all decisions together; NaN where no image has a class and none is said to."""
+        either = int(self.predicted.sum() + self.labels.sum())
+        return 2 * int((self.predicted & self.labels).sum()) / either if either else float("nan")
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """Precision, recall, F1, support (images), threshold and average precision (None without any) of each class."""
-        precision, recall, f1 = self._scores()
-        support, found = self.labels.sum(axis=0), average_precisions(self.labels, self.probabilities)
+        """Precision, recall, F1, support (images), threshold and average precision; None where one is undefined."""
+        support, said = self.labels.sum(axis=0), self.predicted.sum(axis=0)
+        precision, recall, f1 = scores((self.predicted & self.labels).sum(axis=0), said, support)
+        found = average_precisions(self.labels, self.probabilities)
         return {
             name: {
-                "precision": float(precision[i]),
-                "recall": float(recall[i]),
-                "f1": float(f1[i]),
+                "precision": precision[i],
+                "recall": recall[i],
+                "f1": f1[i],
                 "support": int(support[i]),
                 "threshold": self.thresholds[i],
                 "average_precision": _known(float(found[i])),
@@ -101,21 +108,15 @@ class MultiEvaluation(Evaluation):
             for i, name in enumerate(self.classes)
         }
 
-    def _scores(self) -> tuple[Floats, Floats, Floats]:
-        """Precision, recall and F1, (K,) each; 0 where one is undefined."""
-        hits = (self.predicted & self.labels).sum(axis=0)
-        named, there = self.predicted.sum(axis=0), self.labels.sum(axis=0)
-        return _ratio(hits, named), _ratio(hits, there), _ratio(2 * hits, named + there)
-
     def summary(self) -> dict[str, Any]:
         """The headline numbers, `accuracy` (the exact match) first."""
         return {
             "accuracy": self.accuracy,
             "mean_average_precision": _known(self.mean_average_precision),
-            "micro_f1": self.micro_f1,
-            "macro_f1": self.macro_f1,
+            "micro_f1": _known(self.micro_f1),
+            "macro_f1": _known(self.macro_f1),
             "hamming_loss": self.hamming_loss,
-            "balanced_accuracy": self.balanced_accuracy,
+            "balanced_accuracy": _known(self.balanced_accuracy),
             "loss": self.loss,
             "images": len(self.labels),
             "unreadable": len(self.unreadable),
@@ -226,14 +227,9 @@ def settle_thresholds(
 def headline(evaluation: Evaluation) -> str:
     """The first figures of a report, as HTML."""
     summary = evaluation.summary()
-    found = summary["mean_average_precision"]
-    detail = ", ".join(
-        (
-            f"mAP {'unknown' if found is None else f'{found:.3f}'}",
-            *(f"{name.replace('_', ' ')} {summary[name]:.3f}" for name in ("micro_f1", "macro_f1", "hamming_loss")),
-            f"log loss {summary['loss']:.3f}",
-        )
-    )
+    names = {"mAP": "mean_average_precision", "micro F1": "micro_f1", "macro F1": "macro_f1"}
+    names |= {"Hamming loss": "hamming_loss", "log loss": "loss"}
+    detail = ", ".join(f"{shown} {decimals(summary[name])}" for shown, name in names.items())
     images = f"{summary['images']} {escape(evaluation.split)} images"
     return (
         f'<p><span class="figure">{100 * evaluation.accuracy:.1f} %</span> exact match on {images}'
@@ -243,22 +239,16 @@ def headline(evaluation: Evaluation) -> str:
 
 def class_table(evaluation: Evaluation) -> str:
     """Each class with its threshold, as an HTML table."""
-    keys = ("threshold", "precision", "recall", "f1")
+    keys = ("threshold", "precision", "recall", "f1", "average_precision")
     rows = [
         [
             escape(name),
-            *(f"{row[key]:.3f}" for key in keys),
-            "none" if row["average_precision"] is None else f"{row['average_precision']:.3f}",
+            *(decimals(row[key]) for key in keys),
             str(row["support"]),
         ]
         for name, row in evaluation.per_class().items()
     ]
     return html_table(rows, ["class", "threshold", "precision", "recall", "F1", "average precision", "images"])
-
-
-def _ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """part / whole, and 0 where there is no whole."""
-    return np.asarray(part) / np.maximum(whole, 1)
 
 
 def _known(value: float) -> float | None:

@@ -17,7 +17,7 @@ from vitkit.evaluate.embedding import embed
 from vitkit.evaluate.figures import DASH, at_temperature
 from vitkit.evaluate.gallery import gallery
 from vitkit.evaluate.metrics import Evaluation
-from vitkit.page import figure, finding, table, write_page
+from vitkit.page import decimals, figure, finding, table, write_page
 
 _PHOTOGRAPHS, _PAIRS = 24, 20  # in a gallery; in the table of confused classes
 _NAMES = {
@@ -143,9 +143,9 @@ def _class_table(numbers: Mapping[str, Any]) -> str:
     rows = [
         [
             escape(name),
-            *(f"{row[key]:.3f}" for key in ("precision", "recall", "f1")),
+            *(decimals(row[key]) for key in ("precision", "recall", "f1")),
             str(row["support"]),
-            *("" if row[key] is None else f"{row[key]:.3f}" for key in ("roc_auc", "average_precision")),
+            *(decimals(row[key]) for key in ("roc_auc", "average_precision")),
         ]
         for name, row in numbers["per_class"].items()
     ]
