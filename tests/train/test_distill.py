@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tiny
 from vitkit.errors import VitkitError
@@ -38,14 +39,14 @@ def by_hand(kind: str, heads: list[np.ndarray], teacher: np.ndarray, alpha: floa
     if kind == "hard":
         return 0.5 * true + 0.5 * cross_entropy(heads[-1], [int(row.argmax()) for row in teacher])
     p, q = log_softmax(teacher / t), log_softmax(heads[-1] / t)
-    divergence = (np.exp(p) * (p - q)).sum() / len(LABELS)
+    divergence = (np.exp(p) * (p - q)).sum() / (p.size if kind == "soft-deit" else len(LABELS))
     return (1 - alpha) * true + alpha * t * t * divergence
 
 
 @pytest.mark.parametrize("one_head", [False, True], ids=["two heads", "one head"])
 @pytest.mark.parametrize(("alpha", "temperature", "smoothing"), [(0.1, 3.0, 0.0), (0.7, 1.0, 0.1), (0.0, 5.0, 0.0)])
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_the_losses_are_those_of_the_paper(
+@pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
+def test_the_losses_are_those_of_the_paper_and_of_its_code(
     kind: Any, alpha: float, temperature: float, smoothing: float, one_head: bool
 ) -> None:
     heads = [numbers(1)] if one_head else [numbers(1), numbers(2)]
@@ -59,6 +60,37 @@ def test_the_losses_are_those_of_the_paper(
         label_smoothing=smoothing,
     )
     assert loss.item() == pytest.approx(by_hand(kind, heads, numbers(3), alpha, temperature, smoothing), abs=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "temperature"), [(0.5, 1.0), (0.1, 3.0)])
+def test_soft_deit_is_the_loss_of_deits_code(alpha: float, temperature: float) -> None:
+    heads, teacher = [torch.from_numpy(numbers(seed)) for seed in (1, 2)], torch.from_numpy(numbers(3))
+    labels, T = torch.tensor(LABELS), temperature
+    own = F.log_softmax(heads[1] / T, dim=1)
+    theirs = F.log_softmax(teacher / T, dim=1)
+    # facebookresearch/deit, losses.py, DistillationLoss
+    imitated = F.kl_div(own, theirs, reduction="sum", log_target=True) * (T * T) / heads[1].numel()
+    expected = F.cross_entropy(heads[0], labels) * (1 - alpha) + imitated * alpha
+    choices: dict[str, Any] = {"alpha": alpha, "temperature": temperature}
+    loss = distillation_loss(heads, labels, teacher, kind="soft-deit", **choices)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    # By the paper the same alpha lets the teacher count K times as much.
+    paper = distillation_loss(heads, labels, teacher, kind="soft", **choices)
+    assert (paper - loss).item() == pytest.approx(alpha * imitated.item() * (7 - 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
+def test_what_an_image_weighs_counts_in_what_is_learned_from_the_teacher(kind: Any) -> None:
+    heads, teacher = [torch.from_numpy(numbers(seed)) for seed in (1, 2)], torch.from_numpy(numbers(3))
+    weights = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
+    targets = F.one_hot(torch.tensor(LABELS), 7) * weights[:, None]
+    choices: dict[str, Any] = {"kind": kind, "alpha": 0.3, "temperature": 2.0}
+    loss = distillation_loss(heads, targets, teacher, **choices)
+    each = [
+        distillation_loss([head[i : i + 1] for head in heads], torch.tensor([label]), teacher[i : i + 1], **choices)
+        for i, label in enumerate(LABELS)
+    ]
+    assert loss.item() == pytest.approx((torch.stack(each) @ weights / 3).item(), rel=1e-12)
 
 
 def test_without_a_teacher_every_head_learns_the_labels() -> None:
@@ -99,7 +131,7 @@ def test_the_teacher_is_no_part_of_what_is_trained_and_saved() -> None:
     assert all(name.startswith("model.") for name in task.state_dict())
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
+@pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
 def test_half_precision_costs_the_losses_nothing(kind: Any) -> None:
     heads = [torch.from_numpy(numbers(seed, 64)).bfloat16() for seed in (1, 2)]
     labels, teacher = torch.arange(64) % 7, torch.from_numpy(numbers(3, 64)).float()

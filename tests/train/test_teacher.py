@@ -185,6 +185,7 @@ def test_teachers_that_cannot_be_had(spoilt: Path, name: str, complaint: str) ->
     ("fields", "complaint"),
     [
         ({"distillation": "soft"}, "soft distillation needs a teacher"),
+        ({"distillation": "soft-deit"}, "soft distillation needs a teacher"),
         ({"distill_alpha": 0.5}, "distill_alpha needs a teacher"),
         ({"teacher": "resnet18", "distill_alpha": 0.5}, "distill_alpha is of soft distillation"),
         ({"teacher": "resnet18", "distill_temperature": 1.0}, "distill_temperature is of soft distillation"),

@@ -13,13 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Kind = Literal["hard", "soft", "soft-deit"]
+
 
 def distillation_loss(
     heads: Sequence[Tensor],
     labels: Tensor,
     teacher: Tensor,
     *,
-    kind: Literal["hard", "soft"],
+    kind: Kind,
     alpha: float,
     temperature: float,
     label_smoothing: float = 0.0,
@@ -28,13 +30,16 @@ def distillation_loss(
 
     hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision).
     soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher at temperature t || distillation head at t).
+    soft-deit: the same with KL / K. So DeiT's published code has it (losses.py divides by the number of logits, B K),
+    and an alpha of its scripts means what it means there; the paper's formula, and Hinton's (arXiv 1503.02531), have
+    no K.
 
     Args:
         heads: logits (B, K) of the class head and, where there is one, of the distillation head.
         labels: (B,) true classes, or (B, K) targets. What a row of targets sums to is the weight of its image, in
             what is learned from the teacher too.
         teacher: logits (B, K), in the student's order of classes.
-        kind: which of the two.
+        kind: which of the three.
         alpha: lambda of the paper's soft loss.
         temperature: tau of the paper's soft loss.
         label_smoothing: of the true labels alone.
@@ -43,13 +48,14 @@ def distillation_loss(
     student = heads[-1].to(teacher.dtype)  # the divergence of bfloat16 logits would be off by 1e-4
     if kind == "hard":
         return (true + _mean(F.cross_entropy(student, teacher.argmax(dim=1), reduction="none"), labels)) / 2
-    divergence = F.kl_div(
+    terms = F.kl_div(
         F.log_softmax(student / temperature, dim=1),
         F.log_softmax(teacher / temperature, dim=1),
         reduction="none",
         log_target=True,
-    )
-    return (1 - alpha) * true + alpha * temperature**2 * _mean(divergence.sum(dim=1), labels)
+    )  # (B, K)
+    divergence = terms.mean(dim=1) if kind == "soft-deit" else terms.sum(dim=1)  # (B,)
+    return (1 - alpha) * true + alpha * temperature**2 * _mean(divergence, labels)
 
 
 def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -105,7 +105,11 @@ class Recipe:
     teacher: Annotated[
         str | None, "Imitate this model: a folder or checkpoint, a torchvision CNN, or CNN:FILE for its weights."
     ] = None
-    distillation: Annotated[Literal["hard", "soft"], "Imitate the teacher's decision, or its probabilities."] = "hard"
+    distillation: Annotated[
+        Literal["hard", "soft", "soft-deit"],
+        "Imitate the teacher's decision, or its probabilities: by DeiT's paper (soft), or by its code, where the "
+        "teacher counts for a K-th with K classes (soft-deit).",
+    ] = "hard"
     distill_alpha: Annotated[float, "Weight of the teacher in soft distillation.", Between(0, 1)] = 0.1
     distill_temperature: Annotated[float, "Softens both sides of soft distillation.", Between(1e-3, 1e3)] = 3.0
 

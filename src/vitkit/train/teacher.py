@@ -77,7 +77,7 @@ def check_distillation(recipe: Recipe) -> None:
     soft = [
         name for name in ("distill_alpha", "distill_temperature") if getattr(recipe, name) != getattr(default, name)
     ]
-    if recipe.teacher is None and (soft or recipe.distillation == "soft"):
+    if recipe.teacher is None and (soft or recipe.distillation != "hard"):
         raise VitkitError(f"{soft[0] if soft else 'soft distillation'} needs a teacher: name one with --teacher")
     if recipe.distillation == "hard" and soft:
         raise VitkitError(f"{soft[0]} is of soft distillation: add --distillation soft, or leave it out")
