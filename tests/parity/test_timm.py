@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from tiny import TINY, build, images, largest_difference, tiny
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
+from vitkit.train.optim import parameter_groups
 
 deit = pytest.importorskip("timm.models.deit")
+param_groups_layer_decay = pytest.importorskip("timm.optim").param_groups_layer_decay
 timm = pytest.importorskip("timm.models.vision_transformer")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "param_counts.json"
@@ -194,3 +196,34 @@ def timm_count(name: str) -> int:
         )
     extra = config.hidden_size * (config.hidden_size + 1) if name.endswith("_in21k") else 0
     return sum(parameter.numel() for parameter in model.parameters()) + extra
+
+
+RATES = {
+    "token": (Case(), timm.VisionTransformer),
+    "gap": (Case({"classifier": "gap"}, GAP), timm.VisionTransformer),
+    "fc_norm": (Case({"classifier": "gap", "fc_norm": True}, GAP | {"fc_norm": True}), timm.VisionTransformer),
+    "registers": (Case({"registers": 3}, {"reg_tokens": 3}), timm.VisionTransformer),
+    "layer scale": (Case({"layer_scale": 0.1}, {"init_values": 0.1}), timm.VisionTransformer),
+    "patch norm": (CASES["patch norm"], timm.VisionTransformer),
+    "distilled": (Case({"distill_token": True, "distill_head": True}), deit.VisionTransformerDistilled),
+}
+
+
+@pytest.mark.parametrize(("case", "cls"), RATES.values(), ids=RATES)
+def test_every_layer_learns_at_timms_rate_under_layer_decay(case: Case, cls: Any) -> None:
+    ours = build(**case.fields)
+    theirs = reference(ours, cls, **case.theirs)
+    found, expected = (
+        {name: group["lr_scale"] for name, own in model.named_parameters() for group in groups if _holds(group, own)}
+        for model, groups in (
+            (ours, parameter_groups(ours, 0.05, 0.5)),
+            (theirs, param_groups_layer_decay(theirs, layer_decay=0.5)),
+        )
+    )
+    # The last LayerNorm reads what the blocks put out: BEiT and MAE count it with the head, timm with the last block.
+    of_norm = {"norm.weight": 0.5, "norm.bias": 0.5} if "norm.weight" in found else {}
+    assert found | of_norm == expected
+
+
+def _holds(group: dict[str, Any], parameter: nn.Parameter) -> bool:
+    return any(own is parameter for own in group["params"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from torch.optim.swa_utils import SWALR
 
 import tiny
-from vitkit.model import VisionTransformer
+from vitkit.model import VisionTransformer, create_model
+from vitkit.train.lora import add_low_rank
 from vitkit.train.optim import build_optimizer, lr_factor, parameter_groups, swa_factor, swa_start
 from vitkit.train.recipe import Recipe
 
@@ -64,6 +66,65 @@ def test_decay_all_is_the_recipes_and_keeps_the_layers_rates() -> None:
     optimizer = build_optimizer(tiny.build(), Recipe(decay_all=True, weight_decay=0.2, layer_decay=0.5))
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.2}
     assert [group["lr_scale"] for group in optimizer.param_groups] == [0.5**n for n in range(5)]
+
+
+def rates(model: VisionTransformer) -> dict[str, float]:
+    """Each parameter's part of the learning rate, where each layer has half of the one above it."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, 0.3, layer_decay=0.5)
+    return {names[id(own)]: group["lr_scale"] for group in groups for own in group["params"]}
+
+
+# Every parameter of every family, and which layer it is of: "0" the input, "n" the n-th block, "top" the output's.
+_LAYER_OF = (
+    (r"(cls|dist|reg)_token", "0"),
+    (r"patch_embed\.(proj|norm)\.(weight|bias)", "0"),
+    (r"patch_embed\.backbone\..*", "0"),
+    (r"pos_embed(\.[xy])?", "0"),
+    (r"rel_pos\.(\d+)\.table", "n"),
+    (r"blocks\.(\d+)\.norm[12]\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.ls[12]\.gamma", "n"),
+    (r"blocks\.(\d+)\.attn\.(qkv|proj)\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.attn\.convolve\.[qkv]\.conv\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.attn\.depthwise\.conv\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.mlp\.(fc1|fc2|conv\.conv)\.(weight|bias)", "n"),
+    (r"(norm|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)", "top"),
+)
+
+
+def expected_layer(name: str, layers: int) -> int:
+    found = [(own, kind) for pattern, kind in _LAYER_OF if (own := re.fullmatch(pattern, name))]
+    assert len(found) == 1, f"{name}: say which layer it is of"
+    match, kind = found[0]
+    return int(match[1]) + 1 if kind == "n" else {"0": 0, "top": layers + 1}[kind]
+
+
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_every_parameter_learns_at_the_rate_of_its_own_layer(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    layers = model.config.layers
+    is_shared = model.config.position_at == "shared"
+    for name, rate in rates(model).items():
+        layer = 0 if is_shared and name.startswith("rel_pos.") else expected_layer(name, layers)
+        assert rate == 0.5 ** (layers + 1 - layer), name
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_micro_r_s4_16", "vit_micro_convmlp_patch4_16", "vit_micro_interleaved_patch4_16"]
+)
+def test_a_stem_of_convolutions_is_of_the_input_and_a_block_of_them_a_block(name: str) -> None:
+    model = create_model(name, num_classes=3)
+    layers = model.config.layers
+    for own, rate in rates(model).items():
+        assert rate == 0.5 ** (layers + 1 - expected_layer(own, layers)), own
+
+
+def test_a_low_rank_change_is_of_its_block() -> None:
+    model = tiny.build()
+    add_low_rank(model, 2, seed=0)
+    found = {name: rate for name, rate in rates(model).items() if name.startswith("blocks.")}
+    assert len(found) == 3 * 4 * 2
+    assert all(rate == 0.5 ** (3 - int(name.split(".")[1])) for name, rate in found.items())
 
 
 def test_frozen_parameters_are_left_out() -> None:

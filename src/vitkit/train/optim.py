@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from vitkit.train.recipe import Recipe
 
 _NO_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "rel_pos")
+_OF_BLOCK = re.compile(r"(blocks|rel_pos)\.(\d+)\.")
 
 
 def parameter_groups(
@@ -22,26 +24,35 @@ def parameter_groups(
         model: parameters that require no gradient are left out.
         weight_decay: of the matrices.
         layer_decay: each layer's `lr_scale` is this part of that of the layer above it (BEiT, arXiv
-            2106.08254, app. D); the head's is 1.
+            2106.08254, app. D); the head's is 1. Positions that all layers share, or keep in one tensor, are of the
+            lowest.
         decay_all: the others decay too.
     """
-    depth = len(getattr(model, "blocks", ()))
+    depth = _depth(model)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decays = decay_all or (parameter.ndim > 1 and not name.startswith(_NO_DECAY))
-            scale = layer_decay ** (depth + 1 - _layer(name, depth))
+            scale = layer_decay ** (depth + 1 - layer_of(name, model))
             empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
             groups.setdefault((scale, decays), empty)["params"].append(parameter)
     return [groups[key] for key in sorted(groups, reverse=True)]
 
 
-def _layer(name: str, depth: int) -> int:
-    """0 for what makes the tokens, then the blocks, and above them what reads their output."""
-    if name.startswith("blocks."):
-        return int(name.split(".")[1]) + 1
-    is_input = name.startswith(("patch_embed.", *_NO_DECAY))
-    return 0 if is_input else depth + 1
+def layer_of(name: str, model: nn.Module) -> int:
+    """The layer that a parameter is of: 0 makes the tokens, then come the blocks, above them what reads their output.
+
+    As in BEiT's and MAE's code; timm counts the last LayerNorm with the last block.
+    """
+    depth, of_block = _depth(model), _OF_BLOCK.match(name)
+    # A table of relative positions is one of its block's weights, unless all blocks share it.
+    if of_block is not None and len(model.get_submodule(of_block[1])) == depth:  # type: ignore[arg-type]
+        return int(of_block[2]) + 1
+    return 0 if name.startswith(("patch_embed.", *_NO_DECAY)) else depth + 1
+
+
+def _depth(model: nn.Module) -> int:
+    return len(getattr(model, "blocks", ()))
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
