@@ -41,7 +41,7 @@ PLAN: dict[str, set[str]] = {
     "resize": {"config", "errors"},
     "metering": set(),
     "info": {"config", "errors", "metering", "model"},
-    "data": {"cache", "config", "errors"},
+    "data": {"cache", "config", "errors", "files"},
     "engine": {"config", "errors", "layers", "mixtures", "model", "position", "stem"},
     "classifier": {"config", "data", "engine", "errors", "files", "model"},
     "weights": {"cache", "classifier", "config", "data", "errors", "files", "model", "names", "resize"},

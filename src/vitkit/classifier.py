@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,11 +49,11 @@ class Prediction:
 
     Attributes:
         path: as it was given.
-        label: the most probable class; None when the image could not be read. Of a multi-label model the classes that
+        label: the most probable class; None when there is no answer. Of a multi-label model the classes that
             reach their thresholds, in the order of the classes, joined by `;`; "" when none does.
         confidence: its probability; the lowest of those named, or when none is, 1 - the highest of all.
         ranking: every class with its probability, the most probable first.
-        error: why the image could not be read.
+        error: why there is no answer: the image could not be read, or the model's numbers are not finite.
     """
 
     path: str
@@ -91,8 +92,8 @@ class Classifier:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must differ from one another")
-        if not self.temperature > 0:
-            raise VitkitError(f"temperature must be above 0, not {self.temperature}")
+        if not 0 < self.temperature < math.inf:
+            raise VitkitError(f"temperature must be above 0 and finite, not {self.temperature}")
         if self.thresholds is not None and len(self.thresholds) != len(self.classes):
             raise VitkitError(f"{len(self.thresholds)} thresholds for {len(self.classes)} classes")
         if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
@@ -146,10 +147,12 @@ class Classifier:
     def probabilities(self, images: Tensor) -> Tensor:
         """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities.
 
-        Each row sums to 1; of a multi-label model each class has a probability of its own.
+        Each row sums to 1; of a multi-label model each class has a probability of its own. A row of which a logit is
+        not finite is NaN throughout: a sigmoid would make a certainty of an overflow.
         """
         logits = self.logits(images) / self.temperature
-        return logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
+        found = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
+        return found.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
 
     def read(self, path: str | Path) -> Tensor:
         """An image file -> (C, height, width) float32, as the model reads it.
@@ -182,7 +185,7 @@ class Classifier:
     def stream(
         self, paths: Iterable[str | Path], batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Each path with its (K,) probabilities, or with the reason why it is unreadable; in order, as they come.
+        """Each path with its (K,) probabilities, or with the reason why there are none; in order, as they come.
 
         Memory does not grow with the number of paths.
 
@@ -211,7 +214,7 @@ class Classifier:
     def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int | None = None) -> Iterator[Prediction]:
         """A prediction for each image file, in the order of the paths, as they come.
 
-        An image that cannot be read gives a `Prediction` with its `error`.
+        An image that cannot be read, or answered with finite numbers, gives a `Prediction` with its `error`.
         """
         paths = [paths] if isinstance(paths, (str, Path)) else paths
         for path, outcome in self.stream(paths, batch_size):
@@ -234,6 +237,7 @@ class Classifier:
 
         Raises:
             UnreadableImageError: the file does not hold a picture.
+            UnansweredError: the model's numbers for it are not finite.
             VitkitError: the model has no head; there is no such method, class or layer.
         """
         from vitkit.explain.explanation import explain

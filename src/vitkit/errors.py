@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+NOT_FINITE = "the model's answer is not finite: its weights are damaged, or too large for this precision"
+
 
 class VitkitError(ValueError):
     """Something the user can change: the message names it, says what was expected and what to do.
 
     The command line prints the message alone and exits with code 2; `--debug` shows the traceback.
     """
+
+
+class UnansweredError(VitkitError):
+    """A model computed numbers for an image that are not finite, which is no answer."""
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: somebody asked for it

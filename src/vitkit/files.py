@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,27 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, whole or not at all."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        text = json.dumps(value, indent=2)  # a file name that is not UTF-8 survives as escapes
-    write_text(path, text + "\n")
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: a number that is NaN or infinite, which JSON has no word for, is null.
+
+    Text is written as it is, but for a file name that is not UTF-8: that survives as escapes.
+    """
+    value = _finite(value)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+        return text
+    return json.dumps(value, indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _flush(path: Path) -> None:

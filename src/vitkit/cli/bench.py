@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 from vitkit.names import config_for, is_model_name
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def bench(
     if out is not None:
         _write(out, model, found["results"])
     if as_json:
-        print(json.dumps({"model": model, **found}, indent=2, ensure_ascii=False))
+        print(to_json({"model": model, **found}, indent=2))
         return
     _print(model, found)
     if out is not None:

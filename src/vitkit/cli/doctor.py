@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 from vitkit.cli.arguments import check_out
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 
 if TYPE_CHECKING:
     from vitkit.data.doctor import Diagnosis
@@ -52,7 +52,7 @@ def doctor(
 
         write_checkup(out, diagnosis)
     if as_json:
-        print(json.dumps(diagnosis.to_dict(), indent=2))
+        print(to_json(diagnosis.to_dict(), indent=2))
     else:
         _print(diagnosis)
         if out is not None:

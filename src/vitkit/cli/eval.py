@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from vitkit.cli.arguments import EngineName, MergeNumber, ModelSource, PrecisionName, check_out_folder, load_model
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 
 if TYPE_CHECKING:
     from vitkit.cli.progress import Bar
@@ -64,7 +64,7 @@ def evaluate(
 
             write_evaluation(out, classifier, outcome, table, numbers, _notes(outcome), partial(bar, "laying out"))
     if as_json:
-        print(json.dumps(numbers, indent=2, ensure_ascii=False))
+        print(to_json(numbers, indent=2))
     else:
         _print(outcome, table, numbers, classifier.computed)
         if out is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from vitkit.cli.arguments import ModelSource, check_out_folder, check_outside, load_model, source_folders
-from vitkit.errors import VitkitError
+from vitkit.errors import UnansweredError, VitkitError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def _explain_images(
         for done, path in enumerate(paths, 1):
             try:
                 explanation = classifier.explain(path, method, target, layer)
-            except UnreadableImageError as error:
+            except (UnreadableImageError, UnansweredError) as error:
                 unreadable.append(f"{path}: {error}")
                 bar.say(unreadable[-1])
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from vitkit.cli.arguments import EXPORTED, ModelSource, check_outside, tell_assumed
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -74,7 +74,7 @@ def export(
             print(f"refused: {error}; nothing was written", file=sys.stderr)
             raise typer.Exit(1) from error
     if as_json:
-        print(json.dumps(_figures(outcome, out, pictures), indent=2, ensure_ascii=False))
+        print(to_json(_figures(outcome, out, pictures), indent=2))
     else:
         _print(outcome, out, pictures, classifier, name, dtype, "any batch" if dynamic_batch else "batch 1")
 

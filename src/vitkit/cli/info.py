@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from vitkit.cli.arguments import EXPORTED
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 from vitkit.names import config_for, is_model_name
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def info(
     measured = describe(config)
     described = {} if plan is None else _describe(plan)
     if as_json:
-        print(json.dumps({"name": model, **described, **measured.to_dict()}, indent=2, ensure_ascii=False))
+        print(to_json({"name": model, **described, **measured.to_dict()}, indent=2))
         return
     _print_costs(model, measured)
     if plan is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 from vitkit.names import config_for, list_models
 
 
@@ -29,7 +29,7 @@ def models(
     if not names:
         raise VitkitError(f"no model's name matches {pattern!r}; `vitkit models` lists all {len(list_models())}")
     if as_json:
-        print(json.dumps(names))
+        print(to_json(names))
         return
     width = max(map(len, names))
     print(f"{'name':{width}}  layers  hidden  heads  patches  classes")
@@ -62,7 +62,7 @@ def _list_weights(pattern: str, *, as_json: bool) -> None:
 
     rows = [row(entry) for entry in entries]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(to_json(rows, indent=2))
         return
     width = max(len(row["name"]) for row in rows)
     print(f"{'name':{width}}  pixels  classes      top-1  licence       arXiv")

@@ -23,6 +23,7 @@ from typing import Any, Self
 import PIL
 
 from vitkit.cache import cache_folder
+from vitkit.files import to_json
 
 # What decodes a file decides what is found: another Pillow remembers for itself. The number changes with what is kept,
 # and with how pictures are compared.
@@ -113,7 +114,7 @@ class Memory:
 
     def learn_comparison(self, facts: Sequence[Facts], outcome: Any) -> None:
         """Remember what came of comparing these contents; plain JSON types."""
-        self._run("INSERT OR REPLACE INTO comparisons VALUES (?, ?)", [(_digest_of(facts), json.dumps(outcome))])
+        self._run("INSERT OR REPLACE INTO comparisons VALUES (?, ?)", [(_digest_of(facts), to_json(outcome))])
 
     def write(self, least: int = 1) -> None:
         """Write down what was learned, if it is as much as `least` files."""

@@ -23,6 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vitkit.errors import NOT_FINITE
+
 Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 
@@ -42,7 +44,7 @@ def flow(
     *,
     is_concurrent: bool,
 ) -> Iterator[tuple[str, Row]]:
-    """Each path with its row of what is computed, or with the reason why it cannot be read; in order, as they come.
+    """Each path with its row of what is computed, or with the reason why there is none; in order, as they come.
 
     Args:
         paths: taken a few batches ahead.
@@ -84,7 +86,14 @@ def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def _join(paths: list[str], images: list[Tensor | str], compute: Callable[[Tensor], Tensor]) -> list[tuple[str, Row]]:
     readable = [image for image in images if isinstance(image, Tensor)]
     rows = iter(compute(torch.stack(readable)).numpy() if readable else ())
-    return [(path, image if isinstance(image, str) else next(rows)) for path, image in zip(paths, images, strict=True)]
+    return [
+        (path, image if isinstance(image, str) else _if_finite(next(rows)))
+        for path, image in zip(paths, images, strict=True)
+    ]
+
+
+def _if_finite(row: npt.NDArray[np.float32]) -> Row:
+    return row if np.isfinite(row).all() else NOT_FINITE
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from sklearn.metrics import confusion_matrix
 
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
-from vitkit.errors import VitkitError
+from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluate.calibration import Reliability
 
 Counts = npt.NDArray[np.int64]
@@ -175,6 +175,7 @@ def evaluate(
 
     Raises:
         VitkitError: the split has no readable image, or images of a class that the classifier does not know.
+        UnansweredError: an answer is not finite.
     """
     if classifier.task == "multi":
         from vitkit.evaluate import multilabel
@@ -195,11 +196,27 @@ def evaluate(
             outcomes.append(outcome)
         if progress is not None:
             progress(done, len(rows))
+    refuse_unanswered(unreadable, len(rows))
     if not paths:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
     truth, found = np.array(labels), np.stack(outcomes)
     return Evaluation(split, classifier.classes, tuple(paths), truth, found, unreadable, classifier.temperature)
+
+
+def refuse_unanswered(reasons: Mapping[str, str], images: int) -> None:
+    """Figures of the images alone that a model can answer would flatter it.
+
+    Args:
+        reasons: why each image that was left out has no answer, by its path.
+        images: how many were asked.
+
+    Raises:
+        UnansweredError: some answers are not finite.
+    """
+    found = [path for path, reason in reasons.items() if reason == NOT_FINITE]
+    if found:
+        raise UnansweredError(f"{len(found)} of {images} images (first: {found[0]}): {NOT_FINITE}")
 
 
 def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:

@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluate.metrics import Evaluation, align, mean_of_known, scores
+from vitkit.evaluate.metrics import Evaluation, align, mean_of_known, refuse_unanswered, scores
 from vitkit.page import decimals
 from vitkit.page import table as html_table
 from vitkit.weights import load
@@ -176,6 +176,7 @@ def evaluate(
 
     Raises:
         VitkitError: the split has no readable image, or images of a class that the classifier does not know.
+        UnansweredError: an answer is not finite.
     """
     rows = table if split == "all" else table.of_split(split)
     column_of = align(rows, classifier)
@@ -192,6 +193,7 @@ def evaluate(
             outcomes.append(outcome)
         if progress is not None:
             progress(i + 1, len(rows))
+    refuse_unanswered(unreadable, len(rows))
     if not paths:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
 from vitkit.data.source import JOINT
+from vitkit.files import to_json
 
 if TYPE_CHECKING:
     from vitkit.classifier import Prediction
@@ -26,7 +27,7 @@ class Row(NamedTuple):
 
     Attributes:
         path: as it was given.
-        name: the most probable class, trusted or not; None when the image could not be read. Of a multi-label model
+        name: the most probable class, trusted or not; None when there is no answer. Of a multi-label model
             the classes it names, joined by `;`, or "".
         confidence: its probability.
         is_rejected: it was not trusted.
@@ -167,8 +168,7 @@ class JsonLines:
             row["error"] = prediction.error
         elif self.columns.top > 1:
             row["top"] = [{"label": label, "confidence": p} for label, p in prediction.ranking[: self.columns.top]]
-        text = json.dumps(row, ensure_ascii=False)
-        return (text if _is_utf8(text) else json.dumps(row)) + "\n"
+        return to_json(row) + "\n"
 
     def decode(self, record: str) -> Row:
         row = json.loads(record)
@@ -201,11 +201,3 @@ def _csv_record(cells: Sequence[str | None]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that a cell with either of them is quoted
     return text.getvalue().removesuffix("\r\n") + "\n"
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

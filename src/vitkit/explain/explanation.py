@@ -24,7 +24,7 @@ from vitkit.classifier import Classifier
 from vitkit.config import ViTConfig
 from vitkit.data.decode import UnreadableImageError, decode, read_picture
 from vitkit.data.preprocess import Preprocess
-from vitkit.errors import VitkitError
+from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explain import draw
 from vitkit.explain.attention import attending, attention_maps, find_layer, read_rows, to_grid
 from vitkit.explain.draw import Box, FloatArray
@@ -195,6 +195,8 @@ def explain(
     path, photograph, pixels, box = _read(classifier.preprocess, source)
     images = pixels[None]  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()
+    if not np.isfinite(probabilities).all():
+        raise UnansweredError(NOT_FINITE)
     chosen = find_class(classifier.classes, target, probabilities)
     order = np.argsort(-probabilities, kind="stable")
     maps: dict[str, FloatArray] = {}
@@ -251,7 +253,7 @@ def worst_mistakes_page(
         method: a method that can tell classes apart.
 
     Returns:
-        How many images the page shows; one that cannot be read is a line with its reason.
+        How many images the page shows; one that cannot be explained is a line with its reason.
 
     Raises:
         VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
@@ -263,7 +265,7 @@ def worst_mistakes_page(
         body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
         try:
             for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
-        except UnreadableImageError as error:
+        except (UnreadableImageError, UnansweredError) as error:
             body.append(f"<p>{escape(path)}: {escape(str(error))}</p>")
             continue
         shown += 1

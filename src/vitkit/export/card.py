@@ -11,6 +11,7 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 
 _VERSION = 1
 
@@ -42,7 +43,7 @@ class Card:
 
     def to_json(self) -> str:
         """The text; its fields have the names that they have in model.json."""
-        return json.dumps(
+        return to_json(
             {
                 "format_version": _VERSION,
                 "vitkit_version": self.vitkit_version,

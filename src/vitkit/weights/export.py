@@ -6,7 +6,6 @@ same model.
 
 from __future__ import annotations
 
-import json
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.config import Pair, ViTConfig
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.files import replacing, write_json
+from vitkit.files import replacing, to_json, write_json
 from vitkit.weights import google_npz, huggingface, timm
 from vitkit.weights.layout import Layout
 
@@ -115,9 +114,9 @@ def _write_npz(classifier: Classifier, destination: Path) -> None:
 def _comment(classifier: Classifier) -> bytes:
     """The note, where every reader of zip files passes it over."""
     said = _said(classifier)
-    if len(json.dumps({"vitkit": said})) > _NPZ_COMMENT:
+    if len(to_json({"vitkit": said}).encode()) > _NPZ_COMMENT:
         del said["classes"]
-    return json.dumps({"vitkit": said}).encode()
+    return to_json({"vitkit": said}).encode()
 
 
 def _said(classifier: Classifier) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def _write_state(classifier: Classifier, destination: Path) -> None:
     tensors, _ = _timm_files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
-            save_file(tensors, temporary, {"format": "pt", "vitkit": json.dumps(_said(classifier))})
+            save_file(tensors, temporary, {"format": "pt", "vitkit": to_json(_said(classifier))})
         else:
             torch.save(tensors, temporary)
 

@@ -40,10 +40,14 @@ class Plan:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def build(self) -> Classifier:
-        """Read the numbers: one tensor at a time, into a model that has none yet."""
+        """Read the numbers: one tensor at a time, into a model that has none yet.
+
+        Raises:
+            VitkitError: a number is NaN or infinite; its tensor is named.
+        """
         with torch.device("meta"):
             model = VisionTransformer(self.config)
-        model.load_state_dict({name: read() for name, read in self.read.items()}, assign=True)
+        model.load_state_dict({name: self._finite(name, read()) for name, read in self.read.items()}, assign=True)
         model.rebuild_tables()
         report = self.report
         if "head.weight" in report.matched and model.head is not None and not model.head.weight.any():
@@ -57,6 +61,18 @@ class Plan:
             thresholds=self.thresholds,
             provenance=dict(self.provenance),
             report=report,
+        )
+
+    def _finite(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor; whose numbers are not all finite makes no model."""
+        low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
+        if low.isfinite() and high.isfinite():  # NaN comes through as both
+            return tensor
+        spoiled = int((~tensor.isfinite()).sum())
+        theirs = self.report.renamed.get(name, name)
+        raise VitkitError(
+            f"{self.report.source}: {theirs} holds {spoiled} of {tensor.numel()} numbers that are NaN or infinite: the "
+            "checkpoint is damaged, or was written in a precision that is too narrow for it"
         )
 
 

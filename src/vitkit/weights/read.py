@@ -187,6 +187,8 @@ def _read_safetensors(path: Path) -> Checkpoint:
         metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
+    except RuntimeError as error:  # torch's word for a file that cannot be mapped into memory
+        raise VitkitError(f"{path} cannot be opened: {next(iter(str(error).splitlines()), error)}") from error
     return Checkpoint(path=path, tensors=_without_prefixes(tensors, path), metadata=metadata)
 
 

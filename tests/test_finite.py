@@ -1,0 +1,182 @@
+"""A number that is not finite is no answer, no weight and no JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import photos
+from tiny import build
+from vitkit.classifier import WEIGHTS, Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.source import read_source
+from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
+from vitkit.evaluate.metrics import evaluate
+from vitkit.files import to_json, write_json
+from vitkit.weights import load
+
+SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
+HUGE = 3e38  # a float32 number whose sums are none
+
+
+def classifier(classes: tuple[str, ...] = ("a", "b", "c"), **fields: Any) -> Classifier:
+    model = build(num_classes=len(classes))
+    return Classifier(model, classes, Preprocess(size=(12, 16)), **fields)
+
+
+def spoil(one: Classifier, value: float, name: str = "head.bias") -> Classifier:
+    with torch.no_grad():
+        one.model.get_parameter(name).flatten()[1] = value
+    return one
+
+
+def overflow(one: Classifier) -> Classifier:
+    """Weights that are finite, and logits that are not."""
+    with torch.no_grad():
+        one.model.get_parameter("head.weight").fill_(HUGE)
+    return one
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    return photos.save(photos.noise(16, 12), tmp_path / "one.png")
+
+
+# --- Answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("thresholds", [None, (0.5, 0.5, 0.5)])
+def test_an_answer_that_is_not_finite_is_an_error(picture: Path, value: float, thresholds: Any) -> None:
+    (found,) = spoil(classifier(thresholds=thresholds), value).predict(picture)
+    assert (found.label, found.confidence, found.ranking, found.error) == (None, None, (), NOT_FINITE)
+
+
+@pytest.mark.parametrize("engine", ["eager", "onnx", "openvino"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_by_every_engine(picture: Path, engine: str, precision: str) -> None:
+    if engine == "onnx":
+        pytest.importorskip("onnxruntime")
+    if engine == "openvino":
+        pytest.importorskip("openvino")
+    try:
+        one = overflow(classifier()).use(engine, precision)
+    except VitkitError as error:
+        assert precision in str(error)  # the engine has no such precision here
+        return
+    assert [found.error for found in one.predict([picture] * 3)] == [NOT_FINITE] * 3
+
+
+def test_features_that_are_not_finite_are_none(picture: Path) -> None:
+    one = spoil(classifier(), math.nan, "norm.bias")
+    assert list(one.embed([picture])) == [(str(picture), NOT_FINITE)]
+
+
+def test_what_has_no_answer_is_not_explained(picture: Path) -> None:
+    with pytest.raises(UnansweredError, match="not finite"):
+        spoil(classifier(), math.nan).explain(picture)
+
+
+@pytest.mark.parametrize("is_multi", [False, True])
+def test_figures_are_not_of_the_rest_alone(tmp_path: Path, is_multi: bool) -> None:
+    names = ("a", "b", "c")
+    photos.folder(tmp_path / "data", dict.fromkeys(names, 2))
+    one = overflow(classifier(names, thresholds=(0.5,) * 3 if is_multi else None))
+    with pytest.raises(UnansweredError, match=r"^6 of 6 images \(first: .*a.*\): the model's answer is not finite"):
+        evaluate(one, read_source(tmp_path / "data"), "all")
+
+
+def test_a_temperature_is_finite() -> None:
+    with pytest.raises(VitkitError, match="temperature must be above 0 and finite"):
+        classifier(temperature=math.inf)
+
+
+# --- Weights ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    spoil(classifier(), value, "blocks.1.attn.qkv.weight").save(tmp_path)
+    with pytest.raises(VitkitError, match=r"blocks\.1\.attn\.qkv\.weight holds 1 of 3072 numbers that are NaN or inf"):
+        load(tmp_path)
+
+
+def test_and_in_a_foreign_file_by_the_name_they_have_there(tmp_path: Path) -> None:
+    transformers.logging.disable_progress_bar()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=7)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    state = load_file(tmp_path / WEIGHTS)
+    (name,) = (name for name in state if "layer.1" in name and name.endswith("key.bias"))
+    state[name][3] = math.nan
+    save_file(state, tmp_path / WEIGHTS, {"format": "pt"})
+    with pytest.raises(VitkitError, match=r"layer\.1\.attention\.attention\.key\.bias"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_weights_too_large_for_their_precision_are_refused(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
+    state = {name: tensor.to(torch.float64) for name, tensor in build().state_dict().items()}
+    state["norm.weight"][0] = 70_000.0 if dtype == torch.float16 else 1e300  # for half; for single, as which we read
+    state = {name: tensor.to(dtype) for name, tensor in state.items()}
+    file = tmp_path / f"model{suffix}"
+    save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
+    with pytest.raises(VitkitError, match=r"norm\.weight holds 1 of 32 numbers .* precision that is too narrow"):
+        load(file, heads=4, image_size=(12, 16))
+
+
+# --- JSON -------------------------------------------------------------------------------------------
+
+_TREES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def strictly(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def plain(value: Any) -> Any:
+    """What a reader should find."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@given(_TREES, st.sampled_from([None, 2]))
+def test_what_is_written_every_reader_takes(value: Any, indent: int | None) -> None:
+    assert strictly(to_json(value, indent)) == plain(value)
+
+
+def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
+    name = "caf\udce9 \N{PILE OF POO}"
+    write_json(tmp_path / "x.json", {name: math.nan})
+    assert strictly((tmp_path / "x.json").read_text(encoding="utf-8")) == {name: None}
+
+
+def test_one_function_makes_json() -> None:
+    callers = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dumps", "json.dump")
+    }
+    # A hash of what split.json holds, and a note that was read a moment ago.
+    assert callers == {"files.py", "data/split.py", "weights/read.py"}
