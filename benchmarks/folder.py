@@ -33,7 +33,7 @@ from vitkit import Classifier, Preprocess
 from vitkit.bench.speed import random_model, resident
 from vitkit.bench.timing import Timing, on_cpu
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.data.source import find_images
+from vitkit.data.walk import find_images
 from vitkit.names import config_for
 from vitkit.weights import load
 

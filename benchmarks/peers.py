@@ -28,7 +28,7 @@ from vitkit.bench.chart import chart
 from vitkit.bench.speed import Contender, Speed, compare, open_engines, random_model, row
 from vitkit.data.decode import decode
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.source import find_images
+from vitkit.data.walk import find_images
 from vitkit.engine.prepare import prepare
 from vitkit.evaluate.plots import save_figure
 from vitkit.names import config_for

@@ -278,3 +278,54 @@ def test_nothing_is_written_beside_the_photographs(vitkit: Any, leaking: Path, t
     vitkit("doctor", leaking, "-o", tmp_path / "page.html")
     vitkit("doctor", leaking, "--json")
     assert fingerprint(leaking) == before
+
+
+# --- What the folders mean --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def intel(tmp_path: Path) -> Path:
+    """Splits as a well-known archive has them: seg_train/seg_train/CLASS."""
+    for split, images in (("train", 3), ("test", 2)):
+        folder(tmp_path / "archive" / f"seg_{split}" / f"seg_{split}", {"sea": images, "street": images}, 30, 30)
+    return tmp_path / "archive"
+
+
+def test_the_doctor_says_how_the_folders_are_read(vitkit: Any, intel: Path, tmp_path: Path) -> None:
+    outcome = vitkit("doctor", intel, "-o", tmp_path / "page.html")
+    line = "folders read as splits: train in seg_train/seg_train/, test in seg_test/seg_test/"
+    assert line in outcome.out.splitlines()
+    assert line in (tmp_path / "page.html").read_text()
+    assert json.loads(vitkit("doctor", intel, "--json").out)["layout"] == line
+    assert json.loads(vitkit("doctor", intel, "--json").out)["classes"] == {"sea": 5, "street": 5}
+
+
+def test_the_doctor_is_told_how_to_read_them(vitkit: Any, intel: Path, healthy: Path) -> None:
+    outcome = vitkit("doctor", intel, "--layout", "classes", "--json")
+    assert json.loads(outcome.out)["classes"] == {"seg_test": 4, "seg_train": 6}
+    refused = vitkit("doctor", healthy, "--layout", "splits")
+    assert (refused.code, refused.out) == (2, "")
+    assert "no split folders" in refused.err
+
+
+def test_the_doctor_refuses_folds_in_one_line(vitkit: Any, tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder(tmp_path / "photos" / f"fold{number}", {"cat": 1, "dog": 1})
+    outcome = vitkit("doctor", tmp_path / "photos")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert "fold1/, fold2/" in outcome.err
+
+
+def test_data_without_training_images_is_looked_at_and_said_to_have_none(vitkit: Any, tmp_path: Path) -> None:
+    for split in ("val", "test"):
+        folder(tmp_path / "photos" / split, {"cat": 1, "dog": 1})
+    outcome = vitkit("doctor", tmp_path / "photos")
+    assert "the images are of val and test alone: there is nothing to train on" in outcome.out
+
+
+def test_a_list_has_no_folders_to_read_otherwise(vitkit: Any, healthy: Path) -> None:
+    (healthy.parent / "list.csv").write_text("path,label\nphotos/cat/cat_0.png,cat\nphotos/dog/dog_0.png,dog\n")
+    outcome = vitkit("doctor", healthy.parent / "list.csv", "--layout", "splits")
+    assert outcome.code == 2
+    assert "--layout splits is about folders" in outcome.err

@@ -66,6 +66,19 @@ def test_other_data_are_evaluated_whole(vitkit: Any, trained: Path, data: Path) 
     assert numbers["accuracy"] == evaluate(load(trained), read_source(data), "all").accuracy
 
 
+def test_other_data_may_be_split_in_any_usual_way(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    for split in ("Validation", "Testing"):
+        for name in ("green", "red", "blue") if split == "Testing" else ("red", "blue"):
+            shutil.copytree(data / name, tmp_path / "photos" / split / name)
+    numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
+    assert (numbers["split"], numbers["images"]) == ("test", 36)
+    outcome = vitkit("eval", trained, tmp_path / "photos", "--layout", "classes")
+    assert outcome.code == 2, "Testing is no class of the model"
+    outcome = vitkit("eval", trained, "--layout", "classes")
+    assert outcome.code == 2
+    assert "--layout classes is about the folders of DATA" in outcome.err
+
+
 def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     for name in ("green", "red"):
         shutil.copytree(data / name, tmp_path / "photos" / name)

@@ -29,7 +29,7 @@ import runs
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import find_images
+from vitkit.data.walk import find_images
 from vitkit.evaluate import album
 from vitkit.weights import load
 

@@ -16,8 +16,9 @@ import runs
 from photos import fingerprint, folder, noise, save
 from vitkit.data import named
 from vitkit.data.doctor import examine
-from vitkit.data.source import SUFFIXES, find_images, locate, read_source, walk
+from vitkit.data.source import locate, read_source
 from vitkit.data.split import split_from_file
+from vitkit.data.walk import SUFFIXES, find_images, walk
 from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
 from vitkit.train.run import resume, train
@@ -163,10 +164,6 @@ def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -
     assert table.of_split("train").labels == (1, 2)
 
 
-def test_a_class_named_test_or_val_is_a_class_where_there_is_no_train_folder(tmp_path: Path) -> None:
-    assert read_source(folder(tmp_path, {"test": 1, "val": 1})).classes == ("test", "val")
-
-
 def test_a_class_named_train_with_images_directly_in_it_is_a_class(tmp_path: Path) -> None:
     assert read_source(folder(tmp_path, {"train": 2, "plane": 1})).classes == ("plane", "train")
 
@@ -309,7 +306,7 @@ def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path) -> 
         ("path,label\na/a_0.png,one\nb/b_0.png,\n", "line 3: label is empty"),
         ("path,label\na/a_0.png,one\nb/b_0.png\n", "line 3: label is empty"),
         ("path,label\n\n,two\n", "line 3: path is empty"),
-        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,dev\n", "line 3: split must be.*'dev'"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,holdout\n", "line 3: split must be.*'holdout'"),
         ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "1 of 2 rows have no split"),
         ("path,label\na/a_0.png,one\na/a_1.png,one\n", "a single class, 'one'"),
         ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "is no CSV file"),

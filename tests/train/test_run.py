@@ -182,6 +182,48 @@ def test_a_folder_that_is_already_split_is_taken_as_it_is(data: Path, tmp_path: 
     assert all(path.startswith(f"{split}/") for path, split in zip(table.paths, table.splits, strict=True))
 
 
+def planted(data: Path, root: Path, *folders: str) -> Path:
+    """The photographs of each class below each of these folders; no picture twice."""
+    for k, name in enumerate(folders):
+        for image in sorted(data.rglob("*.png")):
+            if int(re.sub(r"\D", "", image.stem)) % len(folders) == k:
+                target = root / name / image.parent.name / image.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(image.read_bytes())
+    return root
+
+
+def test_the_layout_of_the_folders_is_said_and_recorded(data: Path, tmp_path: Path) -> None:
+    source = planted(data, tmp_path / "photos", "Training/Training", "Testing/Testing")
+    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert "folders read as splits: train in Training/Training/, test in Testing/Testing/" in said
+    table = split_from_file(folder / "split.json")
+    assert table.classes == ("blue", "green", "red")
+    assert all("Testing" in path for path in table.of_split("test").paths)
+    assert load_fields(folder / "recipe.toml")["layout"] == "auto"
+
+
+def test_a_layout_that_is_named_is_taken_and_recorded(data: Path, tmp_path: Path) -> None:
+    source = planted(data, tmp_path / "photos", "fold1", "fold2")
+    with pytest.raises(VitkitError, match="fold1/, fold2/ hold folders of the same names"):
+        train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    folder, said = train(runs.quick(source, epochs=1, layout="classes"), tmp_path / "run")
+    assert "folders read as classes: 2" in said
+    assert split_from_file(folder / "split.json").classes == ("fold1", "fold2")
+    assert load_fields(folder / "recipe.toml")["layout"] == "classes"
+
+
+def test_data_without_training_images_is_refused_before_anything_is_done(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="has val and test images and none to train on"):
+        train(runs.quick(planted(data, tmp_path / "photos", "val", "test")), tmp_path / "run")
+    rows = "".join(f"{path},{path.parent.name},test\n" for path in sorted(data.rglob("*.png")))
+    (tmp_path / "list.csv").write_text(f"path,label,split\n{rows}")
+    with pytest.raises(VitkitError, match="has test images and none to train on"):
+        train(runs.quick(tmp_path / "list.csv"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_without_val_images_keeps_the_last_epoch(data: Path, tmp_path: Path) -> None:
     folder, said = train(runs.quick(data, epochs=2, split=(0.8, 0.0, 0.2)), tmp_path / "run")
     assert "0 val" in said

@@ -43,6 +43,11 @@ MergeNumber = Annotated[
     ),
 ]
 
+FolderLayout = Annotated[
+    Literal["auto", "classes", "splits"],
+    typer.Option("--layout", help="Whether the folders in DATA are classes or splits; auto: told by their names."),
+]
+
 
 def load_model(source: str) -> Classifier:
     """The classifier that a MODEL argument names; what had to be assumed of it is said on stderr."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitkit.cli.arguments import check_out
+from vitkit.cli.arguments import FolderLayout, check_out
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
@@ -25,6 +25,7 @@ def doctor(
         typer.Option("--fit", help="How pictures will be fitted to the model's input."),
     ] = "crop",
     crop_pct: Annotated[float, typer.Option("--crop-pct", help="Part of the short side that the crop keeps.")] = 0.875,
+    layout: FolderLayout = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write over --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All that was found, as JSON.")] = False,
 ) -> None:
@@ -41,7 +42,7 @@ def doctor(
     from vitkit.data.source import read_source
 
     with Bar() as bar:
-        table = read_source(data, bar)
+        table = read_source(data, bar, layout)
         if out is not None:
             check_out(out, (".html",), map(str, table.folders))
             if out.exists() and not force:
@@ -62,10 +63,12 @@ def doctor(
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from vitkit.data.source import natural
+    from vitkit.data.walk import natural
 
     table, found = diagnosis.table, diagnosis.to_dict()
     print(f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}")
+    if table.layout:
+        print(table.layout)
     counts = table.counts()
     width, most = max(map(len, counts)), max(counts.values())
     for name in sorted(counts, key=natural):

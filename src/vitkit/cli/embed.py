@@ -32,7 +32,7 @@ def embed(
     Example: vitkit embed runs/digits-1 photos -o features.npz
     """
     _check(out, near, what, sources, force=force)
-    from vitkit.data.source import find_images
+    from vitkit.data.walk import find_images
 
     paths = find_images(sources)
     from vitkit.cli.progress import Bar

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.arguments import EngineName, MergeNumber, ModelSource, PrecisionName, check_out_folder, load_model
+from vitkit.cli.arguments import (
+    EngineName,
+    FolderLayout,
+    MergeNumber,
+    ModelSource,
+    PrecisionName,
+    check_out_folder,
+    load_model,
+)
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
@@ -27,6 +35,7 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default test, else val, else all.")
     ] = None,
+    layout: FolderLayout = "auto",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Write report.html, evaluation.json and predictions.csv into this folder."),
@@ -47,7 +56,7 @@ def evaluate(
 
     classifier = load_model(model)
     with Bar() as bar:
-        table = _table(Path(model), data, bar)
+        table = _table(Path(model), data, layout, bar)
         _check_out(out, table, force=force)  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
@@ -71,14 +80,16 @@ def evaluate(
             print(f"\nreport: {out / 'report.html'}")
 
 
-def _table(model: Path, data: str | None, progress: Bar) -> ImageTable:
+def _table(model: Path, data: str | None, layout: FolderLayout, progress: Bar) -> ImageTable:
     if data is not None:
         from vitkit.data.source import read_source
 
-        return read_source(data, progress)
+        return read_source(data, progress, layout)
     from vitkit.data.source import locate
     from vitkit.data.split import split_from_file
 
+    if layout != "auto":
+        raise VitkitError(f"--layout {layout} is about the folders of DATA: name it, or leave out the flag")
     if not (model / "split.json").is_file():
         raise VitkitError(f"{model} does not remember its data; name it: vitkit eval {model} DATA")
     return locate(split_from_file(model / "split.json"), progress)

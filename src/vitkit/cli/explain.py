@@ -54,7 +54,7 @@ def explain(
     if anatomy and (method, target, layer) != ("gradient", "top", None):
         raise VitkitError("--anatomy is about the model, not about an answer: leave out --method, --target and --layer")
     folder = _check(out, sources, anatomy=anatomy, force=force)
-    from vitkit.data.source import find_images
+    from vitkit.data.walk import find_images
 
     paths = list(dict.fromkeys(find_images(sources)))
     for path in paths:

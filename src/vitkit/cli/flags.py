@@ -15,7 +15,7 @@ PANELS = {  # the first flag of each panel of the help
     "epochs": "Schedule and optimiser",
     "dropout": "Regularisation",
     "fit": "Pixels and augmentation",
-    "split": "Data, choice of the best, machine",
+    "layout": "Data, choice of the best, machine",
 }
 
 

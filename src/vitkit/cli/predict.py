@@ -71,7 +71,7 @@ def predict(
     folders = source_folders(sources)
     _check_out(out, folders, resume=resume, force=force)
     _check_pictures(pictures, folders, may_exist=resume or force)
-    from vitkit.data.source import find_images
+    from vitkit.data.walk import find_images
 
     paths = list(dict.fromkeys(find_images(sources)))  # what is not there should be said before the model is loaded
     from vitkit.cli.progress import Bar

@@ -50,6 +50,7 @@ class Diagnosis:
         return {
             "data": table.name,
             "root": str(table.root),
+            "layout": table.layout,
             "images": len(table),
             "classes": table.counts(),
             "splits": dict(Counter(split for split in table.splits if split is not None)),

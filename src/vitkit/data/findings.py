@@ -11,8 +11,9 @@ from typing import Any, Literal
 from vitkit.data.duplicates import Kind
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import SUFFIXES, ImageTable
+from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
+from vitkit.data.walk import SUFFIXES
 
 TINY_CLASS = 10  # images
 MOST_LOST, MOST_CROPPED = 0.25, 0.2  # a crop that loses more of the area, in more of the images, is warned of
@@ -126,6 +127,9 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
 def of_splits(table: ImageTable) -> Iterator[Finding]:
     """Classes that a split has no image of."""
     have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    if have and "train" not in have:
+        there = " and ".join(have)
+        yield Finding("warning", f"the images are of {there} alone: there is nothing to train on, only to evaluate on")
     for name, count in table.counts().items():
         missing = [split for split, counts in have.items() if not counts[name]]
         if missing:

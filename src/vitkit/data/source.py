@@ -1,38 +1,29 @@
 """Where images come from: a folder of class folders, a folder already split, a CSV file, or a named data set.
 
-All become an `ImageTable`: path, label and, where given, split of each image. Class order is Python's `sorted()`
-of the folder names, as torchvision's `ImageFolder` has it.
+All become an `ImageTable`: path, label and, where given, split of each image. What the folders of a folder mean is told
+by `layout`. Class order is Python's `sorted()` of the folder names, as torchvision's `ImageFolder` has it.
 """
 
 from __future__ import annotations
 
 import csv
-import glob
-import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitkit.data import named
+from vitkit.data.layout import LayoutName, understand
+from vitkit.data.splitnames import split_of_word
+from vitkit.data.walk import images_below, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 
-SUFFIXES = frozenset(
-    f".{ending}"
-    for ending in (
-        *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "gif"),
-        *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "avif"),
-    )
-)
 _COLUMNS = {  # of a CSV file, by what people call them
     **dict.fromkeys(("path", "file", "filename", "image"), "path"),
     **dict.fromkeys(("label", "class", "labels"), "label"),
     "split": "split",
 }
-_SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
 JOINT = ";"  # between the classes of an image
-SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +40,7 @@ class ImageTable:
         folders: where the photographs lie; nothing may be written below.
         sets: of a multi-label table, the sets of classes that images have, each sorted; a label is an index into
             them. Empty where every image has one class.
+        layout: how the folders were understood, in a line; empty where there were none to understand.
     """
 
     name: str
@@ -61,6 +53,7 @@ class ImageTable:
     empty: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
     sets: tuple[tuple[int, ...], ...] = ()
+    layout: str = ""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -135,19 +128,22 @@ def _indicator(labels: tuple[int, ...], classes: int) -> list[float]:
     return target
 
 
-def read_source(data: str | Path, progress: named.Progress | None = None) -> ImageTable:
+def read_source(data: str | Path, progress: named.Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
 
-    A folder holds `class/image`, or `train/class/image` beside `val` and `test`. A CSV file has the columns path (as
-    seen from its own folder), label and, if wanted, split. Where a label joins names by `;`, or its column is `labels`,
-    it is multi-label: `cat;dog` is an image with two classes, and an empty label one with none of them.
+    A folder holds `class/image`, or `train/class/image` beside `val` and `test` (see `layout.understand`). A CSV file
+    has the columns path (as seen from its own folder), label and, if wanted, split. Where a label joins names by `;`,
+    or its column is `labels`, it is multi-label: `cat;dog` is an image with two classes, and an empty label one with
+    none of them.
 
     Args:
         data: the folder, file or name.
         progress: told what is downloaded, how many bytes are done, of how many.
+        layout: whether the folders of a folder are `classes` or `splits`; `auto` tells by itself, or refuses.
 
     Raises:
-        VitkitError: there is no such folder or name, or nothing in it to learn from.
+        VitkitError: there is no such folder or name, it is not clear what its folders mean, or there is nothing in it
+            to learn from.
     """
     root = Path(data)
     if not root.exists() and str(data) in named.DATASETS:
@@ -156,13 +152,17 @@ def read_source(data: str | Path, progress: named.Progress | None = None) -> Ima
         known = ", ".join(sorted(named.DATASETS))
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
     if root.is_dir():
-        table = _read_folder(str(data), root)
+        table = _read_folder(str(data), root, layout)
     elif root.suffix.lower() in (".csv", ".tsv"):
+        if layout != "auto":
+            raise VitkitError(f"--layout {layout} is about folders, and {data} is a list; leave it out")
         table = _read_csv(str(data), root)
     else:
         raise VitkitError(f"{data} is a file; expected a folder with one sub-folder of images per class, or a CSV")
     if len(table.classes) == 1 and not table.is_multi:
-        raise VitkitError(f"{data} has a single class, {table.classes[0]!r}; a classifier needs at least two")
+        raise VitkitError(
+            f"{data} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
+        )
     return table
 
 
@@ -179,34 +179,34 @@ def locate(table: ImageTable, progress: named.Progress | None = None) -> ImageTa
     raise VitkitError(f"the images of {table.name} are no longer in {table.root}: put them back, or name their folder")
 
 
-def _read_folder(name: str, root: Path) -> ImageTable:
+def _read_folder(name: str, root: Path, asked: LayoutName) -> ImageTable:
+    layout = understand(name, root, asked)
     ignored: Counter[str] = Counter()
-    parents: dict[Path, str | None] = {
-        child: SPLIT_FOLDERS[child.name.lower()] for child in _folders(root) if _is_split(child)
-    }
-    if "train" not in parents.values():
-        parents = {root: None}
     rows: list[_Row] = []
-    folders: list[str] = []
-    for parent, split in parents.items():
-        for folder in _folders(parent):
-            files = _images(folder, ignored)
-            rows += [(file.relative_to(root).as_posix(), folder.name, split) for file in files]
-            folders.append(folder.name)
-    for parent in {root, *parents}:
+    for folder in layout.classes:
+        files = images_below(folder.path, ignored)
+        rows += [(file.relative_to(root).as_posix(), folder.name, folder.split) for file in files]
+    for parent in layout.between:
         ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
         ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
-    if root not in parents:
-        ignored.update(f"folder {child.name} beside the splits" for child in _folders(root) if child not in parents)
+    ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
     if not rows:
         raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{_hint(root)}")
     table = _to_table(name, root, rows)
     return replace(
         table,
         ignored={reason: count for reason, count in ignored.items() if count},
-        empty=tuple(sorted(set(folders) - set(table.classes))),
+        empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
         folders=(table.root,),
+        layout=layout.text,
     )
+
+
+def _within(table: ImageTable) -> str:
+    """What else may have been meant, where the only class is made of folders."""
+    folder = table.root / table.classes[0]
+    holds_folders = folder.is_dir() and any(own.is_dir() and not is_passed_over(own.name) for own in folder.iterdir())
+    return f": if the folders in it are the classes, name {folder}" if holds_folders else ""
 
 
 _Row = tuple[str, str, str | None]  # path, class, split
@@ -291,96 +291,11 @@ def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool)
         raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
     if "\0" in path:
         raise VitkitError(f"{name}, line {line}: no path has a null byte: {path!r}")
-    if split and split.lower() not in SPLIT_FOLDERS:
+    if split and split_of_word(split) is None:
         raise VitkitError(f"{name}, line {line}: split must be train, val or test, not {split!r}")
-    return path, label, SPLIT_FOLDERS.get(split.lower())
-
-
-def _folders(root: Path) -> list[Path]:
-    return sorted(child for child in root.iterdir() if child.is_dir() and not _is_passed_over(child.name))
-
-
-def _is_passed_over(folder: str) -> bool:
-    """Hidden folders, and the one that macOS adds to its archives."""
-    return folder.startswith(".") or folder == "__MACOSX"
-
-
-def _is_split(folder: Path) -> bool:
-    return folder.name.lower() in SPLIT_FOLDERS and bool(_folders(folder))
-
-
-def _images(folder: Path, ignored: Counter[str]) -> list[Path]:
-    found = []
-    for file in walk(folder, ignored):
-        reason = _why_ignored(file)
-        if reason is None:
-            found.append(file)
-        else:
-            ignored[reason] += 1
-    return found
-
-
-def _why_ignored(file: Path) -> str | None:
-    if file.name.lower() in _SYSTEM or file.name.startswith("._"):
-        return "system file"
-    if file.name.startswith("."):
-        return "hidden"
-    if file.suffix.lower() not in SUFFIXES:
-        return "not an image format"
-    return None
-
-
-def walk(folder: Path, ignored: Counter[str] | None = None) -> Iterator[Path]:
-    """Every file below a folder, sorted, links followed; none is entered twice.
-
-    Hidden folders and __MACOSX are passed over, and counted in `ignored`.
-    """
-    seen: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        if os.path.realpath(parent) in seen:  # links lead here a second time
-            folders.clear()
-            continue
-        seen.add(os.path.realpath(parent))
-        if ignored is not None:
-            ignored.update(f"folder {name}" for name in folders if _is_passed_over(name))
-        folders[:] = sorted(name for name in folders if not _is_passed_over(name))
-        yield from (Path(parent, name) for name in sorted(files))
+    return path, label, split_of_word(split)
 
 
 def _hint(root: Path) -> str:
-    loose = sum(child.suffix.lower() in SUFFIXES for child in root.iterdir())
+    loose = sum(why_ignored(child.name) is None for child in root.iterdir() if child.is_file())
     return f" ({loose} images lie in the folder itself)" if loose else ""
-
-
-def find_images(sources: Iterable[str]) -> list[str]:
-    """The image files that files, folders (walked, in natural order) and patterns name, as they were named.
-
-    Raises:
-        VitkitError: there is nothing of that name, or no image in it.
-    """
-    return [path for source in sources for path in _find(source)]
-
-
-def _find(source: str) -> list[str]:
-    if Path(source).is_dir():
-        found = _images_below(source)
-    elif Path(source).exists():
-        found = [source]
-    else:
-        matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as it was given
-        if not matches:
-            raise VitkitError(f"no such file, folder or pattern: {source}")
-        found = [path for match in matches for path in (_images_below(match) if Path(match).is_dir() else [match])]
-    if not found:
-        raise VitkitError(f"no images in {source}")
-    return sorted(found, key=natural)
-
-
-def _images_below(folder: str) -> list[str]:
-    files = _images(Path(folder), Counter())
-    return [os.path.join(folder, file.relative_to(folder)) for file in files]  # noqa: PTH118  # as it was given
-
-
-def natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts img2 before img10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]

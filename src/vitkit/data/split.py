@@ -62,6 +62,20 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequ
     return replace(table, splits=tuple(splits))
 
 
+def check_trainable(table: ImageTable) -> None:
+    """Refuse data that comes split and has no training images.
+
+    Raises:
+        VitkitError: there are none.
+    """
+    given = [name for name in SPLITS if name in table.splits]
+    if given and "train" not in given:
+        raise VitkitError(
+            f"{table.name} has {' and '.join(given)} images and none to train on; add a train split, "
+            "or name a folder of class folders"
+        )
+
+
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
     """The fold of each image, 0 to folds - 1: each class in equal parts, groups together.
 

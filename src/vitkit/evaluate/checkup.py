@@ -34,6 +34,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     body = [
         f"<h1>{escape(images.name)}</h1>",
         f'<p>{summary} <span class="soft">{escape(str(images.root))}</span></p>',
+        *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
         *[finding(str(own)) for own in diagnosis.findings],
         figure(
             "Images per class",

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitkit.data.layout import LayoutName
 from vitkit.data.source import ImageTable, locate, read_source
 from vitkit.data.split import split_from_file
 from vitkit.errors import VitkitError
@@ -33,14 +34,18 @@ class Pictures:
     folders: tuple[Path, ...] = ()
 
 
-def choose_pictures(model: str | Path, data: str | None, progress: Progress | None = None) -> Pictures:
+def choose_pictures(
+    model: str | Path, data: str | None, progress: Progress | None = None, layout: LayoutName = "auto"
+) -> Pictures:
     """Validation images of `data`, or else of the split that a run remembers; where neither is there, made-up ones.
 
     Raises:
         VitkitError: there is no such data.
     """
     if data is not None:
-        return _of_table(read_source(data, progress))
+        return _of_table(read_source(data, progress, layout))
+    if layout != "auto":
+        raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
     split = Path(model) / "split.json"
     if not split.is_file():
         return _made_up("no photographs were named")

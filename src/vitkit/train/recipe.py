@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from vitkit.data.layout import LayoutName
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 
@@ -159,6 +160,9 @@ class Recipe:
     ] = 0
     erase: Annotated[float, "Probability that a rectangle of a picture is erased.", Between(0, 1)] = 0.0
 
+    layout: Annotated[
+        LayoutName, "Whether the folders in the data's folder are classes or splits; auto: told by their names."
+    ] = "auto"
     split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
         0.7,
         0.1,

@@ -11,7 +11,7 @@ import vitkit
 from vitkit.data.doctor import examine
 from vitkit.data.findings import Finding, of_scenes, of_splits
 from vitkit.data.source import ImageTable, read_source
-from vitkit.data.split import fold, scenes, split, split_to_dict, take_stratified
+from vitkit.data.split import check_trainable, fold, scenes, split, split_to_dict, take_stratified
 from vitkit.errors import VitkitError
 from vitkit.files import write_json, write_text
 from vitkit.train.choose import complete, spare_patches
@@ -81,7 +81,8 @@ def _prepare(
     fields: dict[str, Any], out: str | Path | None, force: bool, team: Team, say: Say, progress: Progress
 ) -> tuple[Path, Recipe]:
     """Settle everything that the recipe leaves open, and write it into the run's folder."""
-    table = read_source(fields["data"], progress)
+    table = read_source(fields["data"], progress, fields.get("layout", "auto"))
+    check_trainable(table)
     recipe, reasons = complete(fields, table)
     check_distillation(recipe)
     check_team(recipe, team)
@@ -102,7 +103,7 @@ def _prepare(
     run = Run(claim(out, table.root.name), say, progress)
     try:
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
-        for reason in [*reasons, *describe_team(recipe, team)]:
+        for reason in [*filter(None, [table.layout]), *reasons, *describe_team(recipe, team)]:
             run.say(reason)
         if recipe.folds is None:
             _settle(run.folder, recipe, splits[0], _tell(run, [*torn, *diagnosis.findings, *of_splits(splits[0])]))

@@ -1,0 +1,307 @@
+"""What a folder of photographs means: which of its folders are classes, and which are splits.
+
+`class/image` and `split/class/image` are the usual layouts, and `class/split/image` occurs; folders may be wrapped in
+others of one's own, or doubled as archives leave them (`seg_train/seg_train/class`). A folder that could be read in
+several ways is refused with what to do: a split taken for a class would be learned as one, and score well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from vitkit.data.splitnames import split_of_folder
+from vitkit.data.tree import Folder, below, between, inside, survey
+from vitkit.errors import VitkitError
+
+LayoutName = Literal["auto", "classes", "splits"]
+_ORDER = ("train", "val", "test")
+_OVERRIDE = "say which with --layout splits or --layout classes"
+
+
+@dataclass(frozen=True)
+class ClassFolder:
+    """A folder whose images are of one class, and of one split where the layout says so."""
+
+    path: Path
+    name: str
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a folder is read.
+
+    Attributes:
+        classes: every folder that holds the images of a class.
+        between: the folders above them, whose own files belong to no class.
+        left_out: folders that are read as nothing.
+        text: what was understood, in a line.
+    """
+
+    classes: tuple[ClassFolder, ...]
+    between: tuple[Path, ...]
+    left_out: tuple[Path, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A folder that its name calls a split, and the one within it that its classes lie in."""
+
+    outer: Folder
+    inner: Folder
+    split: str
+    words: tuple[str, ...]
+
+    @property
+    def has_classes(self) -> bool:
+        return bool(self.inner.full)
+
+
+def understand(name: str, root: Path, asked: LayoutName = "auto") -> Layout:
+    """Tell classes from splits among the folders below `root`, by their names and by where images lie.
+
+    Args:
+        name: what the user called it.
+        root: the folder.
+        asked: `classes` takes every folder in `root` for a class, `splits` only folders with a split's name for splits;
+            `auto` tells by itself, or refuses.
+
+    Raises:
+        VitkitError: it is not clear what is meant, or there are no splits where they are asked for.
+    """
+    top = survey(root)
+    if asked == "classes":
+        return _as_classes(top, top)
+    inner = _unwrap(top)
+    found = _as_splits(name, top, inner, asked) or _as_splits_of_classes(top, inner)
+    if found is None and asked == "splits":
+        raise VitkitError(f"{name} has no split folders with class folders in them: expected train/, val/ or test/")
+    if found is not None:
+        return found
+    _refuse_doubtful(name, top, inner)
+    return _as_classes(top, inner)
+
+
+def _unwrap(folder: Folder) -> Folder:
+    """Into folders that hold nothing but one other, unless that is a class with its images, or a split."""
+    while not folder.has_images and len(folder.folders) == 1:
+        (only,) = folder.folders
+        if only.has_images or not only.full or split_of_folder(only.name) is not None:
+            break
+        folder = only
+    return folder
+
+
+# --- As classes --------------------------------------------------------------------------------------
+
+
+def _as_classes(top: Folder, folder: Folder) -> Layout:
+    where = "" if folder is top else f", in {below(top, folder)}"
+    return Layout(
+        classes=tuple(ClassFolder(own.path, own.name) for own in folder.folders),
+        between=between(top, folder),
+        left_out=(),
+        text=f"folders read as classes: {len(folder.full)}{where}",
+    )
+
+
+def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
+    """Raise where what would be taken for classes looks like anything else."""
+    for words, splits in _grouped(folder).items():
+        if len(splits) > 1:
+            named = " and ".join(below(top, own.outer) for own in splits)
+            held = "" if any(own.has_classes for own in splits) else ", with images but no class folders in them"
+            like = "look like splits" if not words else "look like splits of one class"
+            raise VitkitError(
+                f"{name}: {named} {like}{held}; put class folders into each of train/, val/ and test/, "
+                "or name what is meant with --layout classes"
+            )
+    if alike := _agreeing(folder):
+        folders, names = alike
+        raise VitkitError(
+            f"{name}: it is not clear what the classes are, as {_some([below(top, own) for own in folders])} hold "
+            f"folders of the same names ({_some(names)}); if they are splits, call them train, val and test; "
+            "if each is a class, --layout classes"
+        )
+    for own in inside(folder):
+        parts = next((each for each in _grouped(own).values() if _is_pair(each)), None)
+        if parts is not None:
+            named = " and ".join(f"{part.outer.name}/" for part in parts)
+            raise VitkitError(
+                f"{name}: {below(top, own)} holds {named}, which look like splits: name the folder {own.path} itself, "
+                f"or take the folders above it for classes with --layout classes"
+            )
+
+
+def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
+    """Folders that would be classes, made of folders that are mostly called the same: folds, or splits, or sites."""
+    made = [own for own in folder.full if own.is_made_of_folders]
+    for names_of in (_names_in, _names_of_leaves):
+        names = [names_of(own) for own in made]
+        count = Counter(each for own in names for each in own)
+        shared = {each for each, times in count.items() if times > 1}
+        if shared and 2 * len(shared) >= len(count):
+            return [own for own, has in zip(made, names, strict=True) if has & shared], sorted(shared)
+    return None
+
+
+def _names_in(folder: Folder) -> set[str]:
+    return {own.name.casefold() for own in folder.full}
+
+
+def _names_of_leaves(folder: Folder) -> set[str]:
+    return {own.name.casefold() for own in inside(folder) if own.has_images and own is not folder}
+
+
+# --- As splits ---------------------------------------------------------------------------------------
+
+
+def _as_splits(name: str, top: Folder, folder: Folder, asked: LayoutName) -> Layout | None:
+    """The layout split/class/image; None where there is none."""
+    groups = {words: [own for own in splits if own.has_classes] for words, splits in _grouped(folder).items()}
+    groups = {words: splits for words, splits in groups.items() if splits}
+    if not groups:
+        return None
+    chosen = [splits for splits in groups.values() if _is_pair(splits)] or list(groups.values())
+    if len(chosen) > 1 or sum(own.split == "train" for splits in groups.values() for own in splits) > 1:
+        named = _some([below(top, own.outer) for splits in groups.values() for own in splits])
+        raise VitkitError(
+            f"{name}: {named} could each be a split; keep one each of train/, val/ and test/, or --layout classes"
+        )
+    splits = _settle_eval(chosen[0])
+    taken = {own.outer.path for own in splits}
+    others = [own for own in folder.full if own.path not in taken]
+    if len(splits) == 1 and others and asked == "auto" and _is_class(name, top, folder, splits[0], others):
+        return None
+    splits = sorted(_unwrap_alike(splits), key=lambda own: _ORDER.index(own.split))
+    _check_splits(name, top, splits, asked)
+    named = ", ".join(f"{own.split} in {below(top, own.inner)}" for own in splits)
+    rest = f"; left out: {_some([below(top, own) for own in others])}" if others else ""
+    steps = [path for own in splits for path in between(own.outer, own.inner)]
+    return Layout(
+        classes=tuple(
+            ClassFolder(own.path, own.name, split.split)
+            for split in sorted(splits, key=lambda each: each.outer.path)
+            for own in split.inner.folders
+        ),
+        between=(*between(top, folder), *steps),
+        left_out=tuple(own.path for own in folder.folders if own.path not in taken),
+        text=f"folders read as splits: {named}{rest}",
+    )
+
+
+def _grouped(folder: Folder) -> dict[tuple[str, ...], list[_Split]]:
+    """The folders that are called as splits are, by the other words in their names."""
+    groups: dict[tuple[str, ...], list[_Split]] = defaultdict(list)
+    for own in folder.full:
+        found = split_of_folder(own.name)
+        if found is not None:
+            groups[found[1]].append(_Split(own, _undouble(own), *found))
+    return groups
+
+
+def _is_pair(splits: Sequence[_Split]) -> bool:
+    return len(splits) > 1 and any(own.split == "train" for own in splits)
+
+
+def _undouble(folder: Folder) -> Folder:
+    """seg_train/seg_train: archives are unpacked into a folder of their own name."""
+    inner = folder
+    while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
+        inner = inner.full[0]
+    return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
+
+
+def _unwrap_alike(splits: Sequence[_Split]) -> list[_Split]:
+    """Where each holds nothing but one folder of the same name (train/images, test/images), the classes are in that."""
+    splits = list(splits)
+    while all(own.inner.is_made_of_folders and len(own.inner.folders) == 1 for own in splits):
+        within = [own.inner.folders[0] for own in splits]
+        if len({own.name.casefold() for own in within}) > 1 or not all(own.is_made_of_folders for own in within):
+            break
+        splits = [replace(own, inner=inner) for own, inner in zip(splits, within, strict=True)]
+    return splits
+
+
+def _settle_eval(splits: Sequence[_Split]) -> list[_Split]:
+    """`eval` is the test split, unless there is one beside it."""
+    instead = "val" if any(own.split == "test" for own in splits) else "test"
+    return [replace(own, split=instead) if own.split == "eval" else own for own in splits]
+
+
+def _is_class(name: str, top: Folder, folder: Folder, lone: _Split, others: Sequence[Folder]) -> bool:
+    """Whether the only folder with a split's name is a class like those beside it."""
+    if lone.outer.has_images:
+        return True
+    unlabelled = [split_of_folder(own.name) is not None and not _undouble(own).full for own in others]
+    if lone.split == "train" and all(unlabelled):  # test images without labels, as competitions have them
+        return False
+    if len(others) > 1 and all(own.is_made_of_folders for own in others) and not _agreeing(folder):
+        return True
+    beside = _some([below(top, own) for own in others])
+    raise VitkitError(
+        f"{name}: {below(top, lone.outer)} may be a split or a class, as {beside} beside it "
+        f"{'is' if len(others) == 1 else 'are'} no split with class folders; {_OVERRIDE}"
+    )
+
+
+def _check_splits(name: str, top: Folder, splits: Sequence[_Split], asked: LayoutName) -> None:
+    for one, other in pairwise(splits):
+        if one.split == other.split:
+            named = f"{below(top, one.outer)} and {below(top, other.outer)}"
+            raise VitkitError(f"{name}: {named} are both the {one.split} split; merge them, or move one away")
+    if asked == "splits":
+        return
+    for split in splits:
+        _refuse_doubtful(name, top, split.inner)
+    _check_same_classes(name, top, splits)
+
+
+def _check_same_classes(name: str, top: Folder, splits: Sequence[_Split]) -> None:
+    first, *rest = splits
+    known = {own.name for own in first.inner.full}
+    by_case = {own.casefold(): own for own in known}
+    for split in rest:
+        theirs = {own.name for own in split.inner.full}
+        for new in sorted(theirs - known):
+            if new.casefold() in by_case:
+                one = f"{below(top, first.inner)}{by_case[new.casefold()]}"
+                raise VitkitError(f"{name}: {one} and {below(top, split.inner)}{new} would be two classes; rename one")
+        if not known & theirs:
+            raise VitkitError(
+                f"{name}: no folder of {below(top, split.inner)} ({_some(sorted(theirs))}) is a class of "
+                f"{below(top, first.inner)} ({_some(sorted(known))}); {_OVERRIDE}"
+            )
+
+
+def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
+    """The layout class/split/image; None where there is none."""
+    parts: list[ClassFolder] = []
+    for own in folder.full:
+        groups = list(_grouped(own).values())
+        splits = _settle_eval(groups[0]) if len(groups) == 1 else []
+        if own.has_images or len(splits) < len(own.full) or not all(split.inner.has_images for split in splits):
+            return None
+        parts += [ClassFolder(split.outer.path, own.name, split.split) for split in splits]
+    if len(folder.full) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
+        return None
+    present = [split for split in _ORDER if any(part.split == split for part in parts)]
+    return Layout(
+        classes=(*parts, *(ClassFolder(own.path, own.name) for own in folder.folders if not own.holds_images)),
+        between=(*between(top, folder), *(own.path for own in folder.full)),
+        left_out=(),
+        text=f"folders read as classes with splits in them: {len(folder.full)} with {', '.join(present)}",
+    )
+
+
+# --- Words -------------------------------------------------------------------------------------------
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,326 @@
+"""Layouts of folders as people and archives make them: each is understood, or refused; none becomes a silly classifier.
+
+A layout is written as its image files. What is understood is written as the images of each class in each split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitkit.data.layout import LayoutName
+from vitkit.data.source import ImageTable, read_source
+from vitkit.data.splitnames import split_of_folder, split_of_word
+from vitkit.errors import VitkitError
+
+
+def planted(root: Path, folders: dict[str, int]) -> Path:
+    """So many empty image files in each folder."""
+    for folder, images in folders.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for i in range(images):
+            (root / folder / f"{i}.jpg").touch()
+    return root
+
+
+def found(table: ImageTable) -> dict[tuple[str | None, str], int]:
+    return dict(Counter((split, table.name_of(i)) for i, split in enumerate(table.splits)))
+
+
+def both(*splits: tuple[str, str], test: int = 2) -> dict[str, int]:
+    """cat and dog in each of these (folder, split) pairs, train with 5 images of a class."""
+    return {f"{folder}/{name}": 5 if split == "train" else test for folder, split in splits for name in ("cat", "dog")}
+
+
+def of(*splits: str) -> dict[tuple[str | None, str], int]:
+    return {(split, name): 5 if split == "train" else 2 for split in splits for name in ("cat", "dog")}
+
+
+PLAIN = {(None, "cat"): 5, (None, "dog"): 5}
+UNDERSTOOD: dict[str, tuple[dict[str, int], dict[tuple[str | None, str], int]]] = {
+    "classes": ({"cat": 5, "dog": 5}, PLAIN),
+    "classes in a wrapper": ({"pets/cat": 5, "pets/dog": 5}, PLAIN),
+    "classes in two wrappers": ({"archive/pets/cat": 5, "archive/pets/dog": 5}, PLAIN),
+    "classes of nested folders": ({"cat/2023/may": 2, "cat/indoors": 3, "dog/park": 5}, PLAIN),
+    "class folders with images and folders": ({"cat": 4, "cat/more": 1, "dog": 4, "dog/more": 1}, PLAIN),
+    "train and val": (both(("train", "train"), ("val", "val")), of("train", "val")),
+    "train, valid, test": (both(("train", "train"), ("valid", "val"), ("test", "test")), of("train", "val", "test")),
+    "capitals": (both(("Training", "train"), ("Testing", "test")), of("train", "test")),
+    "all capitals": (both(("TRAIN", "train"), ("VALIDATION", "val")), of("train", "val")),
+    "training and validation": (both(("training", "train"), ("validation", "val")), of("train", "val")),
+    "train and dev": (both(("train", "train"), ("dev", "val")), of("train", "val")),
+    "train and eval": (both(("train", "train"), ("eval", "test")), of("train", "test")),
+    "train, eval and test": (both(("train", "train"), ("eval", "val"), ("test", "test")), of("train", "val", "test")),
+    "train, val and eval": (both(("train", "train"), ("val", "val"), ("eval", "test")), of("train", "val", "test")),
+    "seg": (both(("seg_train", "train"), ("seg_test", "test")), of("train", "test")),
+    "Intel Image": (
+        both(("seg_train/seg_train", "train"), ("seg_test/seg_test", "test")) | {"seg_pred/seg_pred": 7},
+        of("train", "test"),
+    ),
+    "Intel Image in a wrapper": (
+        both(("archive/seg_train/seg_train", "train"), ("archive/seg_test/seg_test", "test")),
+        of("train", "test"),
+    ),
+    "training_set twice": (
+        both(("training_set/training_set", "train"), ("test_set/test_set", "test")),
+        of("train", "test"),
+    ),
+    "chest x-ray": (
+        both(("x/train", "train"), ("x/val", "val"), ("x/test", "test")) | {"x/__MACOSX/train/cat": 3},
+        of("train", "val", "test"),
+    ),
+    "camel case": (both(("TrainSet", "train"), ("TestSet", "test")), of("train", "test")),
+    "words between": (both(("Train Images", "train"), ("Test Images", "test")), of("train", "test")),
+    "years": (both(("train2017", "train"), ("val2017", "val")), of("train", "val")),
+    "a name of its own": (both(("pets_train", "train"), ("pets_test", "test")), of("train", "test")),
+    "trainval": (both(("trainval", "train"), ("test", "test")), of("train", "test")),
+    "train_val": (both(("train_val", "train"), ("test", "test")), of("train", "test")),
+    "images within": (both(("train/images", "train"), ("test/images", "test")), of("train", "test")),
+    "nested classes": (
+        {"train/cat/a": 3, "train/cat/b": 2, "train/dog": 5, "test/cat/c": 2, "test/dog": 2},
+        of("train", "test"),
+    ),
+    "train alone": (both(("train", "train")), of("train")),
+    "train and unlabelled test": (both(("train", "train")) | {"test": 9}, of("train")),
+    "ASL alphabet": (
+        both(("asl_alphabet_train/asl_alphabet_train", "train")) | {"asl_alphabet_test/asl_alphabet_test": 9},
+        of("train"),
+    ),
+    "val and test without train": (both(("val", "val"), ("test", "test")), of("val", "test")),
+    "test alone": (both(("test", "test")), of("test")),
+    "class first": (
+        {"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2},
+        of("train", "test"),
+    ),
+    "class first with validation": (
+        {f"{name}/{split}": n for name in ("cat", "dog") for split, n in (("Train", 5), ("Valid", 2), ("Test", 2))},
+        of("train", "val", "test"),
+    ),
+    "a class called train": (
+        {"bus": 3, "car": 3, "train": 3},
+        {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 3},
+    ),
+    "a class called dev": ({"dev": 3, "staging": 3}, {(None, "dev"): 3, (None, "staging"): 3}),
+    "a class called train, of nested folders": (
+        {"bus/city": 3, "car/sports": 3, "train/steam": 2, "train/diesel": 1},
+        {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 3},
+    ),
+    "a class called train, with images and folders": (
+        {"bus": 3, "train": 2, "train/steam": 1},
+        {(None, "bus"): 3, (None, "train"): 3},
+    ),
+    "classes with such words": (
+        {"test tubes": 1, "train stations": 2, "running shoes": 3},
+        {(None, "test tubes"): 1, (None, "train stations"): 2, (None, "running shoes"): 3},
+    ),
+    "a class train within splits": (
+        {f"{split}/{name}": 5 if split == "train" else 2 for split in ("train", "val") for name in ("bus", "train")},
+        {("train", "bus"): 5, ("train", "train"): 5, ("val", "bus"): 2, ("val", "train"): 2},
+    ),
+}
+REFUSED: dict[str, tuple[dict[str, int], str]] = {
+    "folds": (
+        {f"fold{k}/{name}": 3 for k in (1, 2) for name in ("cat", "dog")},
+        "fold1/, fold2/.*same names.*cat, dog",
+    ),
+    "folds, one incomplete": ({"fold1/cat": 3, "fold1/dog": 3, "fold2/cat": 3}, "same names"),
+    "folds in capitals": ({"a/Cat": 3, "a/Dog": 3, "b/cat": 3, "b/dog": 3}, "same names"),
+    "folds deeper down": ({"a/x/cat": 1, "a/x/dog": 1, "b/y/cat": 1, "b/y/dog": 1}, "same names"),
+    "folds beside a sample": ({"a/cat": 1, "a/dog": 1, "b/cat": 1, "b/dog": 1, "sample": 4}, "same names"),
+    "train in parts": ({f"train{k}/{name}": 3 for k in (1, 2) for name in ("cat", "dog")}, "could each be a split"),
+    "a test split by another name": (both(("train", "train"), ("holdout", "test")), "may be a split or a class"),
+    "a class by another name": ({"training": 3, "testing": 3}, "look like splits"),
+    "splits without class folders": ({"train": 3, "val": 3, "test": 3}, "no class folders in them"),
+    "splits of each class, side by side": (
+        {"cat_train": 3, "cat_test": 3, "dog_train": 3, "dog_test": 3},
+        "splits of one class",
+    ),
+    "test with classes, train without": (both(("test", "test")) | {"train": 9}, "may be a split or a class"),
+    "train twice": (both(("train", "train"), ("training", "train"), ("test", "test")), "could each be a split"),
+    "test twice": (both(("train", "train"), ("test", "test"), ("testing", "test")), "both the test split"),
+    "two data sets": (
+        both(("a_train", "train"), ("a_test", "test"), ("b_train", "train"), ("b_test", "test")),
+        "could each be a split",
+    ),
+    "data sets side by side": (
+        both(("a/train", "train"), ("a/test", "test"), ("b/train", "train"), ("b/test", "test")),
+        "same names",
+    ),
+    "plant disease": (
+        both(("New/New/train", "train"), ("New/New/valid", "val")) | {"test/test": 9},
+        "New/New/ holds train/ and valid/.*name the folder",
+    ),
+    "train of flat classes beside": ({"bus": 3, "car": 3, "train/steam": 3, "train/diesel": 3}, "--layout splits or"),
+    "splits in a split": (
+        both(("train/train", "train"), ("train/val", "val"), ("test", "test")),
+        "look like splits|is a class",
+    ),
+    "other classes in test": ({"train/cat": 3, "train/dog": 3, "test/bus": 3, "test/car": 3}, "is a class of train/"),
+    "class names in another case": (
+        {"train/Cat": 3, "train/dog": 3, "test/cat": 3, "test/dog": 3},
+        "train/Cat and test/cat would be two classes",
+    ),
+    "folds within splits": (
+        {f"{split}/fold{k}/{name}": 1 for split in ("train", "test") for k in (1, 2) for name in ("cat", "dog")},
+        "same names",
+    ),
+    "one class that is a wrapper": (
+        {"images/cat": 3, "images/dog": 3, "notes": 0},
+        "has a single class, 'images'.*name .*/images",
+    ),
+    "YOLO": ({"train/images": 5, "train/labels": 0, "val/images": 2, "val/labels": 0}, "has a single class, 'images'"),
+    "classes by year": ({f"{name}/{year}": 2 for name in ("cat", "dog") for year in (2023, 2024)}, "--layout classes"),
+}
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_what_is_understood_has_exactly_these_classes_splits_and_images(name: str, tmp_path: Path) -> None:
+    folders, expected = UNDERSTOOD[name]
+    table = read_source(planted(tmp_path, folders))
+    assert found(table) == expected
+    assert all(table.file(i).is_file() for i in range(len(table)))
+    assert table.layout.startswith("folders read as ")
+    assert "\n" not in table.layout
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_understood_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    folders, said = REFUSED[name]
+    with pytest.raises(VitkitError, match=said) as caught:
+        read_source(planted(tmp_path, folders))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_there_are_plenty_of_each() -> None:
+    assert len(UNDERSTOOD) >= 25
+    assert len(REFUSED) >= 20
+
+
+@pytest.mark.parametrize(
+    ("folders", "asked", "expected"),
+    [
+        ({"train": 3, "test": 2}, "classes", {(None, "train"): 3, (None, "test"): 2}),
+        (
+            {"fold1/cat": 3, "fold1/dog": 3, "fold2/cat": 3, "fold2/dog": 3},
+            "classes",
+            {(None, "fold1"): 6, (None, "fold2"): 6},
+        ),
+        ({"cat/2023": 2, "cat/2024": 2, "dog/2023": 2}, "classes", {(None, "cat"): 4, (None, "dog"): 2}),
+        (
+            {"bus": 3, "car": 3, "train/steam": 3, "train/diesel": 2},
+            "classes",
+            {(None, "bus"): 3, (None, "car"): 3, (None, "train"): 5},
+        ),
+        (
+            {"bus": 3, "train/steam": 3, "train/diesel": 2},
+            "splits",
+            {("train", "steam"): 3, ("train", "diesel"): 2},
+        ),
+        (
+            {"train/a": 3, "train/b": 2, "test/c": 1},
+            "splits",
+            {("train", "a"): 3, ("train", "b"): 2, ("test", "c"): 1},
+        ),
+    ],
+)
+def test_the_layout_can_be_said(
+    tmp_path: Path, folders: dict[str, int], asked: LayoutName, expected: dict[Any, int]
+) -> None:
+    assert found(read_source(planted(tmp_path, folders), layout=asked)) == expected
+
+
+def test_splits_that_are_not_there_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="no split folders with class folders"):
+        read_source(planted(tmp_path, {"cat": 2, "dog": 2}), layout="splits")
+
+
+def test_the_line_says_what_is_where_and_what_is_left_out(tmp_path: Path) -> None:
+    table = read_source(planted(tmp_path, UNDERSTOOD["Intel Image"][0]))
+    assert table.layout == (
+        "folders read as splits: train in seg_train/seg_train/, test in seg_test/seg_test/; left out: seg_pred/"
+    )
+    assert table.ignored == {"folder seg_pred beside the splits": 1}
+    wrapped = read_source(planted(tmp_path / "wrapped", {"pets/cat": 1, "pets/dog": 2}))
+    assert wrapped.layout == "folders read as classes: 2, in pets/"
+    assert wrapped.root == tmp_path / "wrapped"
+
+
+def test_files_and_folders_beside_are_counted_at_every_level(tmp_path: Path) -> None:
+    planted(tmp_path, both(("pets/train/train", "train"), ("pets/test", "test")))
+    for folder in (".", "pets", "pets/train", "pets/train/train", "pets/test"):
+        (tmp_path / folder / "readme.txt").touch()
+    assert read_source(tmp_path).ignored == {"outside the class folders": 5}
+
+
+def test_links_that_lead_back_up_do_not_loop(tmp_path: Path) -> None:
+    planted(tmp_path, {"cat": 2, "dog": 2})
+    (tmp_path / "cat" / "up").symlink_to(tmp_path)
+    (tmp_path / "self").symlink_to(tmp_path / "self")
+    assert read_source(tmp_path).classes == ("cat", "dog")
+
+
+@given(
+    folders=st.dictionaries(
+        st.lists(st.sampled_from(["train", "test", "val", "cat", "dog", "fold1", "fold2"]), min_size=1, max_size=3).map(
+            "/".join
+        ),
+        st.integers(1, 2),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_no_split_becomes_a_class_beside_another(
+    tmp_path_factory: pytest.TempPathFactory, folders: dict[str, int]
+) -> None:
+    """Whatever the folders: understood or refused, every image in one class, and no two splits as classes."""
+    root = planted(tmp_path_factory.mktemp("any"), folders)
+    try:
+        table = read_source(root)
+    except VitkitError:
+        return
+    assert len(set(table.paths)) == len(table)
+    assert len({"train", "test", "val"} & set(table.classes)) < 2
+    assert not {"fold1", "fold2"} <= set(table.classes) or not all(
+        any(f"fold{k}/{name}" in path for path in table.paths) for k in (1, 2) for name in ("cat", "dog")
+    )
+    given = {split for split in table.splits if split is not None}
+    for path, split in zip(table.paths, table.splits, strict=True):
+        if given:
+            assert split in path.split("/"), (path, split)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train", ("train", ())),
+        ("Training", ("train", ())),
+        ("seg_train", ("train", ("seg",))),
+        ("test-set", ("test", ())),
+        ("TESTDATA", ("test", ())),
+        ("Flowers Validation", ("val", ("flowers",))),
+        ("train2017", ("train", ("2017",))),
+        ("train_val", ("train", ())),
+        ("test_val", None),
+        ("trainer", None),
+        ("contest", None),
+        ("device", None),
+        ("évaluation", None),
+        ("", None),
+    ],
+)
+def test_what_a_name_says_of_a_split(name: str, split: Any) -> None:
+    assert split_of_folder(name) == split
+
+
+def test_what_a_cell_of_a_csv_says_of_a_split() -> None:
+    words = {"train": "Training trainval", "val": " valid Validation DEV val", "test": "TEST testing eval"}
+    for split, spelled in words.items():
+        assert {split_of_word(word) for word in spelled.split()} == {split}
+    assert split_of_word("holdout") is split_of_word("") is None
