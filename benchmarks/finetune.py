@@ -129,7 +129,7 @@ def timm_loop(table: ImageTable, weights: Path, epochs: int = 6) -> list[tuple[f
     for group in groups:
         group["lr"] = 5e-4 * group.pop("lr_scale")
     optimizer = torch.optim.AdamW(groups)
-    loader = DataLoader(Photographs(table.of_split("train"), (0.4, 1.0)), 32, shuffle=True, drop_last=True)
+    loader = DataLoader(Photographs(table.of_split("train"), (0.4, 1.0)), 32, shuffle=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
     rows, started = [], time.perf_counter()
     for _ in range(epochs):

@@ -15,7 +15,7 @@ from photos import folder, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.datamodule import EpochSampler, EvaluationImages, ImageData, TrainingImages
+from vitkit.data.datamodule import BatchSampler, EpochSampler, EvaluationImages, ImageData, TrainingImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.source import ImageTable, read_source
 from vitkit.data.split import split
@@ -136,16 +136,27 @@ def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
     np.testing.assert_array_equal(torch.cat([labels for _, labels in val]), table.of_split("val").labels)
 
 
-@pytest.mark.parametrize(("batch_size", "batches"), [(4, "full"), (1000, "one")])
-def test_the_remainder_is_dropped_unless_it_is_all_there_is(table: ImageTable, batch_size: int, batches: str) -> None:
-    n = len(table.of_split("train"))
-    sizes = [
-        len(labels)
-        for _, labels in ImageData(
-            table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0
-        ).train_dataloader()
-    ]
-    assert sizes == ([4] * (n // 4) if batches == "full" else [n])
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 1000])
+def test_an_epoch_has_every_image_and_the_last_batch_is_as_short_as_it_comes(
+    table: ImageTable, batch_size: int, balanced: bool
+) -> None:
+    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0, balanced=balanced)
+    n, loader = len(data.train), data.train_dataloader()
+    keys = list(loader.batch_sampler)
+    assert [len(labels) for _, labels in loader] == list(map(len, keys)), "and the loader can say how many there are:"
+    assert len(loader) == len(keys) == -(-n // batch_size)
+    assert [len(own) for own in keys[:-1]] == [batch_size] * (len(keys) - 1)
+    assert 1 <= len(keys[-1]) <= batch_size
+    shown = [key[1] for own in keys for key in own]
+    assert len(shown) == n
+    assert balanced or sorted(shown) == list(range(n))
+
+
+def test_of_127_images_in_batches_of_64_none_is_left_out() -> None:
+    sampler = BatchSampler(EpochSampler(127, 0), 64, (0, 1))
+    assert sorted(key[1] for batch in sampler for key in batch) == list(range(127))
+    assert [len(batch) for batch in sampler] == [64, 63]
 
 
 # --- Classes shown alike -----------------------------------------------------------------------------
@@ -218,17 +229,19 @@ def test_erased_pictures_are_the_same_for_the_same_key(table: ImageTable) -> Non
 # --- Several processes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_shares_of_several_processes_are_the_batch_of_one(table: ImageTable, size: int) -> None:
     def data(process: tuple[int, int]) -> ImageData:
         return ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=5, process=process)
 
     shares = [epoch_of(data((rank, size)), 1) for rank in range(size)]
     for number, (images, labels) in enumerate(epoch_of(data((0, 1)), 1)):
+        counted = [data((rank, size)).images_in(number, number) for rank in range(size)]
+        assert counted == [(len(labels[rank::size]), len(labels)) for rank in range(size)]
         for rank in range(size):
-            assert torch.equal(shares[rank][number][0], images[rank::size])
-            assert torch.equal(shares[rank][number][1], labels[rank::size])
-        assert sum(data((rank, size)).part(len(shares[rank][number][1])) for rank in range(size)) == pytest.approx(1)
+            own = slice(rank, None, size) if counted[rank][0] else slice(1)
+            assert torch.equal(shares[rank][number][0], images[own])
+            assert torch.equal(shares[rank][number][1], labels[own])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

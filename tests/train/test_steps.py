@@ -210,9 +210,9 @@ def test_steps_are_compiled_when_asked_for_or_on_a_gpu_that_can(monkeypatch: pyt
 def test_a_compiled_run_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = list[Any]()
 
-    def aot_eager(function: Any) -> Any:
+    def aot_eager(function: Any, **options: Any) -> Any:
         compiled.append(function)
-        return original(function, backend="aot_eager", fullgraph=True)
+        return original(function, backend="aot_eager", fullgraph=True, **options)
 
     original = torch.compile
     train(small(data), tmp_path / "eager", **QUIET)

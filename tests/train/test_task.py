@@ -52,9 +52,9 @@ class Stepper:
 def task_at(
     step: int, recipe: Recipe, steps: int = 10, batches: int = 1, epoch: int = 0, **fields: Any
 ) -> ClassificationTask:
-    """A task in the middle of a training of `steps` steps, in batches of four images."""
+    """A task in the middle of a training of `steps` steps, in batches of four images; `images` in an epoch."""
     options = {name: fields.pop(name) for name in ("class_weights", "guard") if name in fields}
-    imitate = fields.pop("imitate", None)
+    imitate, images = fields.pop("imitate", None), fields.pop("images", 4 * batches)
     model = tiny.build(**fields).train()
     recipe = recipe.replace(batch_size=4)
     task = ClassificationTask(model, recipe, steps, imitate, **options)
@@ -63,20 +63,22 @@ def task_at(
         current_epoch=epoch,
         optimizers=[task.configure_optimizers()],
         num_training_batches=batches,
-        datamodule=data_of(4 * batches, 4),
+        datamodule=data_of(images, 4),
     )
     stepper = Stepper(task.trainer.optimizers[0], task.trainer)
     task.optimizers = lambda: stepper  # type: ignore[method-assign,assignment,return-value]
     return task
 
 
-def train(task: ClassificationTask, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for i, batch in enumerate(batches):
+def train(task: ClassificationTask, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> None:
+    for i, batch in enumerate(batches, start=first):
         task.on_train_batch_start(batch, i)
         task.training_step(batch, i)
 
 
-def gradients_of(task: ClassificationTask, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def gradients_of(
+    task: ClassificationTask, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0
+) -> dict[str, Tensor]:
     """What the optimiser is given after these batches."""
     found: dict[str, Tensor] = {}
 
@@ -84,7 +86,7 @@ def gradients_of(task: ClassificationTask, batches: Sequence[tuple[Tensor, Tenso
         found.update({n: p.grad.clone() for n, p in task.model.named_parameters() if p.grad is not None})
 
     task.optimizers = lambda: SimpleNamespace(step=step)  # type: ignore[method-assign,assignment,return-value]
-    train(task, batches)
+    train(task, batches, first)
     return found
 
 
@@ -210,8 +212,8 @@ def test_validation_weighs_images_not_batches() -> None:
 
 
 def test_training_is_summed_up_over_its_images() -> None:
-    task = task_at(0, Recipe(lr=1e-12, label_smoothing=0.0), batches=2)
-    other = (tiny.images(4, seed=9), torch.tensor([1, 2, 3, 4]))
+    task = task_at(0, Recipe(lr=1e-12, label_smoothing=0.0), batches=2, images=5)
+    other = (tiny.images(1, seed=9), torch.tensor([1]))
     task.on_train_epoch_start()
     train(task, [BATCH, other])
     task.on_train_epoch_end()
@@ -300,18 +302,43 @@ def whole_gradient(batches: Sequence[tuple[Tensor, Tensor]], **fields: Any) -> d
 BATCHES = [(tiny.images(4, seed=s), torch.tensor([s, 1, 2, (s + 3) % 7])) for s in range(5)]
 
 
+@pytest.mark.parametrize("short", [1, 3, 4])
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 5, 8])
-def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(accumulate: int) -> None:
+def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(accumulate: int, short: int) -> None:
+    """The last batch of the epoch may be short: it counts for as many images as it has."""
     recipe = Recipe(accumulate=accumulate, label_smoothing=0.0, clip_grad=0.0)
-    task = task_at(0, recipe, batches=5)
+    task = task_at(0, recipe, batches=5, images=16 + short)
+    batches = [*BATCHES[:4], (BATCHES[4][0][:short], BATCHES[4][1][:short])]
     found: list[dict[str, Tensor]] = []
     task.optimizers = lambda: SimpleNamespace(  # type: ignore[method-assign,assignment,return-value]
         step=lambda: found.append({n: p.grad.clone() for n, p in task.model.named_parameters() if p.grad is not None})
     )
-    train(task, BATCHES)
+    train(task, batches)
     assert len(found) == math.ceil(5 / accumulate)
     for i, own in enumerate(found):
-        assert_close(own, whole_gradient(BATCHES[i * accumulate : (i + 1) * accumulate]))
+        assert_close(own, whole_gradient(batches[i * accumulate : (i + 1) * accumulate]))
+
+
+@pytest.mark.parametrize("fields", [{"mixup": 0.5}, {"cutmix": 1.0}, {"mixup": 0.5, "cutmix": 1.0}], ids=str)
+def test_a_last_batch_of_one_image_is_mixed_with_itself(fields: dict[str, Any]) -> None:
+    """It is the same picture as before, and its gradient is as large as that of any other mean over images."""
+    one = (BATCH[0][:1], BATCH[1][:1])
+    mixed = gradients_of(task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, **fields), images=1), [one])
+    assert_close(mixed, whole_gradient([one]), atol=1e-5)  # share * x + (1 - share) * x is rounded
+
+
+def test_what_a_process_computes_as_a_stand_in_counts_for_nothing() -> None:
+    """Five images in batches of four for two processes: the second has no share of the last batch."""
+    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), batches=2, images=5)
+    task._data.process = (1, 2)
+    task.on_train_epoch_start()
+    train(task, [(BATCH[0][1::2], BATCH[1][1::2])])
+    losses, hits = list(task._losses), len(task._hits)
+    task.trainer.global_step = 1
+    assert {float(own.abs().max()) for own in gradients_of(task, [(BATCH[0][:1], BATCH[1][:1])], 1).values()} == {0.0}
+    task.on_train_epoch_end()
+    assert task.metrics["train_loss"] == pytest.approx(float(losses[0]) / 2)
+    assert torch.cat(task._hits[hits:]).numel() == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
@@ -527,7 +554,7 @@ def test_many_bad_batches_do_not_fill_the_disk(tmp_path: Path) -> None:
 
 def end_epoch(task: ClassificationTask, logits: Tensor, labels: Tensor) -> None:
     """Validation that came out so, and what the task makes of it."""
-    task.trainer.datamodule = data_of(4, 4, val=len(labels))  # type: ignore[attr-defined]
+    task.trainer.datamodule = data_of(len(task._data.train), 4, val=len(labels))  # type: ignore[attr-defined]
     task._outputs.append((logits, labels))
     task.on_validation_epoch_end()
     task._hits.append(torch.ones(1))

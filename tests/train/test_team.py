@@ -34,7 +34,7 @@ PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """26 images to train on, and 21 to validate on."""
+    """26 images to train on, of which two are a last short batch, and 21 to validate on."""
     folder = tmp_path_factory.mktemp("data") / "photos"
     every = runs.photos(folder.parent / "every", images=16, noise=250.0)
     for number, path in enumerate(sorted(every.glob("*/*.png"))):
@@ -74,7 +74,7 @@ def test_several_processes_end_with_the_weights_and_the_numbers_of_one(
     data: Path, alone: Path, tmp_path: Path, flags: tuple[str, ...], launcher: tuple[str, ...]
 ) -> None:
     done = run(data, tmp_path / "run", *flags, launcher=launcher)
-    assert done.stdout.count("epochs of 3 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
+    assert done.stdout.count("epochs of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
     ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
     assert ours.keys() == theirs.keys()
     assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) <= 1e-5
@@ -160,11 +160,14 @@ def test_the_shares_of_a_batch_are_the_batch(train: int, batch_size: int, size: 
         list(images(train, 0, batch_size, rank, size, balanced=balanced).train_dataloader().batch_sampler)
         for rank in range(size)
     ]
+    data = [images(train, 0, batch_size, rank, size, balanced=balanced) for rank in range(size)]
     for number, batch in enumerate(whole):
-        own = [share[number] for share in shares]
-        assert sorted(key for keys in own for key in keys) == sorted(batch)
-        data = images(train, 0, batch_size, 0, size)
-        assert sum(data.part(len(keys)) for keys in own) == pytest.approx(1.0)
+        counted = [own.images_in(number, number) for own in data]
+        assert all(share[number] for share in shares), "a process without images would not come to the meeting"
+        keys = [key for share, (own, _) in zip(shares, counted, strict=True) for key in share[number][:own]]
+        assert sorted(keys) == sorted(batch)
+        assert counted == [(len(batch[rank::size]), len(batch)) for rank in range(size)]
+    assert data[0].images_in(0, len(whole) - 1)[1] == train
     assert {len(share) for share in shares} == {len(whole)}
 
 

@@ -108,7 +108,7 @@ def test_the_model_of_an_averaged_run_has_the_validation_figures_that_were_logge
 
 
 def test_batches_added_up_are_steps_of_as_many_images(data: Path, tmp_path: Path) -> None:
-    """27 training images: 6 batches of 4 in two steps an epoch."""
+    """27 training images: 6 batches of 4 and one of 3, in two steps an epoch."""
     seen: list[str] = []
     folder, said = train(
         runs.quick(data, batch_size=4, accumulate=4, epochs=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -115,7 +116,10 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
-    """Batches of a sampler's keys; of each batch what one of several processes computes.
+    """Batches of all of a sampler's keys, the last as short as it comes; of each what one of several processes does.
+
+    A process whose share of a short batch is empty computes the batch's first image, as none may stay idle while
+    others meet; `ImageData.images_in` says that it counts for nothing.
 
     Args:
         sampler: whose keys come in batches.
@@ -124,17 +128,16 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
-        self.sampler, self.process = sampler, process  # Lightning finds `sampler` by its name
-        self.batch_size = min(batch_size, len(sampler))
+        self.sampler, self.batch_size, self.process = sampler, batch_size, process  # Lightning finds `sampler` by name
 
     def __len__(self) -> int:
-        # A last batch of one image is noise; the remainder is dropped, unless there is nothing else.
-        return len(self.sampler) // self.batch_size
+        return math.ceil(len(self.sampler) / self.batch_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         keys, (rank, size) = list(self.sampler), self.process
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            yield keys[start : start + self.batch_size][rank::size]
+        for start in range(0, len(keys), self.batch_size):
+            batch = keys[start : start + self.batch_size]
+            yield batch[rank::size] or batch[:1]
 
 
 class ImageData(LightningDataModule):
@@ -208,9 +211,12 @@ class ImageData(LightningDataModule):
         batches.sampler.set_epoch(epoch)
         return next(islice(batches, batch, None))
 
-    def part(self, images: int) -> float:
-        """How much of a whole training batch so many images are."""
-        return images / min(self.batch_size, len(self.train))
+    def images_in(self, first: int, last: int) -> tuple[int, int]:
+        """How many images training batches `first` to `last` have: those that this process answers for, and all."""
+        rank, size = self.process
+        start, end = (min(number * self.batch_size, len(self.train)) for number in (first, last + 1))
+        sizes = [min(self.batch_size, end - begin) for begin in range(start, end, self.batch_size)]
+        return sum(len(range(rank, images, size)) for images in sizes), end - start
 
     def _batches(self) -> BatchSampler:
         labels = self.train.table.labels if self.balanced else None

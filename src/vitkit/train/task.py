@@ -80,7 +80,8 @@ class ClassificationTask(LightningModule):
         self._started = self._now = time.monotonic()
         self.later: Later | None = None  # on a GPU
         self._compiled: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-        self._losses: list[Tensor] = []
+        self._losses: list[Tensor] = []  # of each batch the sum over its images
+        self._images: list[int] = []  # of each batch
         self._hits: list[Tensor] = []
         self._outputs: list[tuple[Tensor, Tensor]] = []
         self._outcome: Outcome | None = None
@@ -128,8 +129,11 @@ class ClassificationTask(LightningModule):
             share_out(self.model, self.device_mesh)
 
     def compile_steps(self) -> None:
-        """Let torch.compile make the forward and backward pass quicker, from the first step on."""
-        self._compiled = torch.compile(self.model.forward_heads)
+        """Let torch.compile make the forward and backward pass quicker, from the first step on.
+
+        A batch of another size, as the last of an epoch, is compiled anew: code for any size would be slower for all.
+        """
+        self._compiled = torch.compile(self.model.forward_heads, dynamic=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.recipe)
@@ -143,6 +147,7 @@ class ClassificationTask(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self._losses.clear()
+        self._images.clear()
         self._hits.clear()
         self.went_back, self._outcome = False, None
         if self.recipe.method == "linear":  # what does not learn should not drop either
@@ -166,7 +171,9 @@ class ClassificationTask(LightningModule):
         images, labels = batch
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)  # as the convolution of patches wants them
-        number, batches = self._place(batch_idx)
+        number, last = self._place(batch_idx)
+        counted, _ = self._data.images_in(batch_idx, batch_idx)  # 0 for a stand-in
+        _, images_of_step = self._data.images_in(batch_idx - number, last)
         if number == 0:
             self._clear_gradients()
         mixed, targets = self._targets(images, labels, number)
@@ -178,20 +185,21 @@ class ClassificationTask(LightningModule):
             place = (seen, self.team.rank) if self.team.rank else (seen,) if seen else ()
             torch.manual_seed(mix_seeds(self.recipe.seed, self.global_step, *place))
             loss, hits = self.loss_of(mixed[piece], targets[piece])
-            share = self._part(mixed[piece])
-            self._add_gradients(loss * (share / batches))
-            losses.append(loss.detach() * share)
-            self._hits.append(hits)
+            weight = len(hits) if counted else 0
+            self._add_gradients(loss * (weight / images_of_step))
+            losses.append(loss.detach() * weight)
+            self._hits.append(hits[:weight])
 
         self.pieces.each(len(images), compute)
         loss = torch.stack(losses).sum()
         self._losses.append(loss)
+        self._images.append(counted)
         if self.later is not None:
             self.later.note_loss(loss)
         elif self._bad is None and not loss.isfinite():
             self._bad = "loss", self._describe(batch, batch_idx)
         is_last = batch_idx + 1 == self.trainer.num_training_batches
-        if number == batches - 1:
+        if batch_idx == last:
             self._move(batch, batch_idx)
             if self.later is not None and (is_last or self.later.is_due):
                 self._settle(self.later)
@@ -209,13 +217,9 @@ class ClassificationTask(LightningModule):
         return self.team.size > 1 and self.recipe.strategy == "fsdp"
 
     def _place(self, batch_idx: int) -> tuple[int, int]:
-        """Which batch of its step this is, and of how many: the last step of an epoch may have fewer."""
+        """Which batch of its step this is, from 0, and the step's last: the last step of an epoch may have fewer."""
         number = batch_idx % self.recipe.accumulate
-        return number, min(self.recipe.accumulate, int(self.trainer.num_training_batches) - batch_idx + number)
-
-    def _part(self, images: Tensor) -> float:
-        """How much these images are of the whole batch, all processes' shares together."""
-        return self._data.part(len(images))
+        return number, min(batch_idx - number + self.recipe.accumulate, int(self.trainer.num_training_batches)) - 1
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -329,8 +333,10 @@ class ClassificationTask(LightningModule):
     def on_train_epoch_end(self) -> None:
         self._look_at_the_clock()
         losses = torch.stack(self._losses).tolist() if self._losses else []
-        own = [loss for loss in losses if math.isfinite(loss)]
-        self.metrics["train_loss"] = sum(self.team.gather(sum(own) / len(own) if own else math.nan))
+        own = [(loss, images) for loss, images in zip(losses, self._images, strict=True) if math.isfinite(loss)]
+        sums = self.team.gather((sum(loss for loss, _ in own), sum(images for _, images in own)))
+        images = sum(images for _, images in sums)
+        self.metrics["train_loss"] = sum(loss for loss, _ in sums) / images if images else math.nan
         self.metrics["train_acc"] = torch.cat(self.team.gather(torch.cat(self._hits).cpu())).float().mean().item()
         is_finite, is_good = all_finite(self.state_dict()), self.guard.judge(self._outcome)
         if is_finite and is_good:
