@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pickle
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +194,6 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "mean": (other_mean, "another preprocess than the model has"),
     "names": (other_order, "another classes than the model has"),
     "temperature": (other_temperature, "another temperature than the model has"),
-    "no card": (lambda model, card: "", "was not exported by vitkit|is damaged"),
 }
 
 
@@ -300,7 +297,7 @@ def test_an_openvino_model_needs_its_weights(exported: Path, tmp_path: Path) -> 
     with pytest.raises(VitkitError, match=r"lacks the file of its weights: .*model.bin"):
         load_exported(tmp_path / "model.xml")
     (tmp_path / "model.bin").write_bytes((exported / "model.bin").read_bytes()[:1000])
-    with pytest.raises(VitkitError, match=r"is no OpenVINO model that can be read"):
+    with pytest.raises(VitkitError, match=r"a constant lies outside of its weights"):
         load_exported(tmp_path / "model.xml")
 
 
@@ -315,7 +312,7 @@ def test_an_onnx_file_of_others_is_not_guessed_at(tmp_path: Path) -> None:
     from vitkit.engine import onnx
 
     (tmp_path / "theirs.onnx").write_bytes(onnx.to_graph(build()).SerializeToString())
-    with pytest.raises(VitkitError, match="was not exported by vitkit: it does not say its classes"):
+    with pytest.raises(VitkitError, match="is no ONNX file of vitkit's: it does not say its classes"):
         load_exported(tmp_path / "theirs.onnx")
 
 
@@ -323,26 +320,3 @@ def test_a_file_of_a_later_version_says_so(tmp_path: Path) -> None:
     text = card().to_json().replace('"format_version": 1', '"format_version": 2')
     with pytest.raises(VitkitError, match=r"was exported by vitkit .*: upgrade vitkit to read it"):
         Card.from_json(text, tmp_path)
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return Path.touch, (Path("exploded"),)
-
-
-@pytest.mark.parametrize("place", ["data/sample_inputs/model.pt", "data/weights/model_weights_config.json"])
-def test_a_program_that_would_run_anything_is_refused(
-    exported: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    evil = tmp_path / "model.pt2"
-    with zipfile.ZipFile(exported / "model.pt2") as old, zipfile.ZipFile(evil, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name.endswith(place):
-                content = content.replace(b'"use_pickle": false', b'"use_pickle": true', 1)
-                content = pickle.dumps(Bomb()) if place.endswith(".pt") else content
-            new.writestr(name, content)
-    with pytest.raises(VitkitError, match=r"is refused: reading .* in it could run anything"):
-        load_exported(evil)
-    assert not Path("exploded").exists()

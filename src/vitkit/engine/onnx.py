@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import vitkit
-from vitkit.engine.graph import CARD, Activation, Pads, draw
+from vitkit.engine.graph import Activation, Pads, draw
 from vitkit.engine.runner import GraphRunner, Runner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
@@ -100,9 +100,8 @@ class OnnxRunner(GraphRunner):
         options.log_severity_level = _LOG_ERRORS
         given = source if isinstance(source, bytes) else str(source)
         self._session = runtime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-        self.card = self._session.get_modelmeta().custom_metadata_map.get(CARD)
-        batch = self._session.get_inputs()[0].shape[0]
-        self.batch = batch if isinstance(batch, int) else None
+        batch, outputs = self._session.get_inputs()[0].shape[0], self._session.get_outputs()[0].shape[1]
+        self.batch, self.outputs = batch if isinstance(batch, int) else None, outputs
 
     def _run(self, images: Tensor) -> Tensor:
         (logits,) = self._session.run(None, {"images": images.numpy()})

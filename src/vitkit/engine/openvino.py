@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitkit.engine import best_precision
 from vitkit.engine.flow import cores
-from vitkit.engine.graph import CARD, Activation, Pads, draw
+from vitkit.engine.graph import Activation, Pads, draw
 from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
@@ -42,11 +42,8 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
     """
     if precision == "auto":
         precision = best_precision() if _has_bfloat16() else "float32"
-    weights = path.with_suffix(".bin")
-    if not weights.is_file():
-        raise VitkitError(f"{path} lacks the file of its weights: {weights}")
     try:
-        return OpenVINORunner(_core().read_model(path, weights), precision)
+        return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
     except RuntimeError as error:
         raise VitkitError(f"{path} is no OpenVINO model that can be read: {_first_line(error)}") from error
 
@@ -101,9 +98,9 @@ class OpenVINORunner(GraphRunner):
         if precision == "bfloat16" and not _has_bfloat16():
             raise VitkitError("this processor has no bfloat16: take --precision float32")
         self.precision = precision
-        self.card = str(graph.get_rt_info([CARD]).value) if graph.has_rt_info([CARD]) else None
-        batch = graph.input(0).partial_shape[0]
+        batch, outputs = graph.input(0).partial_shape[0], graph.output(0).partial_shape[1]
         self.batch = None if batch.is_dynamic else batch.get_length()
+        self.outputs = None if outputs.is_dynamic else outputs.get_length()
         self._graph = graph
         self._compiled: dict[int, Any] = {}  # by threads
         self._lock, self._own = Lock(), local()

@@ -7,6 +7,8 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from vitkit.errors import VitkitError
+
 Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]
 Precision = Literal["auto", "float32", "bfloat16"]
 ENGINES: tuple[str, ...] = get_args(Engine)
@@ -37,23 +39,36 @@ class GraphRunner:
     """A runner whose graph takes any number of images, or one number alone.
 
     Attributes:
-        card: what a file of vitkit's says of itself; None where it says nothing.
         batch: the only number of images that the graph takes; None for any.
+        outputs: number of logits; None where the graph does not say.
     """
 
     engine: str
     precision: str
     is_concurrent = False
     merged = 0
-    card: str | None
     batch: int | None
+    outputs: int | None
 
     def __call__(self, images: Tensor) -> Tensor:
         if self.batch is None:
-            return self._run(images.contiguous())
+            return self._answer(images.contiguous())
         missing = images.new_zeros(-len(images) % self.batch, *images.shape[1:])
         whole = torch.split(torch.cat([images, missing]), self.batch)
-        return torch.cat([self._run(piece) for piece in whole])[: len(images)]
+        return torch.cat([self._answer(piece) for piece in whole])[: len(images)]
+
+    def _answer(self, images: Tensor) -> Tensor:
+        """As `_run`, with whatever the runtime raises in a line."""
+        try:
+            logits = self._run(images)
+        except VitkitError:
+            raise
+        except Exception as error:  # each runtime has its own kinds
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise VitkitError(f"the engine {self.engine} cannot compute {tuple(images.shape)}: {reason}") from error
+        if logits.shape != (len(images), self.outputs or logits.shape[-1]):
+            raise VitkitError(f"the engine {self.engine} answers {tuple(logits.shape)} for {len(images)} images")
+        return logits
 
     def _run(self, images: Tensor) -> Tensor:
         """(batch, C, height, width), contiguous -> (batch, K)."""

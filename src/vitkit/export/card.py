@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.export.seal import BLANK
 from vitkit.files import to_json
 
 _VERSION = 1
@@ -42,7 +44,7 @@ class Card:
         return cls(classifier.classes, classifier.preprocess, classifier.temperature, classifier.thresholds, dtype)
 
     def to_json(self) -> str:
-        """The text; its fields have the names that they have in model.json."""
+        """The text, with zeros for the checksum; its fields have the names that they have in model.json."""
         return to_json(
             {
                 "format_version": _VERSION,
@@ -53,27 +55,27 @@ class Card:
                 "temperature": self.temperature,
                 **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
                 "dtype": self.dtype,
+                "checksum": BLANK,
             }
         )
 
     @classmethod
-    def from_json(cls, text: str | None, path: Path) -> Card:
+    def from_json(cls, text: str, path: Path) -> Card:
         """The card in a file.
 
         Raises:
-            VitkitError: there is none, it is damaged, or a later vitkit wrote it.
+            VitkitError: it is damaged, or a later vitkit wrote it.
         """
-        if text is None:
-            raise VitkitError(f"{path} was not exported by vitkit: it does not say its classes and preprocessing")
         try:
             fields: dict[str, Any] = json.loads(text)
-            if fields["format_version"] > _VERSION:
+            version = fields["format_version"]
+            if version > _VERSION:
                 raise VitkitError(
                     f"{path} was exported by vitkit {fields['vitkit_version']}: upgrade vitkit to read it"
                 )
             if (fields["task"] == "multi") != ("thresholds" in fields):
                 raise ValueError(f"task {fields['task']} does not go with its thresholds")
-            return cls(
+            card = cls(
                 classes=tuple(fields["classes"]),
                 preprocess=Preprocess.from_dict(fields["preprocess"]),
                 temperature=fields["temperature"],
@@ -81,5 +83,28 @@ class Card:
                 dtype=fields["dtype"],
                 vitkit_version=fields["vitkit_version"],
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            card.check()
+            return card
+        except VitkitError as error:
+            raise VitkitError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from error
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise VitkitError(f"{path} is damaged: what it says of itself cannot be read ({error})") from error
+
+    def check(self) -> None:
+        """Whether its values can be computed with.
+
+        Raises:
+            ValueError: one cannot.
+        """
+        if not self.classes or not all(isinstance(name, str) for name in self.classes):
+            raise ValueError(f"classes are {self.classes!r:.80}")
+        if not _is_number(self.temperature) or self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature!r:.80}")
+        if self.thresholds is not None and (
+            len(self.thresholds) != len(self.classes) or not all(map(_is_number, self.thresholds))
+        ):
+            raise ValueError(f"{len(self.classes)} classes have the thresholds {self.thresholds!r:.80}")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

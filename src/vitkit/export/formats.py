@@ -13,7 +13,7 @@ from vitkit.engine import openvino as openvino_engine
 from vitkit.engine.graph import CARD
 from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
-from vitkit.export import program
+from vitkit.export import program, screen_onnx, screen_openvino, seal
 from vitkit.model import VisionTransformer
 
 DTYPES: dict[str, torch.dtype] = {
@@ -32,13 +32,14 @@ class Format:
         beside: suffixes of the files that belong to it.
         engine: the name of its runtime among `ENGINES`.
         write: model, path, text of the card, only batch or None, dtype of the weights.
-        open: a runner of a file in a precision, `auto` included.
+        open: a runner of a file in a precision, `auto` included, and the text of its card; a file that holds anything
+            but what `write` writes is refused before its runtime sees it.
     """
 
     suffix: str
     engine: str
     write: Callable[[VisionTransformer, Path, str, int | None, torch.dtype], None]
-    open: Callable[[Path, str], GraphRunner]
+    open: Callable[[Path, str], tuple[GraphRunner, str]]
     beside: tuple[str, ...] = ()
 
     def files(self, path: Path) -> list[Path]:
@@ -50,7 +51,15 @@ def _write_onnx(model: VisionTransformer, path: Path, card: str, batch: int | No
     graph = onnx_engine.to_graph(model, batch, dtype)
     entry = graph.metadata_props.add()
     entry.key, entry.value = CARD, card
-    path.write_bytes(graph.SerializeToString())
+    content = graph.SerializeToString()
+    place = seal.place_of(content, content.rindex(card.encode()))
+    digits = seal.checksum(seal.blanked(content, place)).encode()
+    path.write_bytes(content[: place.start] + digits + content[place.stop :])
+
+
+def _open_onnx(path: Path, precision: str) -> tuple[GraphRunner, str]:
+    card = screen_onnx.read_card(path)
+    return onnx_engine.from_file(path, precision), card
 
 
 def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
@@ -60,6 +69,15 @@ def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int 
         openvino_engine.import_openvino().serialize(graph, path, path.with_suffix(".bin"))
     except RuntimeError as error:  # how OpenVINO reports a full disk
         raise OSError(f"cannot write {path}: is the disk full?") from error
+    content = path.read_bytes()
+    place = seal.place_of(content)
+    digits = seal.checksum([*seal.blanked(content, place), path.with_suffix(".bin").read_bytes()]).encode()
+    path.write_bytes(content[: place.start] + digits + content[place.stop :])
+
+
+def _open_openvino(path: Path, precision: str) -> tuple[GraphRunner, str]:
+    card = screen_openvino.read_card(path)
+    return openvino_engine.from_file(path, precision), card
 
 
 FORMATS: dict[str, Format] = {
@@ -67,14 +85,14 @@ FORMATS: dict[str, Format] = {
         suffix=".onnx",
         engine="onnx",
         write=_write_onnx,
-        open=onnx_engine.from_file,
+        open=_open_onnx,
     ),
     "openvino": Format(
         suffix=".xml",
         beside=(".bin",),
         engine="openvino",
         write=_write_openvino,
-        open=openvino_engine.from_file,
+        open=_open_openvino,
     ),
     "torch": Format(
         suffix=".pt2",

@@ -22,9 +22,11 @@ class Exported(Classifier):
 
     def __init__(self, path: Path, precision: str) -> None:
         self.path, self._form = path, format_of(path)
-        runner = self._form.open(path, precision)
+        runner, card = self._form.open(path, precision)
+        self.card = Card.from_json(card, path)
+        if runner.outputs != len(self.card.classes):
+            raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {len(self.card.classes)} classes")
         self.runner: Runner = runner
-        self.card = Card.from_json(runner.card, path)
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
         self.provenance = {"exported": str(path), "dtype": self.card.dtype, "vitkit_version": self.card.vitkit_version}

@@ -1,27 +1,19 @@
-"""PyTorch's own format: the traced program of `torch.export` with its weights (.pt2), without the classes it came from.
-
-The format may hold pickled objects, which can run anything when they are read. Ours hold none, and a file that does is
-refused.
-"""
+"""PyTorch's own format: the program that `torch.export` traces, with its weights and without our classes (.pt2)."""
 
 from __future__ import annotations
 
 import json
-import warnings
-import zipfile
 from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
 
-from vitkit.engine.graph import CARD
 from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
+from vitkit.export import program_file, seal
+from vitkit.export.check import Refused
 from vitkit.model import VisionTransformer
-
-_ENTRY = f"{CARD}.json"
 
 
 class ProgramRunner(GraphRunner):
@@ -29,16 +21,15 @@ class ProgramRunner(GraphRunner):
 
     engine = "eager"
 
-    def __init__(self, program: torch.export.ExportedProgram, card: str | None) -> None:
-        self.card = card
-        self._compute = program.module()
-        self.precision = str(next(iter(program.state_dict.values())).dtype).removeprefix("torch.")
-        size = next(node.meta["val"].shape[0] for node in program.graph.nodes if node.name in _inputs(program))
-        self.batch = size if isinstance(size, int) else None
+    def __init__(self, program: program_file.Program) -> None:
+        self._program = program
+        weights = (tensor for tensor in program.constants.values() if tensor.is_floating_point())
+        self.precision = str(next(weights).dtype).removeprefix("torch.")
+        self.batch, self.outputs = program.batch, program.outputs
 
     @torch.inference_mode()
     def _run(self, images: Tensor) -> Tensor:
-        return self._compute(images)
+        return self._program.compute(images)
 
 
 class _InNumbersOf(nn.Module):
@@ -56,6 +47,7 @@ def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dt
     """Trace the model and write it. With `batch` it takes no other number of images; else any.
 
     Raises:
+        Refused: PyTorch reads the file otherwise than vitkit does.
         OSError: the disk is full or not writable.
     """
     config = model.config
@@ -65,54 +57,42 @@ def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dt
     example = torch.zeros(batch or 2, config.in_channels, *config.image_size)
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
     program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
-    buffer = BytesIO()  # torch would end the process where a disk is full
-    torch.export.save(program, buffer, extra_files={_ENTRY: card})
-    path.write_bytes(buffer.getbuffer())
+    buffer = BytesIO()
+    torch.export.save(program, buffer, extra_files={program_file.CARD_ENTRY.removeprefix("extra/"): card})
+    entries = program_file.read_entries(buffer)
+    entries[program_file.MODEL_ENTRY] = _without_traces(entries[program_file.MODEL_ENTRY])
+    content = entries[program_file.CARD_ENTRY]
+    place = seal.place_of(content)
+    digits = seal.checksum(program_file.parts_of(entries)).encode()
+    entries[program_file.CARD_ENTRY] = content[: place.start] + digits + content[place.stop :]
+    program_file.write_entries(entries, path)
+    _read_as_torch_does(path, torch.rand_like(example))
 
 
-def from_file(path: Path, precision: str) -> ProgramRunner:
-    """A runner of a file; precision `auto` is its own.
+def _without_traces(model: bytes) -> bytes:
+    """The program without the lines of source that each operation comes from, which name folders of this machine."""
+    described = json.loads(model)
+    for node in described["graph_module"]["graph"]["nodes"]:
+        node["metadata"].pop("stack_trace", None)
+    return json.dumps(described).encode()
+
+
+@torch.inference_mode()
+def _read_as_torch_does(path: Path, images: Tensor) -> None:
+    """Whether PyTorch's reader, which the file is for, makes the same of it; vitkit itself has just written it."""
+    theirs = torch.export.load(path).module()(images)
+    if not torch.equal(theirs, program_file.read_program(path).compute(images)):
+        raise Refused(f"PyTorch answers otherwise than vitkit when it reads {path.name}")
+
+
+def from_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
+    """A runner of a file, and its card; precision `auto` is its own.
 
     Raises:
-        VitkitError: the file is damaged or holds pickled objects, or computes in another precision.
+        VitkitError: the file is damaged or not by vitkit, or computes in another precision.
     """
-    _check_harmless(path)
-    try:
-        files = {_ENTRY: ""}
-        runner = ProgramRunner(torch.export.load(path, extra_files=files), files[_ENTRY] or None)
-    except (KeyError, RuntimeError, StopIteration, ValueError) as error:
-        raise VitkitError(f"{path} is no program that can be read: {str(error).splitlines()[0]}") from error
+    program = program_file.read_program(path)
+    runner = ProgramRunner(program)
     if precision not in ("auto", runner.precision):
         raise VitkitError(f"{path} computes in {runner.precision}: take --precision {runner.precision}, or auto")
-    return runner
-
-
-def _inputs(program: torch.export.ExportedProgram) -> tuple[str, ...]:
-    return program.graph_signature.user_inputs
-
-
-def _check_harmless(path: Path) -> None:
-    """Whether reading it runs nothing: `torch.export.load` unpickles whatever the archive calls pickled."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if not _is_harmless(archive, name):
-                    raise VitkitError(f"{path} is refused: reading {name} in it could run anything")
-    except (zipfile.BadZipFile, ValueError) as error:
-        raise VitkitError(f"{path} is no program that can be read: {error}") from error
-
-
-def _is_harmless(archive: zipfile.ZipFile, name: str) -> bool:
-    inside = name.partition("/")[2]
-    if inside.startswith("data/aotinductor/"):
-        return False
-    if inside.startswith("data/") and inside.endswith("_config.json"):
-        payloads = json.loads(archive.read(name))["config"].values()
-        return not any(payload["use_pickle"] for payload in payloads)
-    if inside.startswith("data/sample_inputs/"):
-        try:
-            with warnings.catch_warnings(action="ignore"):  # at pickles that are not torch's
-                torch.load(BytesIO(archive.read(name)), weights_only=True)
-        except (UnpicklingError, RuntimeError):
-            return False
-    return True
+    return runner, program.card
