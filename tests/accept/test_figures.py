@@ -47,7 +47,7 @@ def test_real_photographs_train_from_scratch(tmp_path: Path) -> None:
     model = ("--model", "vit_tiny_patch16_224", "--method", "scratch", "--epochs", 1, "--limit", 200)
     vitkit("train", flowers, *model, "--out", tmp_path / "run")
     numbers = json.loads(vitkit("eval", tmp_path / "run", "--json"))
-    assert numbers["images"] == 40
+    assert numbers["images"] == 500
     rows = vitkit("predict", tmp_path / "run", flowers / "roses").splitlines()
     assert len(rows) == 501 and rows[0].startswith("path,label,confidence")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import photos
 from vitkit.data.doctor import examine
 from vitkit.data.source import ImageTable, number_sets, read_source
-from vitkit.data.split import fold, split, split_from_file, split_to_dict, take_stratified
+from vitkit.data.split import fold, limit_training, split, split_from_file, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.evaluate.checkup import write_checkup
 
@@ -199,12 +199,18 @@ def test_folds_share_every_class_equally_and_keep_groups() -> None:
         fold(table, 300, 0)
 
 
-@given(seed=st.integers(0, 10**6), limit=st.integers(6, 100))
+@given(seed=st.integers(0, 10**6), limit=st.integers(6, 70))
 @settings(max_examples=30, deadline=None)
-def test_a_limit_keeps_every_class(seed: int, limit: int) -> None:
-    table = take_stratified(table_of(random_sets(100, 6, seed), 6), limit, seed)
-    assert len(table) == limit
-    assert all(table.counts().values())
+def test_a_limit_keeps_every_class_and_is_nested(seed: int, limit: int) -> None:
+    table = split(table_of(random_sets(100, 6, seed), 6), (0.7, 0.1, 0.2), seed)
+    some, more = (limit_training(table, images, seed) for images in (limit, limit + 7))
+    for name in ("val", "test"):
+        assert some.of_split(name) == table.of_split(name)
+    kept = some.of_split("train")
+    assert len(kept) == min(limit, len(table.of_split("train")))
+    has = {label for i in range(len(kept)) for label in kept.classes_of(i)}
+    assert has == {label for i, own in enumerate(table.splits) if own == "train" for label in table.classes_of(i)}
+    assert set(kept.paths) <= set(more.of_split("train").paths)
 
 
 # --- split.json ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.source import ImageTable
-from vitkit.data.split import SPLITS, fold, scenes, split, split_from_file, split_to_dict, take_stratified
+from vitkit.data.split import SPLITS, fold, limit_training, scenes, split, split_from_file, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.files import write_json
 
@@ -138,45 +138,58 @@ def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float,
 # --- A part of the data ----------------------------------------------------------------------------
 
 
-@given(images=sizes, limit=st.integers(1, 200), seed=st.integers(0, 99))
+@given(images=sizes, limits=st.lists(st.integers(1, 200), min_size=2, max_size=2).map(sorted), seed=st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
-def test_take_stratified_keeps_the_proportions_and_every_class(images: list[int], limit: int, seed: int) -> None:
-    table = table_of(*images)
-    some = take_stratified(table, limit, seed)
-    assert len(some) == min(limit, len(table))
-    assert set(some.paths) <= set(table.paths)
-    assert len(set(some.paths)) == len(some)
-    assert list(some.paths) == sorted(some.paths, key=table.paths.index), "in the order of the table"
-    if limit >= len(images):
-        assert set(some.labels) == set(table.labels)
-        for label, n in enumerate(images):
-            share = n * len(some) / len(table)
-            assert abs(some.labels.count(label) - share) <= len(images), (label, images, limit)
+def test_a_limit_cuts_training_images_alone_in_proportion_and_nested(
+    images: list[int], limits: list[int], seed: int
+) -> None:
+    table = split(table_of(*images), USUAL, seed)
+    trained = table.of_split("train")
+    cut = []
+    for limit in limits:
+        if limit < min(len(images), len(trained)):
+            with pytest.raises(VitkitError, match=f"--limit {limit} is too few"):
+                limit_training(table, limit, seed)
+            return
+        some = limit_training(table, limit, seed)
+        kept = some.of_split("train")
+        assert len(kept) == min(limit, len(trained))
+        assert list(some.paths) == [path for path in table.paths if path in set(some.paths)], "in the table's order"
+        for name in ("val", "test"):
+            assert some.of_split(name) == table.of_split(name)
+        for label in range(len(images)):
+            share = trained.labels.count(label) * len(kept) / len(trained)
+            assert kept.labels.count(label) >= 1
+            assert abs(kept.labels.count(label) - share) <= len(images), (label, images, limit)
+        cut.append(set(kept.paths))
+    assert cut[0] <= cut[1]
 
 
-def test_take_stratified_is_decided_by_its_seed_and_takes_all_of_a_small_table() -> None:
-    table = table_of(50, 50)
-    assert take_stratified(table, 20, 1) == take_stratified(table, 20, 1)
-    assert take_stratified(table, 20, 1) != take_stratified(table, 20, 2)
-    assert take_stratified(table, 100, 1) == take_stratified(table, 1000, 1) == table
+def test_a_limit_is_decided_by_its_seed_and_takes_all_where_there_are_fewer() -> None:
+    table = split(table_of(50, 50), USUAL, 0)
+    assert limit_training(table, 20, 1) == limit_training(table, 20, 1)
+    assert limit_training(table, 20, 1) != limit_training(table, 20, 2)
+    assert limit_training(table, 70, 1) == limit_training(table, 1000, 1) == table
 
 
-def test_take_stratified_of_90_and_10_per_cent_is_that_to_the_image() -> None:
-    some = take_stratified(table_of(900, 100), 50, 0)
+def test_a_limit_on_90_and_10_per_cent_keeps_that_to_the_image() -> None:
+    some = limit_training(table_of(900, 100, splits=("train",) * 1000), 50, 0)
     assert Counter(some.labels) == {0: 45, 1: 5}
 
 
-def test_take_stratified_keeps_the_splits_in_proportion_too() -> None:
+def test_a_limit_leaves_the_datas_own_splits_alone() -> None:
     table = table_of(200, 200, splits=(("train",) * 140 + ("val",) * 20 + ("test",) * 40) * 2)
-    some = take_stratified(table, 40, 0)
+    some = limit_training(table, 40, 0)
     for label in (0, 1):
-        assert counts(some, label) == {"train": 14, "val": 2, "test": 4}
+        assert counts(some, label) == {"train": 20, "val": 20, "test": 40}
 
 
-def test_take_stratified_drops_no_class_for_the_sake_of_anothers_splits() -> None:
-    big, small = ("train",) * 100 + ("val",) * 50 + ("test",) * 50, ("train",) * 5 + ("val",) * 5 + ("test",) * 5
-    some = take_stratified(table_of(200, 15, splits=big + small), 3, 0)
-    assert set(some.labels) == {0, 1}
+def test_a_limit_takes_no_image_to_another_split_than_its_copies() -> None:
+    groups = [i // 3 for i in range(120)]
+    whole = split(table_of(60, 60), USUAL, 0, groups)
+    some = limit_training(whole, 12, 0)
+    split_of = dict(zip(whole.paths, whole.splits, strict=True))
+    assert {path: split_of[path] for path in some.paths} == dict(zip(some.paths, some.splits, strict=True))
 
 
 # --- split.json ------------------------------------------------------------------------------------

@@ -341,3 +341,17 @@ def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data
     findings = [(own / "findings.json").read_text() for own in fold_folders(folder)]
     assert "lonely (1)" in said
     assert sum("none of them in train or val, so the model cannot learn it" in text for text in findings) == 1
+
+
+def test_a_limit_cuts_the_training_images_of_each_fold_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_go", lambda *_: None)  # what is trained on is settled before
+    cross_validate(recipe_for(data), tmp_path / "all")
+    cross_validate(recipe_for(data, limit=6), tmp_path / "some")
+    for number in (1, 2, 3):
+        whole, some = (split_from_file(tmp_path / name / f"fold-{number}" / "split.json") for name in ("all", "some"))
+        assert some.of_split("train").counts() == {"blue": 2, "green": 2, "red": 2}
+        assert set(some.of_split("train").paths) < set(whole.of_split("train").paths)
+        for name in ("val", "test"):
+            assert some.of_split(name).paths == whole.of_split(name).paths != ()

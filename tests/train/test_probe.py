@@ -126,6 +126,9 @@ def test_few_images_get_a_head_and_many_the_whole_model(data: Path, pretrained: 
     assert "training images per class are too few" in reasons[0]
     many = table.take([i % len(table) for i in range(40 * len(table))])
     assert complete({"data": str(data), "weights": str(pretrained)}, many)[0].method == "full"
+    limited, reasons = complete({"data": str(data), "weights": str(pretrained), "limit": 30}, many)
+    assert limited.method == "head"
+    assert "about 10 training images per class" in reasons[0], "a limit is of training images"
     assert complete({"data": str(data), "weights": "none"}, many)[0].method == "scratch"
     assert complete({"data": str(data), "method": "scratch"}, many)[0].weights == "none"
     assert complete({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}, many)[0].lr == 0.5

@@ -243,24 +243,39 @@ def _sizes(images: int, shares: np.ndarray) -> tuple[int, int]:
     return max(val, 0), max(test, 0)
 
 
-def take_stratified(table: ImageTable, limit: int, seed: int) -> ImageTable:
-    """At most `limit` images, the classes (and splits) in their proportions, at least one of each class."""
-    if limit >= len(table):
-        return table
+def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
+    """The table with at most `limit` of its training images; validation and test images all stay.
+
+    The classes keep their proportions, and at least one image each. What a smaller limit keeps, a larger one with the
+    same seed keeps too.
+
+    Args:
+        table: the images, already split.
+        limit: of training images.
+        seed: of which are kept.
+
+    Raises:
+        VitkitError: there are more classes to keep an image of than images to keep.
+    """
     rng = np.random.default_rng(seed)
-    groups: dict[tuple[int, str | None], list[int]] = {}
-    for i in rng.permutation(len(table)).tolist():
-        groups.setdefault((table.labels[i], table.splits[i]), []).append(i)
-    # Rank each image by its depth within its own group: cutting the ranking keeps every group in proportion.
-    ranked = sorted(((depth + 0.5) / len(own), i) for own in groups.values() for depth, i in enumerate(own))
+    sets: dict[int, list[int]] = {}
+    for i in rng.permutation([i for i, own in enumerate(table.splits) if own == "train"]).tolist():
+        sets.setdefault(table.labels[i], []).append(i)
+    # One order for every limit: each image by its depth within its class (or set of classes), one of each class first.
+    ranked = sorted(((depth + 0.5) / len(own), i) for own in sets.values() for depth, i in enumerate(own))
+    if limit >= len(ranked):
+        return table
     first: dict[int, int] = {}
     for _, i in ranked:
         for label in table.classes_of(i):
             first.setdefault(label, i)
     of_each_class = set(first.values())
-    of_each_group = {own[0] for own in groups.values() if not table.is_multi} - of_each_class
-    kept = sorted(ranked, key=lambda row: (row[1] not in of_each_class, row[1] not in of_each_group, *row))
-    return table.take(sorted(i for _, i in kept[:limit]))
+    if limit < len(of_each_class):
+        raise VitkitError(
+            f"--limit {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images"
+        )
+    kept = {i for _, i in sorted(ranked, key=lambda row: (row[1] not in of_each_class, *row))[:limit]}
+    return table.take([i for i, own in enumerate(table.splits) if own != "train" or i in kept])
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:

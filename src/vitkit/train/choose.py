@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from vitkit.config import ViTConfig
@@ -66,9 +67,8 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
         method = "scratch"
     elif method == "auto":
         trained = sum(split in (None, "train") for split in table.splits)
-        trained = min(trained, asked.limit or trained)
         share = 1.0 if any(table.splits) else asked.split[0]
-        each = trained * share / len(table.classes)
+        each = min(trained * share, asked.limit or math.inf) / len(table.classes)
         method = "head" if each < FEW else "full"
         why = {"head": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")

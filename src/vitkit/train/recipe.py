@@ -177,7 +177,11 @@ class Recipe:
     folds: Annotated[
         int | None, "Cross-validate: this many runs, each testing another part of the data.", Between(2, 1e4)
     ] = None
-    limit: Annotated[int | None, "Use at most this many images, stratified, before splitting.", Between(2, 1e12)] = None
+    limit: Annotated[
+        int | None,
+        "Train on at most this many images, of each class in proportion; validation and test images all stay.",
+        Between(2, 1e12),
+    ] = None
     monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best.", BY_METHOD] = "val_acc"
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
     patience: Annotated[int | None, "Stop after this many epochs without a better one.", Between(1, 1e9)] = None

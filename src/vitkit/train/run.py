@@ -11,7 +11,7 @@ import vitkit
 from vitkit.data.doctor import examine
 from vitkit.data.findings import Finding, of_scenes, of_splits
 from vitkit.data.source import ImageTable, read_source
-from vitkit.data.split import check_trainable, fold, scenes, split, split_to_dict, take_stratified
+from vitkit.data.split import check_trainable, fold, limit_training, scenes, split, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.files import write_json, write_text
 from vitkit.train.choose import complete, spare_patches
@@ -92,14 +92,14 @@ def _prepare(
     recipe = spare_patches(recipe, fields, config)
     if recipe.teacher is not None:
         load_teacher(recipe.teacher, table.classes, config.image_size)
-    if recipe.limit is not None:
-        table = take_stratified(table, recipe.limit, recipe.seed)
     diagnosis = examine(table, preprocess, progress)
     groups = list(diagnosis.twins)
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
     splits = _splits(diagnosis.table, recipe, groups)
+    if recipe.limit is not None:
+        splits = [limit_training(own, recipe.limit, recipe.seed) for own in splits]
     run = Run(claim(out, table.root.name), say, progress)
     try:
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
