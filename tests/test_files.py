@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from vitkit.files import replacing, write_json, write_text
+from vitkit.errors import VitkitError
+from vitkit.files import replacing, sole, write_json, write_text
 
 
 @contextmanager
@@ -105,3 +109,51 @@ def test_what_cannot_be_json_leaves_the_old_file(tmp_path: Path) -> None:
         write_json(tmp_path / "a.json", {"a": object()})
     assert json.loads((tmp_path / "a.json").read_text()) == 1
     assert names(tmp_path) == ["a.json"]
+
+
+# --- One process at a time ---------------------------------------------------------------------------
+
+
+def test_only_one_works_on_a_file_and_the_other_is_told_who(tmp_path: Path) -> None:
+    with sole(tmp_path / "a.csv"):
+        with sole(tmp_path / "b.csv"), pytest.raises(VitkitError) as caught, sole(tmp_path / "a.csv"):
+            pass
+        assert f"a.csv is being written by process {os.getpid()} of" in str(caught.value)
+    with sole(tmp_path / "a.csv"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from vitkit.files import sole\n"
+        "with sole(Path(sys.argv[1])): print('held', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "a.csv"
+    ended = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (-9, b"held\n")
+    assert names(tmp_path) == [".a.csv.lock"]
+    with sole(path):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_of_many_at_once_one_works(tmp_path: Path) -> None:
+    """Each adds a line to the file and takes it away again; two at once would see the other's."""
+    code = (
+        "import sys, time; from pathlib import Path; from vitkit.errors import VitkitError; from vitkit.files import sole\n"
+        "path, done = Path(sys.argv[1]), 0\n"
+        "while done < 5:\n"
+        "    try:\n"
+        "        with sole(path):\n"
+        "            path.touch(exist_ok=False); time.sleep(0.001); path.unlink(); done += 1\n"
+        "    except VitkitError:\n"
+        "        time.sleep(0.0005)\n"
+        "print(done)"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "a"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    outputs = [process.communicate() for process in running]
+    assert [error for _, error in outputs] == [b""] * 4
+    assert [out for out, _ in outputs] == [b"5\n"] * 4
+    assert names(tmp_path) == []

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from vitkit.errors import VitkitError
 
 
 @contextmanager
@@ -22,6 +26,39 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def sole(path: Path) -> Iterator[None]:
+    """Work on a file or folder as the only process that does. The lock ends with the process, however that ends.
+
+    Raises:
+        VitkitError: another process works on it; the message says which.
+    """
+    from filelock import FileLock, Timeout
+
+    place = path.with_name(f".{path.name}.lock")
+    lock = FileLock(place, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise VitkitError(
+            f"{path} is being written by {_holder(place)}: wait until it is done, or name another"
+        ) from error
+    try:
+        with suppress(OSError):  # of a full disk what is being written will tell
+            place.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%F %T')}")
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: whoever has opened it meanwhile sees that it is gone, and asks anew
+            place.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(place: Path) -> str:
+    with suppress(OSError, ValueError):
+        return place.read_text() or "another process"
+    return "another process"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -31,6 +31,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.walk import find_images
 from vitkit.evaluate import album
+from vitkit.files import sole
 from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")
@@ -77,6 +78,16 @@ def test_top_adds_two_columns_a_class(vitkit: Any, trained: Path, here: Path, to
     header = vitkit("predict", trained, "photos/red/img1.png", "--top", top).out.splitlines()[0].split(",")
     further = [f"{name}_{rank}" for rank in range(2, ranks + 1) for name in ("label", "confidence")]
     assert header == ["path", "label", "confidence", "error", *further]
+
+
+def test_a_file_that_another_process_writes_is_left_to_it(vitkit: Any, trained: Path, here: Path) -> None:
+    with sole(here / "answers.csv"):
+        for flag in ([], ["--resume"], ["--force"]):
+            outcome = vitkit("predict", trained, "photos/red", "-o", "answers.csv", *flag)
+            assert (outcome.code, outcome.out) == (2, "")
+            assert "answers.csv is being written by process" in outcome.err
+    assert vitkit("predict", trained, "photos/red", "-o", "answers.csv").code == 0
+    assert not [path.name for path in here.iterdir() if path.name.endswith((".lock", ".partial"))]
 
 
 def test_a_bad_image_is_a_row_with_its_reason(vitkit: Any, trained: Path, here: Path) -> None:

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +28,7 @@ from vitkit.data.source import JOINT
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.gathering import Stock, Tally, gathering, partial_of, read_rows, take_stock
 from vitkit.evaluate.rows import FORMATS, Columns, Format
+from vitkit.files import sole
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Prediction
@@ -76,24 +77,26 @@ def predict(
     paths = list(dict.fromkeys(find_images(sources)))  # what is not there should be said before the model is loaded
     from vitkit.cli.progress import Bar
 
-    classifier = load_model(model)
-    columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
-    form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
-    stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
-    classifier = classifier.use(engine, precision, len(stock.missing), merge)
-    album = None if pictures is None else _open_album(pictures, folders, paths)
-    tally = stock.tally
-    with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
-        if album is not None and stock.file is not None:
-            album.complete(row for _, row in read_rows(stock.file, form))
-        for prediction in classifier.predict(stock.missing, batch_size):
-            row = columns.row(prediction)
-            if album is not None:
-                album.add(row)  # first, so that a row in the file has its picture
-            write(prediction)
-            tally.add(row)
-            if out is not None:
-                bar("predicting", tally.images, len(paths))
+    with nullcontext() if out is None else sole(out):
+        _check_free(out, may_exist=resume or force)
+        classifier = load_model(model)
+        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
+        form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
+        stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
+        classifier = classifier.use(engine, precision, len(stock.missing), merge)
+        album = None if pictures is None else _open_album(pictures, folders, paths)
+        tally = stock.tally
+        with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
+            if album is not None and stock.file is not None:
+                album.complete(row for _, row in read_rows(stock.file, form))
+            for prediction in classifier.predict(stock.missing, batch_size):
+                row = columns.row(prediction)
+                if album is not None:
+                    album.add(row)  # first, so that a row in the file has its picture
+                write(prediction)
+                tally.add(row)
+                if out is not None:
+                    bar("predicting", tally.images, len(paths))
     _conclude(tally, out, columns, classifier)
     if tally.unreadable == tally.images or (strict and tally.unreadable):
         raise typer.Exit(1)
@@ -107,7 +110,10 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
             raise VitkitError("--resume needs the --out that it is to go on with")
         return
     check_out(out, FORMATS, folders)
-    if resume or force:
+
+
+def _check_free(out: Path | None, *, may_exist: bool) -> None:
+    if out is None or may_exist:
         return
     if out.exists():
         raise VitkitError(
