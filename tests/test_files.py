@@ -141,7 +141,8 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
 def test_of_many_at_once_one_works(tmp_path: Path) -> None:
     """Each adds a line to the file and takes it away again; two at once would see the other's."""
     code = (
-        "import sys, time; from pathlib import Path; from vitkit.errors import VitkitError; from vitkit.files import sole\n"
+        "import sys, time; from pathlib import Path\n"
+        "from vitkit.errors import VitkitError; from vitkit.files import sole\n"
         "path, done = Path(sys.argv[1]), 0\n"
         "while done < 5:\n"
         "    try:\n"
