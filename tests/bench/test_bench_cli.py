@@ -209,3 +209,9 @@ def test_folder_measures_end_to_end_and_the_memory_of_many_files(tmp_path: Path)
     assert all(float(row["same_top1"]) >= 0.8 for row in streams)
     assert [int(row["images"]) for row in memory] == list(range(5, 101, 5))
     assert max(float(row["of_first"]) for row in memory) < 1.3
+
+
+def test_coverage_counts_how_often_intervals_hold_the_truth(tmp_path: Path) -> None:
+    rows = smoke("coverage.py", tmp_path)["coverage"]
+    assert [row["kind"] for row in rows] == ["calibrated", "overconfident", "uneven", "groups of five"]
+    assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")

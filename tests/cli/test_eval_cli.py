@@ -13,7 +13,7 @@ import pytest
 from photos import fingerprint
 from vitkit.data.source import read_source
 from vitkit.data.split import split_from_file
-from vitkit.evaluate.figures import DASH, figures
+from vitkit.evaluate.figures import figures, interval_text
 from vitkit.evaluate.metrics import Evaluation, evaluate
 from vitkit.weights import load
 
@@ -45,10 +45,9 @@ def test_text_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluati
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     assert lines[0].startswith("6 test images of ")
-    low, high = figures(expected)["intervals_95"]["accuracy"]
-    assert f"accuracy           {expected.accuracy:.4f} (95 %: {low:.3f}{DASH}{high:.3f})" in lines
-    assert f"macro_f1           {expected.macro_f1:.4f}" in lines
-    assert f"loss               {expected.loss:.4f}" in lines
+    bounds = figures(expected)["intervals_95"]
+    for name in ("accuracy", "macro_f1", "loss"):
+        assert f"{name:18} {getattr(expected, name):.4f} (95 %: {interval_text(bounds[name])})" in lines
     for name, row in expected.per_class().items():
         words = [f"{row['precision']:.3f}", f"{row['recall']:.3f}", f"{row['f1']:.3f}", str(row["support"])]
         assert [name, *words] in [line.split() for line in lines]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
 from scipy.special import softmax
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from vitkit.evaluate.figures import at_temperature, figures, intervals, rank_areas
+from vitkit.evaluate.figures import at_temperature, figures, rank_areas
 from vitkit.evaluate.metrics import Evaluation
 
 
@@ -32,38 +31,6 @@ def sample(n: int, k: int = 4, seed: int = 0, sharpness: float = 2.0, temperatur
 
 def subset(own: Evaluation, drawn: np.ndarray) -> Evaluation:
     return Evaluation("test", own.classes, tuple(map(str, drawn)), own.labels[drawn], own.probabilities[drawn])
-
-
-@pytest.mark.parametrize("n", [40, 400])
-def test_intervals_are_those_of_a_plain_bootstrap(n: int) -> None:
-    own, rng = sample(n), np.random.default_rng(1)
-    drawn = [subset(own, rng.integers(0, n, n)) for _ in range(600)]
-    found = intervals(own, 4000)
-    for name, bounds in found.items():
-        values = np.array([getattr(one, name) for one in drawn])
-        expected = np.percentile(values, (2.5, 97.5))
-        np.testing.assert_allclose(bounds, expected, atol=0.35 * values.std(), err_msg=name)
-
-
-def test_intervals_are_the_same_for_the_same_seed() -> None:
-    assert intervals(sample(50)) == intervals(sample(50))
-    assert intervals(sample(50)) != intervals(sample(50), seed=1)
-
-
-def test_intervals_narrow_with_the_images() -> None:
-    widths = [high - low for low, high in (intervals(sample(n))["accuracy"] for n in (50, 5000))]
-    assert widths[1] < widths[0] / 5
-
-
-def test_a_single_image_has_intervals() -> None:
-    assert intervals(sample(1))["accuracy"] in ((0.0, 0.0), (1.0, 1.0))
-
-
-def test_intervals_of_a_hundred_thousand_images_take_seconds() -> None:
-    own = sample(100_000)
-    started = time.process_time()
-    intervals(own)
-    assert time.process_time() - started < 10
 
 
 def test_areas_are_scikit_learns_and_none_where_there_is_no_curve() -> None:
@@ -94,8 +61,7 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
     assert numbers["temperature"] == 0.7
     assert numbers["ece_before_temperature"] == pytest.approx(sample(80).ece, abs=1e-6)
     for name, (low, high) in numbers["intervals_95"].items():
-        assert 0 <= low <= high <= 1, name
-        assert name == "ece" or low <= numbers[name] <= high, name  # drawing anew makes the error larger
+        assert 0 <= low <= numbers[name] <= high, name
     areas = rank_areas(own)
     for name, row in own.per_class().items():
         assert numbers["per_class"][name] == row | areas[name]

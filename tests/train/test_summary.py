@@ -11,11 +11,12 @@ import pytest
 
 import runs
 from vitkit.data.source import read_source
-from vitkit.data.split import split_from_file
+from vitkit.data.split import groups_from_file, split_from_file
 from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import fit_temperature
 from vitkit.evaluate.figures import at_temperature, figures
-from vitkit.evaluate.metrics import evaluate
+from vitkit.evaluate.intervals import intervals
+from vitkit.evaluate.metrics import evaluate, grouped
 from vitkit.train import suspects
 from vitkit.train.folder import Run
 from vitkit.train.run import resume, train
@@ -125,3 +126,18 @@ def test_the_worst_mistakes_are_explained_on_a_page_that_the_report_links(tmp_pa
     page = (folder / "mistakes.html").read_text()
     assert page.count("<h2>") >= 1
     assert page.count("what speaks for") >= 2
+
+
+def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_path: Path) -> None:
+    source = runs.copy_of(data, tmp_path / "photos")
+    for i in range(1, 13):
+        copied = source / "red" / f"img{i}.png"
+        (source / "red" / f"copy{i}.png").write_bytes(copied.read_bytes())
+    folder = train(runs.quick(source, epochs=1), tmp_path / "run", say=lambda line: None)
+    groups = groups_from_file(folder / "groups.json")
+    assert len(groups) == 24 and groups["red/img3.png"] == groups["red/copy3.png"]
+    outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")
+    told = json.loads((folder / "evaluation.json").read_text())
+    assert told == figures(grouped(outcome, groups))
+    assert told["independent_groups"] < told["images"]
+    assert told["intervals_95"]["accuracy"] != list(intervals(outcome)["accuracy"])

@@ -51,6 +51,7 @@ def evaluate(
     Example: vitkit eval runs/digits-1
     """
     from vitkit.cli.progress import Bar
+    from vitkit.data.split import groups_from_file
     from vitkit.evaluate import metrics
     from vitkit.evaluate.figures import figures
 
@@ -64,6 +65,8 @@ def evaluate(
         images = len(table) if name == "all" else len(table.of_split(name))
         classifier = classifier.use(engine, precision, images, merge)
         outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
+        if data is None:
+            outcome = metrics.grouped(outcome, groups_from_file(Path(model) / "groups.json"))
         numbers = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge, **figures(outcome)}
         numbers = {"accuracy": numbers["accuracy"], **numbers}
         for note in _notes(outcome):
@@ -121,14 +124,14 @@ def _notes(outcome: Evaluation) -> list[str]:
 
 
 def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], computed: str) -> None:
-    from vitkit.evaluate.figures import DASH
+    from vitkit.evaluate.figures import interval_text
     from vitkit.page import decimals
 
     print(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
     for name, value in outcome.summary().items():
         if isinstance(value, float):
-            low, high = numbers.get("intervals_95", {}).get(name, (None, None))
-            interval = "" if low is None else f" (95 %: {low:.3f}{DASH}{high:.3f})"
+            bounds = numbers["intervals_95"].get(name)
+            interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
             print(f"{name:18} {value:.4f}{interval}")
     width = max(5, *map(len, outcome.classes))
     print(f"\n{'class':{width}}  precision  recall     F1  images")

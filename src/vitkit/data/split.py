@@ -328,6 +328,34 @@ def split_from_file(path: Path) -> ImageTable:
     return table
 
 
+def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
+    """The paths of images that are copies of one picture, or of one scene: of each group of two or more.
+
+    Args:
+        table: n images.
+        groups: a number for each image, the same within a group, (n,).
+    """
+    members: dict[int, list[str]] = {}
+    for path, number in zip(table.paths, groups, strict=True):
+        members.setdefault(number, []).append(path)
+    return [paths for paths in members.values() if len(paths) > 1]
+
+
+def groups_from_file(path: Path) -> dict[str, int]:
+    """The number of the group of each image that has one, from what `groups_to_list` gave; none without the file.
+
+    Raises:
+        VitkitError: the file is damaged.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {str(image): number for number, paths in enumerate(stored) for image in paths}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+
+
 def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
     """The keys of a multi-label split.json, and the set of classes that each stands for."""
     number = {name: i for i, name in enumerate(stored["classes"])}

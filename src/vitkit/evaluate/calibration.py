@@ -33,7 +33,7 @@ class Reliability:
         """Of the most probable class of each image; `probabilities` (n, K), `labels` (n,)."""
         confidence = probabilities.max(axis=1).astype(np.float64)
         is_right = probabilities.argmax(axis=1) == labels
-        own = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # (low, high], as in the paper
+        own = bin_of(confidence, bins)
         counts = np.bincount(own, minlength=bins)
         some = np.maximum(counts, 1)
         return cls(
@@ -46,6 +46,11 @@ class Reliability:
     def ece(self) -> float:
         """Expected calibration error (eq. 3): the mean gap between confidence and accuracy, over images."""
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
+
+
+def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:
+    """The bin of each confidence, from 0; they are (low, high], as in the paper."""
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
 def fit_temperature(probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,21 +11,23 @@ import numpy as np
 from scipy.special import softmax
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from vitkit.evaluate.calibration import BINS
+from vitkit.evaluate.intervals import intervals
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation
 
-RESAMPLES = 1000
-DASH = "\N{EN DASH}"  # between the ends of an interval
-_LEVELS = (2.5, 97.5)  # percentiles
-_FINE = 100  # parts of a bin of confidence
+_DASH = "\N{EN DASH}"  # between the ends of an interval
 
 
 def figures(evaluation: Evaluation) -> dict[str, Any]:
     """All of them, in plain JSON types, `accuracy` first: evaluation.json, and what `vitkit eval --json` prints."""
     rows: dict[str, dict[str, Any]] = {name: dict(row) for name, row in evaluation.per_class().items()}
     if isinstance(evaluation, MultiEvaluation):
-        return {**evaluation.summary(), "absent_classes": list(evaluation.absent), "per_class": rows}
+        return {
+            **evaluation.summary(),
+            **_intervals(evaluation),
+            "absent_classes": list(evaluation.absent),
+            "per_class": rows,
+        }
     areas = rank_areas(evaluation)
     for name, row in rows.items():
         row |= areas[name]
@@ -35,7 +39,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         "average_precision": float(np.mean(precisions)),
         "temperature": evaluation.temperature,
         "ece_before_temperature": at_temperature(evaluation, 1.0).ece,
-        "intervals_95": {name: list(bounds) for name, bounds in intervals(evaluation).items()},
+        **_intervals(evaluation),
         "absent_classes": list(evaluation.absent),
         "confused": [
             {"true": true, "predicted": predicted, "count": count, "share": share}
@@ -45,39 +49,17 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def intervals(evaluation: Evaluation, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """95 % bootstrap percentile intervals of accuracy, balanced accuracy and calibration error.
+def interval_text(bounds: Sequence[float], decimals: int = 3) -> str:
+    """An interval, rounded outwards: no end is shown as certain that is not."""
+    unit = 10**decimals
+    low, high = (round(bound * unit, 6) for bound in bounds)
+    return f"{math.floor(low) / unit:.{decimals}f}{_DASH}{math.ceil(high) / unit:.{decimals}f}"
 
-    The images are drawn anew with replacement, as many as there are, again and again (Efron & Tibshirani 1993, ch. 13).
-    How many of each kind are drawn is multinomial, so kinds are drawn instead of images. For accuracies an image's kind
-    is its class and whether it is right; for the calibration error whether it is right and its confidence, to a part in
-    1500. The intervals say what other such images might give, not what another training would.
 
-    Args:
-        evaluation: of n images.
-        resamples: how often they are drawn.
-        seed: of the draws.
-    """
-    rng, n = np.random.default_rng(seed), len(evaluation.labels)
-    is_right = evaluation.predicted == evaluation.labels
-    _, own = np.unique(evaluation.labels, return_inverse=True)
-    cells = np.bincount(2 * own + is_right, minlength=2 * (int(own.max()) + 1))
-    drawn = rng.multinomial(n, cells / n, resamples).reshape(resamples, -1, 2)  # (resamples, classes, wrong or right)
-    right, images = drawn[..., 1], drawn.sum(axis=2)
-    recall = np.where(images > 0, right / np.maximum(images, 1), np.nan)
-    confidence = evaluation.probabilities.max(axis=1).astype(np.float64)
-    fine = np.clip(np.ceil(confidence * BINS * _FINE).astype(int) - 1, 0, BINS * _FINE - 1)
-    kinds, kind, counts = np.unique(2 * fine + is_right, return_inverse=True, return_counts=True)
-    gap = np.bincount(kind, is_right - confidence) / counts  # mean of each kind
-    in_bin = (kinds // (2 * _FINE))[:, None] == np.arange(BINS)
-    gaps = np.abs(rng.multinomial(n, counts / n, resamples) @ (gap[:, None] * in_bin)).sum(axis=1)
-    outcomes = {
-        "accuracy": right.sum(axis=1) / n,
-        "balanced_accuracy": np.nanmean(recall, axis=1),
-        "ece": gaps / n,
-    }
-    bounds = {name: np.percentile(values, _LEVELS).tolist() for name, values in outcomes.items()}
-    return {name: (low, high) for name, (low, high) in bounds.items()}
+def _intervals(evaluation: Evaluation) -> dict[str, Any]:
+    found = {name: list(bounds) for name, bounds in intervals(evaluation).items()}
+    grouped = {"independent_groups": len(set(evaluation.groups))} if evaluation.groups else {}
+    return {"intervals_95": found, **grouped}
 
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Evaluation:
         probabilities: (n, K), rows sum to 1.
         unreadable: reason of each image that was left out.
         temperature: of the classifier; it is in the probabilities.
+        groups: a number for each image, the same for those that are not independent of one another, (n,); empty where
+            all are.
     """
 
     split: str
@@ -40,6 +42,7 @@ class Evaluation:
     probabilities: npt.NDArray[np.float32]
     unreadable: dict[str, str] = field(default_factory=dict)
     temperature: float = 1.0
+    groups: tuple[int, ...] = ()
 
     @property
     def predicted(self) -> npt.NDArray[np.int64]:
@@ -75,9 +78,14 @@ class Evaluation:
     @property
     def brier(self) -> float:
         """Mean squared distance of the probabilities from the truth, 0 to 2 (Brier 1950)."""
+        return float(self.briers.mean())
+
+    @property
+    def briers(self) -> npt.NDArray[np.float64]:
+        """The squared distance of each image's probabilities from the truth, (n,)."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels].astype(np.float64)
-        squares = (self.probabilities.astype(np.float64) ** 2).sum(axis=1)
-        return float((squares - 2 * true + 1).mean())
+        squares: npt.NDArray[np.float64] = (self.probabilities.astype(np.float64) ** 2).sum(axis=1)
+        return np.maximum(squares - 2 * true + 1, 0.0)
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -105,8 +113,13 @@ class Evaluation:
 
     def top(self, k: int) -> float:
         """Part of the images whose true class is among the k most probable."""
+        return float(self.is_among(k).mean())
+
+    def is_among(self, k: int) -> npt.NDArray[np.bool_]:
+        """Whether each image's true class is among the k most probable, (n,)."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels]
-        return float(((self.probabilities > true[:, None]).sum(axis=1) < k).mean())
+        among: npt.NDArray[np.bool_] = (self.probabilities > true[:, None]).sum(axis=1) < k
+        return among
 
     def confusion(self) -> npt.NDArray[np.int64]:
         """(K, K) counts: row the true class, column the predicted one."""
@@ -161,6 +174,22 @@ def mean_of_known(rows: Mapping[str, Mapping[str, float | None]], key: str) -> f
 
 def _ratios(part: Counts, whole: Counts) -> Known:
     return [float(a / b) if b else None for a, b in zip(part, whole, strict=True)]
+
+
+def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
+    """The evaluation with what is known of images that are not independent.
+
+    Args:
+        evaluation: of n images.
+        number_of: by path, the group of each image that is in one.
+    """
+    known = [number_of.get(path) for path in evaluation.paths]
+    some = [number for number in known if number is not None]
+    if len(set(some)) == len(some):
+        return evaluation
+    free = max(some) + 1
+    groups = tuple(free + i if number is None else number for i, number in enumerate(known))
+    return replace(evaluation, groups=groups)
 
 
 def held_out_split(table: ImageTable) -> str:

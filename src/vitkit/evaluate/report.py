@@ -14,7 +14,7 @@ from vitkit.evaluate import multilabel, plots
 from vitkit.evaluate.calibration import Reliability
 from vitkit.evaluate.doubts import Doubt
 from vitkit.evaluate.embedding import embed
-from vitkit.evaluate.figures import DASH, at_temperature
+from vitkit.evaluate.figures import at_temperature, interval_text
 from vitkit.evaluate.gallery import gallery
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.page import decimals, figure, finding, table, write_page
@@ -119,9 +119,9 @@ def draw(
 
 
 def _headline(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
-    low, high = (100 * bound for bound in numbers["intervals_95"]["accuracy"])
+    bounds = interval_text([100 * bound for bound in numbers["intervals_95"]["accuracy"]], 1)
     images = f"{len(evaluation.labels)} {escape(evaluation.split)} images"
-    detail = f"(95 %: {low:.1f}{DASH}{high:.1f}; balanced {100 * numbers['balanced_accuracy']:.1f} %, "
+    detail = f"(95 %: {bounds}; balanced {100 * numbers['balanced_accuracy']:.1f} %, "
     return (
         f'<p><span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {images} '
         f'<span class="soft">{detail}log loss {numbers["loss"]:.3f})</span></p>'
@@ -133,7 +133,7 @@ def _figure_table(numbers: Mapping[str, Any]) -> str:
     for key, name in _NAMES.items():
         if numbers.get(key) is not None:
             bounds = numbers["intervals_95"].get(key)
-            interval = "" if bounds is None else f"{bounds[0]:.4f}{DASH}{bounds[1]:.4f}"
+            interval = "" if bounds is None else interval_text(bounds, 4)
             rows.append([name, f"{numbers[key]:.4f}", interval])
     return table(rows, ["", "", "95 % interval"])
 

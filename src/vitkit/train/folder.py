@@ -13,7 +13,7 @@ from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.train.callbacks import LAST
 from vitkit.train.guard import BAD_BATCH
-from vitkit.train.summary import EVALUATION, FINDINGS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
+from vitkit.train.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
 from vitkit.train.team import ALONE, Team
 
 Say = Callable[[str], None]
@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, how many are d
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
 _OWN_FILES = (
     *(WEIGHTS, DESCRIPTION, RECIPE, SPLIT, FOLDS, CLASS_INDICES, FINDINGS, EVALUATION, LOG, REPORT, "metrics.csv"),
-    *(LABEL_ERRORS, MISTAKES, *PICTURES.values()),
+    *(GROUPS, LABEL_ERRORS, MISTAKES, *PICTURES.values()),
 )
 
 

@@ -11,7 +11,7 @@ import vitkit
 from vitkit.data.doctor import examine
 from vitkit.data.findings import Finding, of_scenes, of_splits
 from vitkit.data.source import ImageTable, read_source
-from vitkit.data.split import check_trainable, fold, limit_training, scenes, split, split_to_dict
+from vitkit.data.split import check_trainable, fold, groups_to_list, limit_training, scenes, split, split_to_dict
 from vitkit.errors import VitkitError
 from vitkit.files import write_json, write_text
 from vitkit.train.choose import complete, spare_patches
@@ -32,7 +32,7 @@ from vitkit.train.folder import (
 from vitkit.train.folds import cross_validate
 from vitkit.train.recipe import Recipe, build, load_fields, name_of
 from vitkit.train.setup import start_of
-from vitkit.train.summary import FINDINGS
+from vitkit.train.summary import FINDINGS, GROUPS
 from vitkit.train.teacher import check_distillation, load_teacher
 from vitkit.train.team import Team, assemble, check_team, describe_team
 
@@ -107,6 +107,7 @@ def _prepare(
             run.say(reason)
         if recipe.folds is None:
             _settle(run.folder, recipe, splits[0], _tell(run, [*torn, *diagnosis.findings, *of_splits(splits[0])]))
+            write_json(run.folder / GROUPS, groups_to_list(diagnosis.table, groups))
         else:
             told = _tell(run, diagnosis.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
@@ -114,6 +115,7 @@ def _prepare(
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
                 _settle(folder, recipe.replace(folds=None), own, [*told, *map(str, of_splits(own))])
+                write_json(folder / GROUPS, groups_to_list(diagnosis.table, groups))
     except BaseException:
         discard_if_empty(run.folder)
         raise

@@ -18,13 +18,13 @@ from vitkit.data.augment import Augment
 from vitkit.data.datamodule import TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
-from vitkit.data.split import SPLITS
+from vitkit.data.split import SPLITS, groups_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import fit_temperature
 from vitkit.evaluate.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluate.figures import at_temperature, figures
-from vitkit.evaluate.metrics import Evaluation, evaluate, held_out_split
+from vitkit.evaluate.metrics import Evaluation, evaluate, grouped, held_out_split
 from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.evaluate.report import draw, write_report
 from vitkit.explain import worst_mistakes_page
@@ -34,6 +34,7 @@ from vitkit.train.recipe import Recipe, name_of
 from vitkit.weights import load
 
 FINDINGS, EVALUATION, REPORT, LABEL_ERRORS = "findings.json", "evaluation.json", "report.html", "label_errors.csv"
+GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
 MISTAKES = "mistakes.html"
 _EXPLAINED = 12  # mistakes
 PICTURES = {
@@ -86,6 +87,7 @@ def report(
     classifier = load(folder)
     seen = None if table.is_multi else _calibrate(folder, classifier, table, say, progress)
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
+    evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     numbers = figures(evaluation)
     if not table.is_multi:
         if seen is not None:
