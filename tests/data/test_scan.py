@@ -468,3 +468,15 @@ def test_ctrl_c_does_not_wait_for_the_other_files(
     decoded = count[0]
     look(files[:16])
     assert count[0] == decoded, "what was found until then is remembered"
+
+
+def test_a_file_is_looked_at_again_when_its_decoder_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(noise(), tmp_path / "photos" / "a.webp")
+    age(path.parent)
+    Image.init()
+    with monkeypatch.context() as without:
+        without.delitem(Image.OPEN, "WEBP")
+        assert look([path])[0].error == "not an image"
+    assert look([path])[0].error is None

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vitkit.errors import VitkitError
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
 _WHITE = (255, 255, 255, 255)
+_STRIP = 2**22  # pixels that are changed at a time
 
 
 _TURNS = {
@@ -158,21 +160,40 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return _scale_to_bytes(image).convert("RGB")
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
+        return _in_strips(image, "RGB", _on_white)
     return image.convert("RGB")
+
+
+def _in_strips(image: Image.Image, mode: str, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The picture changed a few rows at a time: what a change needs beside the picture does not grow with it."""
+    if image.width * image.height <= _STRIP:
+        return change(image)
+    changed, rows = Image.new(mode, image.size), max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        changed.paste(change(image.crop((0, top, image.width, min(top + rows, image.height)))), (0, top))
+    return changed
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
 
 
 def _scale_to_bytes(image: Image.Image) -> Image.Image:
     """Greys of more than 8 bits by the range of their type: 16 bits, floats in [0, 1], else from lowest to highest."""
-    grey = np.asarray(image).astype(np.float64)
-    low, high = float(np.nanmin(grey)), float(np.nanmax(grey))
+    stored = np.asarray(image)
+    low, high = float(np.nanmin(stored)), float(np.nanmax(stored))
     if image.mode != "F" and low >= 0 and high <= 65535:
         low, high = 0.0, 65535.0
     elif image.mode == "F" and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
-    scaled = (np.nan_to_num(grey, nan=low) - low) / max(high - low, 1e-12) * 255
-    return Image.fromarray(np.round(scaled).astype(np.uint8))
+
+    def scale(strip: Image.Image) -> Image.Image:
+        grey = np.asarray(strip).astype(np.float64)
+        scaled = (np.nan_to_num(grey, nan=low) - low) / max(high - low, 1e-12) * 255
+        return Image.fromarray(np.round(scaled).astype(np.uint8))
+
+    return _in_strips(image, "L", scale)
 
 
 def reason(path: str | Path, error: Exception) -> str:

@@ -21,13 +21,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import PIL
+from PIL import Image, features
 
 from vitkit.cache import cache_folder
 from vitkit.files import to_json
 
-# What decodes a file decides what is found: another Pillow remembers for itself. The number changes with what is kept,
-# and with how pictures are compared.
-_FILE = f"doctor-1-pillow-{PIL.__version__}.sqlite3"
+_VERSION = 2  # of what is kept, and of how pictures are compared
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest)) WITHOUT ROWID;
@@ -67,7 +66,7 @@ class Memory:
     """Facts by file and by content, and comparisons by the files that were compared. Threads may share it."""
 
     def __init__(self) -> None:
-        self._path = cache_folder() / _FILE
+        self._path = cache_folder() / f"doctor-{_VERSION}-{_decoders()}.sqlite3"
         self._lock = threading.Lock()
         self._facts: list[Facts] = []  # not yet written
         self._stamps: list[tuple[bytes, bytes]] = []
@@ -152,6 +151,13 @@ class Memory:
         if isinstance(reason, sqlite3.DatabaseError) and not isinstance(reason, sqlite3.OperationalError):
             with contextlib.suppress(OSError):
                 self._path.unlink()
+
+
+def _decoders() -> str:
+    """What decodes a file decides what is found: with another Pillow, or one more format, all is looked at anew."""
+    Image.init()
+    able = ",".join([*sorted(Image.OPEN), *sorted(features.get_supported())])
+    return f"pillow-{PIL.__version__}-{hashlib.sha256(able.encode()).hexdigest()[:8]}"
 
 
 def stamp_of(file: Path) -> bytes | None:
