@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.swa_utils import SWALR
 
@@ -17,6 +18,7 @@ from vitkit.model import VisionTransformer, create_model
 from vitkit.train.lora import add_low_rank
 from vitkit.train.optim import build_optimizer, lr_factor, parameter_groups, swa_factor, swa_start
 from vitkit.train.recipe import Recipe
+from vitkit.train.task import ClassificationTask
 
 _ADDED_TO_TOKENS = {"cls_token", "dist_token", "pos_embed", "pos_embed.x", "pos_embed.y"}
 
@@ -156,38 +158,67 @@ SCHEDULES = st.builds(
 PART = st.floats(0, 1)
 
 
-@given(PART, SCHEDULES)
-def test_the_factor_is_between_0_and_1(progress: float, recipe: Recipe) -> None:
-    assert 0 <= lr_factor(progress, recipe) <= 1
+@given(PART, PART, SCHEDULES)
+def test_the_factor_is_between_0_and_1(progress: float, stride: float, recipe: Recipe) -> None:
+    assert 0 <= lr_factor(progress, recipe, stride) <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 60),
+    st.floats(0, 1),
+    st.sampled_from(["cosine", "linear", "constant"]),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.sampled_from(["step", "epoch"]),
+    st.integers(1, 5),
+    st.integers(1, 4),
+)
+def test_no_step_is_trained_at_rate_0_the_peak_is_reached_and_either_side_of_it_is_monotone(
+    batches: int, warmup: float, schedule: Any, min_lr: float, step_per: Any, epochs: int, accumulate: int
+) -> None:
+    recipe = Recipe(
+        warmup=warmup, schedule=schedule, min_lr=min_lr, step_per=step_per, epochs=epochs, accumulate=accumulate
+    )
+    steps = math.ceil(batches / accumulate) * epochs
+    task = ClassificationTask(_NO_MODEL, recipe, steps)
+    rates = []
+    for step in range(steps):
+        epoch = step // (steps // epochs)
+        task.trainer = SimpleNamespace(global_step=step, current_epoch=epoch)  # type: ignore[assignment]
+        rates.append(task.lr / recipe.lr)
+    assert min(rates) > 0
+    assert max(rates) == pytest.approx(1)
+    peak = max(i for i, rate in enumerate(rates) if rate == max(rates))
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert warmup or rates[0] == 1
+
+
+_NO_MODEL = tiny.build()
 
 
 @given(PART, PART, SCHEDULES)
 def test_the_factor_rises_in_warm_up_and_falls_after_it(a: float, b: float, recipe: Recipe) -> None:
     a, b = sorted((a, b))
     if b < recipe.warmup:
-        assert lr_factor(a, recipe) <= lr_factor(b, recipe)
+        assert lr_factor(a, recipe, 0) <= lr_factor(b, recipe, 0)
     elif a >= recipe.warmup:
-        assert lr_factor(a, recipe) >= lr_factor(b, recipe) - 1e-12
+        assert lr_factor(a, recipe, 0) >= lr_factor(b, recipe, 0) - 1e-12
 
 
 @given(SCHEDULES)
 def test_the_peak_is_where_warm_up_ends(recipe: Recipe) -> None:
-    assert math.isclose(lr_factor(recipe.warmup, recipe), 1.0)
+    assert math.isclose(lr_factor(recipe.warmup, recipe, 0), 1.0)
 
 
 @given(SCHEDULES.filter(lambda recipe: recipe.schedule != "constant" and recipe.warmup < 0.999))
-def test_training_ends_at_min_lr(recipe: Recipe) -> None:
-    assert math.isclose(lr_factor(1.0, recipe), recipe.min_lr, abs_tol=1e-12)
-
-
-def test_with_warm_up_training_begins_at_0_and_without_at_the_peak() -> None:
-    assert lr_factor(0.0, Recipe(warmup=0.1)) == 0.0
-    assert lr_factor(0.0, Recipe(warmup=0.0)) == 1.0
+def test_the_fall_aims_at_min_lr(recipe: Recipe) -> None:
+    assert math.isclose(lr_factor(1.0, recipe, 0), recipe.min_lr, abs_tol=1e-12)
 
 
 def test_warm_up_is_linear() -> None:
     recipe = Recipe(warmup=0.4)
-    assert [lr_factor(p, recipe) for p in (0.1, 0.2, 0.3)] == pytest.approx([0.25, 0.5, 0.75])
+    assert [lr_factor(p, recipe, 0.1) for p in (0.0, 0.1, 0.2)] == pytest.approx([0.25, 0.5, 0.75])
 
 
 @pytest.mark.parametrize(
@@ -196,12 +227,12 @@ def test_warm_up_is_linear() -> None:
 )
 def test_the_shapes_of_the_fall(schedule: str, quarter: float, half: float) -> None:
     recipe = Recipe(schedule=schedule, warmup=0.2, min_lr=0.0)  # type: ignore[arg-type]
-    assert [lr_factor(p, recipe) for p in (0.4, 0.6)] == pytest.approx([quarter, half])
+    assert [lr_factor(p, recipe, 0) for p in (0.4, 0.6)] == pytest.approx([quarter, half])
 
 
 def test_min_lr_lifts_the_whole_fall() -> None:
     recipe = Recipe(schedule="linear", warmup=0.0, min_lr=0.2)
-    assert [lr_factor(p, recipe) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.6, 0.2])
+    assert [lr_factor(p, recipe, 0) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.6, 0.2])
 
 
 @given(PART, PART, SCHEDULES)
@@ -211,7 +242,7 @@ def test_with_a_stride_warm_up_is_that_of_where_the_step_ends(progress: float, s
     if progress < recipe.warmup:
         assert factor == min((progress + stride) / recipe.warmup, 1.0)
     else:
-        assert factor == lr_factor(progress, recipe)
+        assert factor == lr_factor(progress, recipe, 0)
 
 
 @given(st.integers(1, 200), st.floats(0, 1))

@@ -258,7 +258,7 @@ def test_two_batches_of_one_step_drop_and_mix_otherwise() -> None:
 # --- The learning rate ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step", "part"), [(0, 0.0), (1, 0.5), (2, 1.0), (6, 0.5), (10, 0.0)])
+@pytest.mark.parametrize(("step", "part"), [(0, 0.5), (1, 1.0), (2, 1.0), (6, 0.5)])
 def test_each_step_sets_the_learning_rate_of_its_place(step: int, part: float) -> None:
     task = task_at(step, Recipe(lr=0.4, warmup=0.2))
     task.on_train_batch_start(BATCH, 0)
@@ -286,6 +286,37 @@ def test_a_time_budget_carries_the_schedule_further_than_the_steps() -> None:
     assert task.progress == pytest.approx(0.6, abs=0.05)
     task.spent = 60.0
     assert task.progress == 1.0
+
+
+def test_a_time_budget_is_fitted_to_what_a_head_start_leaves_of_it_after_a_resume_too() -> None:
+    task = task_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=100)
+    task.spent = task.ahead = 6.0
+    assert task.lr == pytest.approx(0.4 * 0.05, abs=0.01), "warm-up begins"
+    task.spent = 8.0
+    assert task.progress == pytest.approx(0.5, abs=0.02)
+    saved: dict[str, Any] = {}
+    task.on_save_checkpoint(saved)
+    resumed = task_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=100)
+    resumed.on_load_checkpoint(saved)
+    assert resumed.progress == pytest.approx(0.5, abs=0.05)
+    task.spent = 10.0
+    assert task.progress == 1.0
+
+
+def test_where_a_head_start_has_spent_the_whole_budget_a_step_still_has_a_rate() -> None:
+    task = task_at(0, Recipe(time="10s", warmup=0.2, lr=0.4))
+    task.spent = task.ahead = 11.0
+    task._started = task._now
+    assert task.lr == pytest.approx(0.4 * 0.5)
+
+
+def test_per_epoch_too_the_rate_falls_with_the_time_budget() -> None:
+    task = task_at(3, Recipe(time="10s", warmup=0.0, lr=0.4, step_per="epoch", schedule="linear"), epoch=1, steps=100)
+    task._started = task._now
+    task.spent = 5.0
+    task.on_train_epoch_start()
+    task.spent = 9.0
+    assert task.lr == pytest.approx(0.2), "that of the epoch's begin"
 
 
 # --- Steps of several batches, and in pieces ----------------------------------------------------------

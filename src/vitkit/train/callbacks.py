@@ -118,6 +118,8 @@ class RunWriter(Checkpoint):
         is_best = not pl_module.went_back and self._note_best(epoch, metrics)
         if not pl_module.went_back:
             self._keep_model(epoch, pl_module.kept, metrics, is_best)
+        if self.recipe.budget and pl_module.elapsed >= self.recipe.budget:  # validation took the rest of it
+            trainer.should_stop = True
         is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
         self.finished = is_stale or trainer.should_stop
         save_checkpoint(trainer, self.folder / LAST)

@@ -219,7 +219,7 @@ def _fit(
         guard=guard,
         team=run.team,
     )
-    task.spent = spent
+    task.spent = task.ahead = spent
     if choose_compile(recipe):
         task.compile_steps()
     last = run.folder / LAST

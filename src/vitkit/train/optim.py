@@ -66,14 +66,14 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return kind(groups, lr=recipe.lr, betas=(recipe.momentum, recipe.beta2), fused=fused)
 
 
-def lr_factor(progress: float, recipe: Recipe, stride: float = 0.0) -> float:
+def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
     """The learning rate as a part of its peak: a linear warm-up, then cosine, linear or constant to `min_lr`.
 
     Args:
         progress: how much of the training is behind, in [0, 1].
         recipe: `warmup`, `schedule` and `min_lr`.
-        stride: how much of the training goes by until the rate is set anew. Warm-up aims at the end of that stretch,
-            so that its first step moves.
+        stride: how much of the training goes by until the rate is set anew. Warm-up aims at the end of that stretch
+            and the fall at its beginning, so that no step is without effect, be it the only one.
     """
     if progress < recipe.warmup:
         return min((progress + stride) / recipe.warmup, 1.0)

@@ -84,7 +84,7 @@ class Recipe:
     )
     step_per: Annotated[Literal["step", "epoch"], "How often the learning rate is set anew."] = "step"
     warmup: Annotated[
-        float, "Part of the training in which the learning rate rises from 0.", Between(0, 1), BY_METHOD
+        float, "Part of the training in which the learning rate rises to lr.", Between(0, 1), BY_METHOD
     ] = 0.1
     min_lr: Annotated[float, "Learning rate at the end, as a part of lr.", Between(0, 1)] = 0.0
     clip_grad: Annotated[float, "Largest global norm of the gradient; 0 is no limit.", Between(0, 1e9)] = 1.0

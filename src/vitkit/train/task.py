@@ -40,7 +40,8 @@ class ClassificationTask(LightningModule):
     at a probability of 1/2, and `val_map` is the mean average precision.
 
     The learning rate is a function of how far the training is: steps of the total, or seconds of the time budget,
-    whichever is further. Nothing of it needs to be restored on resume but the seconds spent.
+    whichever is further; what went by before the first step, as in fitting a head, is no part of it. Nothing of it
+    needs to be restored on resume but these seconds.
 
     Args:
         model: to train; of frozen parts nothing is trained, and they stay in evaluation mode.
@@ -72,7 +73,9 @@ class ClassificationTask(LightningModule):
         self.pieces = Pieces(self.guard.say)
         self.average = Average(model, recipe) if recipe.ema or recipe.swa else None
         self.metrics: dict[str, float] = {}
-        self.spent = 0.0  # seconds of training before this process
+        self.spent = 0.0  # seconds before this process
+        self.ahead = 0.0  # of them before the first step, which a schedule fitted to a time budget leaves out
+        self._epoch_began = 0.0  # how much of the time for steps was behind then
         self.went_back = False  # whether this epoch's weights were given up
         self._class_weights, self._sets = class_weights, sets
         self._mixing = Mixing(mixup=recipe.mixup, cutmix=recipe.cutmix)
@@ -97,9 +100,15 @@ class ClassificationTask(LightningModule):
     @property
     def progress(self) -> float:
         """How much of the training is behind, in [0, 1]."""
-        by_steps = self.global_step / self.steps
-        by_time = self.elapsed / self.recipe.budget if self.recipe.budget else 0.0
-        return min(max(by_steps, by_time), 1.0)
+        return min(max(self.global_step / self.steps, self._by_time), 1.0)
+
+    @property
+    def _by_time(self) -> float:
+        """How much of the time that the budget leaves for steps is behind, in [0, 1]; 0 without a budget."""
+        if not self.recipe.budget:
+            return 0.0
+        left = max(self.recipe.budget - self.ahead, 1e-9)  # a first step is taken even where nothing is left
+        return min((self.elapsed - self.ahead) / left, 1.0)
 
     @property
     def kept(self) -> VisionTransformer:
@@ -112,9 +121,9 @@ class ClassificationTask(LightningModule):
         recipe, epochs = self.recipe, self.recipe.epochs
         factor = swa_factor(self.current_epoch, recipe)
         if factor is None and recipe.step_per == "epoch":
-            factor = lr_factor(self.current_epoch / epochs, recipe, 1 / epochs)
+            factor = lr_factor(max(self.current_epoch / epochs, self._epoch_began), recipe, 1 / epochs)
         elif factor is None:
-            factor = lr_factor(self.progress, recipe)
+            factor = lr_factor(self.progress, recipe, 1 / self.steps)
         return recipe.lr * factor * self.guard.lr_scale
 
     @property
@@ -150,13 +159,13 @@ class ClassificationTask(LightningModule):
         self._images.clear()
         self._hits.clear()
         self.went_back, self._outcome = False, None
+        self._epoch_began = self._by_time
         if self.recipe.method == "linear":  # what does not learn should not drop either
             self.model.eval()
             for module in heads_of(self.model):
                 module.train()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self._look_at_the_clock()
         lr = self.lr
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = lr * group["lr_scale"]
@@ -205,6 +214,7 @@ class ClassificationTask(LightningModule):
                 self._settle(self.later)
         if is_last:
             self._average_epoch()
+        self._look_at_the_clock()  # here, so that a step whose rate has fallen to 0 is not begun
 
     def _add_gradients(self, loss: Tensor) -> None:
         if self._is_shared_out:  # in the backward pass the processes meet, and each gets the mean of its own part
@@ -385,13 +395,13 @@ class ClassificationTask(LightningModule):
         self.metrics["val_acc"] = self._outcome.accuracy
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["spent"] = self.elapsed
+        checkpoint["spent"], checkpoint["ahead"] = self.elapsed, self.ahead
         checkpoint["piece"] = self.pieces.size
         checkpoint["before"] = self._before if self._is_doubtful else None
         checkpoint["guard"] = self.guard.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.spent = checkpoint["spent"]
+        self.spent, self.ahead = checkpoint["spent"], checkpoint["ahead"]
         self.pieces.size = checkpoint["piece"]
         self._is_doubtful = checkpoint["before"] is not None
         self._before = checkpoint["before"] or {}
