@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tiny import build, images, largest_difference, tiny
 from vitkit.config import ViTConfig
-from vitkit.layers import DropPath
+from vitkit.layers import DropPath, Head
 from vitkit.model import MLP, Attention, Block, VisionTransformer
 
 SAMPLES = 20_000
@@ -159,3 +160,39 @@ def test_each_kind_of_dropout_acts_in_training_and_not_in_eval(name: str, fused:
 
 def test_a_block_shows_its_rate() -> None:
     assert "rate=0.250" in repr(Block(tiny(drop_path=0.5, layers=3), 1))
+
+
+# --- Heads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"classifier": "gap"},
+        {"classifier": "token+gap", "representation_size": 20},
+        {"distill_token": True, "distill_head": True},
+    ],
+    ids=str,
+)
+def test_autocast_does_not_round_logits(fields: dict[str, object], compiled: bool) -> None:
+    model = build(**fields)  # type: ignore[arg-type]
+    heads = [head for head in (model.head, model.head_dist) if head is not None]
+    read: list[Tensor] = []
+    for head in () if compiled else heads:
+        head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    run = torch.compile(model.forward_heads, backend="eager", fullgraph=True) if compiled else model.forward_heads
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = run(images())
+    for logits in found:
+        assert logits.dtype == torch.float32
+        assert not torch.equal(logits, logits.bfloat16().float())
+    for logits, x, head in zip(found, read, heads, strict=not compiled):
+        assert torch.equal(logits, F.linear(x.float(), head.weight, head.bias))
+
+
+def test_a_head_has_the_precision_of_its_weights() -> None:
+    x = torch.randn(2, 8)
+    assert Head(8, 3)(x.bfloat16()).dtype == torch.float32
+    assert Head(8, 3).bfloat16()(x).dtype == torch.bfloat16

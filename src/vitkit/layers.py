@@ -69,6 +69,21 @@ class TokenConvolution(nn.Module):
         return torch.cat([prefix, patches.flatten(2).transpose(1, 2)], dim=1)
 
 
+class Head(nn.Linear):
+    """The layer that makes logits, in the precision of its weights: autocast does not round them.
+
+    Bfloat16 has three digits: logits of 9.97 and 10.03 would tie, and the loss, the best epoch and every figure made
+    of them would see the steps.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x.device.type
+        if not torch.is_autocast_enabled(kind):
+            return super().forward(x.to(self.weight.dtype))
+        with torch.autocast(kind, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
 def gelu(config: ViTConfig) -> nn.GELU:
     """The exact GELU, or the reference implementation's approximation."""
     return nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
@@ -84,7 +99,7 @@ def layer_scale(config: ViTConfig) -> nn.Module:
     return nn.Identity() if config.layer_scale is None else LayerScale(config.hidden_size, config.layer_scale)
 
 
-def heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | None]:
+def heads(config: ViTConfig) -> tuple[nn.Module, Head | None, Head | None]:
     """The representation layer (sec. 3.1), the head, and DeiT's second one."""
     pooled = 2 * config.hidden_size if config.classifier == "token+gap" else config.hidden_size
     pre_logits: nn.Module = nn.Identity()
@@ -92,5 +107,5 @@ def heads(config: ViTConfig) -> tuple[nn.Module, nn.Linear | None, nn.Linear | N
         pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))
     if config.num_classes == 0:
         return pre_logits, None, None
-    head = nn.Linear(config.feature_size, config.num_classes)
-    return pre_logits, head, nn.Linear(config.hidden_size, config.num_classes) if config.distill_head else None
+    head = Head(config.feature_size, config.num_classes)
+    return pre_logits, head, Head(config.hidden_size, config.num_classes) if config.distill_head else None

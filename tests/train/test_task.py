@@ -211,6 +211,40 @@ def test_validation_weighs_images_not_batches() -> None:
     assert task.metrics["val_acc"] == pytest.approx((logits.argmax(1) == LABELS).float().mean().item())
 
 
+@torch.no_grad()
+def _nearly_tie(task: ClassificationTask) -> Tensor:
+    """Let the model answer 10.02 for class 3 and 10 for all others, which bfloat16 cannot tell; its logits."""
+    assert task.model.head is not None
+    logits = torch.full((7,), 10.0).index_fill(0, torch.tensor(3), 10.02)
+    task.model.head.weight.zero_()
+    task.model.head.bias.copy_(logits)
+    return logits.expand(4, 7)
+
+
+def test_validation_in_bfloat16_sees_what_rounding_would_hide() -> None:
+    task, labels = task_at(1, Recipe()), torch.full((4,), 3)
+    logits = _nearly_tie(task)
+    task.model.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        task.validation_step((BATCH[0], labels), 0)
+    task.on_validation_epoch_end()
+    assert task.metrics["val_acc"] == 1.0
+    assert task.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("imitate", [None, lambda x: torch.arange(7.0).expand(len(x), 7)], ids=["labels", "teacher"])
+def test_the_loss_in_bfloat16_is_of_logits_that_are_not_rounded(imitate: Any) -> None:
+    task, labels = task_at(1, Recipe(label_smoothing=0.0), imitate=imitate), torch.full((4,), 3)
+    logits = _nearly_tie(task)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, hits = task.loss_of(BATCH[0], labels)
+    exact = F.cross_entropy(logits, labels)
+    if imitate is not None:  # hard distillation from a teacher that says class 6
+        exact = (exact + F.cross_entropy(logits, torch.full((4,), 6))) / 2
+    assert hits.all()
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-6)
+
+
 def test_training_is_summed_up_over_its_images() -> None:
     task = task_at(0, Recipe(lr=1e-12, label_smoothing=0.0), batches=2, images=5)
     other = (tiny.images(1, seed=9), torch.tensor([1]))
