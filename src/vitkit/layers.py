@@ -77,11 +77,11 @@ class Head(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
-        if not torch.is_autocast_enabled(kind):
-            return super().forward(x.to(self.weight.dtype))
+        kind, x = x.device.type, x.to(self.weight.dtype)
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):  # the meta device has none
+            return super().forward(x)
         with torch.autocast(kind, enabled=False):
-            return super().forward(x.to(self.weight.dtype))
+            return super().forward(x)
 
 
 def gelu(config: ViTConfig) -> nn.GELU:

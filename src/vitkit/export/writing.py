@@ -86,13 +86,18 @@ def _verify(
     plain = answers(classifier, read_pictures(classifier, pictures), "asking the model", progress)
     images = read_pictures(exported, pictures)
     comparison = compare(plain, answers(exported, images, "asking the file", progress), card)
-    faults = comparison.faults(card.dtype)
+    faults = comparison.faults()
     if faults:
         raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
     quick = load_exported(path) if form.engine == "openvino" else exported
     if quick.precision == "bfloat16" != precision:
-        in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16", progress), card)
+        in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16", progress), card, "bfloat16")
+        if faults := in_bfloat16.faults():
+            raise Refused(
+                f"in bfloat16, as predict would ask it here, the file does not answer as the model does: "
+                f"{'; '.join(faults)} ({pictures.what})"
+            )
     return comparison, in_bfloat16, precision
 
 
