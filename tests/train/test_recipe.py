@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.named import DATASETS
+from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.names import config_for
-from vitkit.train.recipe import Recipe, build, bundled, load_fields, parse_duration, resolve
+from vitkit.train.choose import PRESETS, complete, spare_patches
+from vitkit.train.recipe import BY_METHOD, Recipe, build, bundled, departures, load_fields, parse_duration, resolve
+from vitkit.weights.catalog import find
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -159,6 +162,133 @@ def test_a_bundled_recipe_is_headed_by_its_command(name: str) -> None:
     data, begin = load_fields(name)["data"], bundled()[name].splitlines()[0]
     assert begin == (f"# vitkit train {name}" if name == data else f"# vitkit train {data} --recipe {name}")
     assert resolve({"data": data}, name) == load_fields(name)
+
+
+# What a published recipe may leave open: it is off unless asked for, or changes nothing but rounding and speed.
+OPEN = {"image_size", "rank", "time", "swa_lr", "teacher", "distillation", "distill_alpha", "distill_temperature"}
+OPEN |= {"group_by", "folds", "limit", "patience", "devices", "nodes", "strategy", "checkpointing", "compile", "cache"}
+OPEN |= {"workers", "distill_scale", "split_from", "layout", "init"}
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_a_published_recipe_leaves_nothing_to_the_method_the_data_or_the_machine(name: str) -> None:
+    hints, fields = get_type_hints(Recipe, include_extras=True), load_fields(name)
+    by_method = {field for field, hint in hints.items() if BY_METHOD in getattr(hint, "__metadata__", ())}
+    chosen = {field for preset in PRESETS.values() for field in preset}
+    assert chosen <= by_method
+    assert by_method - fields.keys() == set()
+    open_fields = set(hints) - fields.keys() - OPEN
+    assert open_fields <= ({"method"} if fields["weights"] == "none" else set()), "no weights: it is from scratch"
+    assert "auto" not in fields.values()
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
+    fields = load_fields(name)
+    labels = (0,) * 900 + (1,) * 30  # so uneven and so many that whatever can be chosen is
+    paths = tuple(f"{i}.png" for i in range(len(labels)))
+    table = ImageTable("t", Path(), ("a", "b"), paths, labels, (None,) * len(labels))
+    settled, reasons = complete(fields, table)
+    settled = spare_patches(settled, fields, config_for(fields["model"], 2))
+    assert reasons == []
+    assert settled == build({"method": "scratch", **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "flowers-head",
+            {
+                "model": "vit_base_patch16_224_in21k",
+                "weights": "vit_base_patch16_224.jx_in21k",
+                "method": "linear",
+                "epochs": 10,
+                "batch_size": 8,
+                "optimizer": "sgd",
+                "lr": 1e-3,
+                "momentum": 0.9,
+                "weight_decay": 5e-5,
+                "schedule": "cosine",
+                "step_per": "epoch",
+                "min_lr": 0.01,
+                "warmup": 0.0,
+                "clip_grad": 0.0,
+                "crop_scale": (0.08, 1.0),
+                "hflip": True,
+                "fit": "crop",
+                "crop_pct": 224 / 256,
+                "decay_all": True,
+                "split": (0.8, 0.2, 0.0),
+                "seed": 0,
+                "precision": "float32",
+                "patch_dropout": 0.0,
+                "balance": "none",
+                "label_smoothing": 0.0,
+                "color_jitter": 0.0,
+                "drop_path": 0.0,
+                "head_start": False,
+                "keep": "every",
+            },
+        ),
+        (
+            "cifar10-vit-tiny",
+            {
+                "model": "vit_tiny_patch16_224",
+                "weights": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+                "method": "full",
+                "epochs": 10,
+                "batch_size": 128,
+                "optimizer": "adam",
+                "lr": 1e-3,
+                "weight_decay": 0.0,
+                "schedule": "cosine",
+                "step_per": "epoch",
+                "min_lr": 0.0,
+                "warmup": 0.0,
+                "crop_scale": (0.0, 0.0),
+                "hflip": False,
+                "fit": "squash",
+                "color_jitter": 0.0,
+                "seed": 42,
+                "monitor": "val_loss",
+                "swa": 0.2,
+                "precision": "float32",
+                "patch_dropout": 0.0,
+                "clip_grad": 0.0,
+                "label_smoothing": 0.0,
+                "drop_path": 0.0,
+                "head_start": False,
+                "layer_decay": 1.0,
+                "keep": "every",
+            },
+        ),
+    ],
+)
+def test_a_published_recipe_has_the_values_of_the_original(name: str, expected: dict[str, Any]) -> None:
+    recipe = build(load_fields(name))
+    assert {field: getattr(recipe, field) for field in expected} == expected
+    entry = find(recipe.weights)
+    assert entry is not None
+    assert entry.architecture == recipe.model
+    assert entry.preprocess.mean == entry.preprocess.std == (0.5, 0.5, 0.5)
+    assert entry.classes == {"flowers-head": "imagenet21k", "cifar10-vit-tiny": "imagenet1k"}[name]
+
+
+def test_flags_go_before_a_published_recipe_and_what_they_change_is_said(here: Path) -> None:
+    flags = {"data": "photos", "epochs": 2, "patch_dropout": 0.3, "seed": 0}
+    assert build(resolve(flags, "flowers-head")).patch_dropout == 0.3
+    (line,) = departures(flags, "flowers-head")
+    assert line == "recipe flowers-head, changed: epochs 2 (published: 10), patch_dropout 0.3 (published: 0.0)"
+    assert departures({"data": "digits"}) == departures({}, "flowers-head") == departures({"data": "photos"}) == []
+    assert departures({"data": "digits", "limit": 300}) == ["recipe digits, changed: limit 300 (published: None)"]
+
+
+def test_another_model_than_the_published_one_does_not_start_from_its_weights(here: Path) -> None:
+    fields = resolve({"model": "vit_small_patch16_224"}, "flowers-head")
+    assert fields["weights"] == "auto"
+    assert resolve({"model": "vit_small_patch16_224", "weights": "w.pth"}, "flowers-head")["weights"] == "w.pth"
+    assert resolve({"data": "digits", "model": "vit_micro_convmlp_patch4_16"})["weights"] == "none"
 
 
 def test_an_unknown_field_is_refused_with_a_suggestion_and_the_file(tmp_path: Path) -> None:

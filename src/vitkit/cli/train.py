@@ -9,7 +9,7 @@ import typer
 
 from vitkit.cli.flags import with_flags_of
 from vitkit.errors import VitkitError
-from vitkit.train.recipe import Recipe, resolve
+from vitkit.train.recipe import Recipe, departures, resolve
 
 
 @with_flags_of(Recipe, but=("data",))
@@ -43,8 +43,8 @@ def train(
         return
     if data is not None:
         flags["data"] = data
-    resolved = resolve(flags, recipe)
+    resolved, notes = resolve(flags, recipe), departures(flags, recipe)
     from vitkit.train import run
 
     with Bar() as bar:
-        run.train(resolved, out, force=force, say=bar.say, progress=bar)
+        run.train(resolved, out, force=force, notes=notes, say=bar.say, progress=bar)

@@ -302,16 +302,39 @@ def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
-    fields = {} if recipe is None else load_fields(recipe)
+    name = published(flags, recipe)
+    chosen = name or recipe
+    fields = {} if chosen is None else load_fields(chosen)
     data = flags.get("data") or fields.get("data")
     if data is None:
         raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
-    if recipe is None and data in DATASETS and DATASETS[data].name in bundled() and not Path(data).exists():
-        fields = load_fields(DATASETS[data].name)
-    build(fields, str(recipe))
+    build(fields, str(chosen))
+    if name is not None and "model" in flags and fields.get("weights") != "none":
+        fields = {**fields, "weights": "auto"}  # those of the recipe are another model's
     fields = {**fields, **flags, "data": data}
     build(fields, "flags")
     return fields
+
+
+def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
+    """The name of the bundled recipe that a command asks for by name or by its data; None for any other."""
+    if recipe is not None:
+        return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
+    data = flags.get("data")
+    if data not in DATASETS or Path(data).exists():
+        return None
+    return DATASETS[data].name if DATASETS[data].name in bundled() else None
+
+
+def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
+    """A line that says which values of a published recipe the flags change; none where they change none."""
+    name = published(flags, recipe)
+    if name is None:
+        return []
+    original, asked = (build(own, name).__dict__ for own in (load_fields(name), resolve(flags, recipe)))
+    changed = [field for field in asked if field != "data" and asked[field] != original[field]]
+    told = ", ".join(f"{field} {asked[field]} (published: {original[field]})" for field in changed)
+    return [f"recipe {name}, changed: {told}"] if changed else []
 
 
 def parse_duration(text: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ def train(
     out: str | Path | None = None,
     *,
     force: bool = False,
+    notes: Sequence[str] = (),
     say: Say = print,
     progress: Progress = _silent,
 ) -> Path:
@@ -56,6 +57,7 @@ def train(
             what is trained (`train.choose`); a `Recipe` is taken as it is.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: write over the run that is in `out`.
+        notes: lines about the recipe, to be told with the choices that were left to vitkit.
         say: takes each line of the story.
         progress: told what is being done, how many are done, of how many.
 
@@ -72,13 +74,19 @@ def train(
         raise VitkitError("the recipe names no data")
     asked = build(fields, "flags")
     team = assemble(asked.devices, asked.nodes)
-    folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, say, progress))
+    folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress))
     _go(Run(folder, say, progress, team=team), settled)
     return folder
 
 
 def _prepare(
-    fields: dict[str, Any], out: str | Path | None, force: bool, team: Team, say: Say, progress: Progress
+    fields: dict[str, Any],
+    out: str | Path | None,
+    force: bool,
+    team: Team,
+    notes: Sequence[str],
+    say: Say,
+    progress: Progress,
 ) -> tuple[Path, Recipe]:
     """Settle everything that the recipe leaves open, and write it into the run's folder."""
     table = read_source(fields["data"], progress, fields.get("layout", "auto"))
@@ -103,7 +111,7 @@ def _prepare(
     run = Run(claim(out, table.root.name), say, progress)
     try:
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
-        for reason in [*filter(None, [table.layout]), *reasons, *describe_team(recipe, team)]:
+        for reason in [*filter(None, [table.layout]), *notes, *reasons, *describe_team(recipe, team)]:
             run.say(reason)
         if recipe.folds is None:
             _settle(run.folder, recipe, splits[0], _tell(run, [*torn, *diagnosis.findings, *of_splits(splits[0])]))
