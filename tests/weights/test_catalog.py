@@ -13,8 +13,8 @@ import torch
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
-from vitkit.names import config_for, list_models
-from vitkit.weights.catalog import CATALOG, Entry, default_for, find, is_hub_id, search, suggest
+from vitkit.names import config_for
+from vitkit.weights.catalog import CATALOG, Entry, find, is_hub_id, search, suggest
 from vitkit.weights.download import cache_path
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOG.values(), ids=list(CATALOG))
@@ -96,6 +96,24 @@ def test_where_timm_has_the_name_it_means_the_same_weights(timm_cfgs: dict[str, 
 def test_of_these_families_nothing_that_timm_has_is_left_out(timm_cfgs: dict[str, Any], tag: str) -> None:
     names = {name for name, cfg in timm_cfgs.items() if name.endswith(f".{tag}") and cfg.url and "deit3" not in name}
     assert names == {name for name in CATALOG if name.endswith(f".{tag}")}
+
+
+def test_whether_timm_s_pixels_are_others_is_said_of_every_name(timm_cfgs: dict[str, Any]) -> None:
+    others: dict[bool, int] = {True: 0, False: 0}
+    for name, entry in CATALOG.items():
+        theirs, own = timm_cfgs.get(name), entry.preprocess
+        assert (entry.timm is None) == (theirs is None), name
+        if theirs is None:
+            continue
+        assert entry.timm is not None
+        assert theirs.crop_mode == "center" and entry.timm.fit == "crop", name
+        assert (theirs.crop_pct, theirs.interpolation) == (entry.timm.crop_pct, entry.timm.interpolation), name
+        assert (theirs.mean, theirs.std) == (entry.timm.mean, entry.timm.std), name
+        assert theirs.input_size[1:] == entry.timm.size, name
+        if entry.timm != own:
+            others[own.fit != "crop"] += 1
+    assert len(CATALOG) == 129
+    assert others == {True: 41, False: 15}  # the whole picture is squashed (Google's); or another part is cropped
 
 
 def test_dinov2_is_looked_at_as_timm_does(timm_cfgs: dict[str, Any]) -> None:
@@ -198,54 +216,6 @@ def test_the_nine_recommended_files_and_their_fine_tunings_are_here() -> None:
 
 
 # --- Looking up -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", list_models())
-def test_the_default_of_a_model_fits_it_but_for_resolution_and_head(name: str) -> None:
-    entry = default_for(name)
-    if entry is None:
-        return
-    wanted, given = config_for(name), config_for(entry.architecture)
-    for field in ("layers", "hidden_size", "heads", "mlp_size", "patch_size", "stem", "distill_token", "classifier"):
-        assert getattr(wanted, field) == getattr(given, field), field
-    assert entry.url and entry.licence == "Apache-2.0"
-    assert entry.classes == ("imagenet1k" if name.startswith("deit_") else "imagenet21k")
-
-
-@pytest.mark.parametrize(
-    ("model", "weights"),
-    [
-        ("vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_best_in21k"),
-        ("vit_tiny_patch16_96", "vit_tiny_patch16_224.augreg_best_in21k"),
-        ("vit_large_patch16_384", "vit_large_patch16_224.augreg_best_in21k"),
-        ("vit_base_patch8_224", "vit_base_patch8_224.augreg_in21k"),
-        ("vit_large_patch32_224", "vit_large_patch32_224.orig_in21k"),
-        ("vit_base_patch16_224_in21k", "vit_base_patch16_224.jx_in21k"),
-        ("vit_base_patch32_224_in21k", "vit_base_patch32_224.jx_in21k"),
-        ("vit_large_patch16_224_in21k", "vit_large_patch16_224.jx_in21k"),
-        ("vit_large_patch32_224_in21k", "vit_large_patch32_224.jx_in21k"),
-        ("vit_huge_patch14_224_in21k", "vit_huge_patch14_224.orig_in21k"),
-        ("vit_small_patch16_224_in21k", "vit_small_patch16_224.augreg_best_in21k"),
-        ("vit_base_r50_s16_224", "vit_base_r50_s16_224.orig_in21k"),
-        ("vit_small_r26_s32_224", "vit_small_r26_s32_224.augreg_best_in21k"),
-        ("deit_base_patch16_384", "deit_base_patch16_384.fb_in1k"),
-        ("deit_tiny_distilled_patch16_384", "deit_tiny_distilled_patch16_224.fb_in1k"),
-        ("vit_base_patch16_224_gap", None),
-        ("vit_micro_patch4_16", None),
-        ("vit_tiny_patch8_224", None),
-        ("vit_micro_interleaved_patch4_16", None),
-        ("resnet50", None),
-        ("", None),
-    ],
-)
-def test_what_a_model_starts_from(model: str, weights: str | None) -> None:
-    entry = default_for(model)
-    assert (entry and entry.name) == weights
-
-
-def test_every_published_shape_of_the_paper_has_a_default() -> None:
-    paper = ("base_patch16", "base_patch32", "large_patch16", "large_patch32", "huge_patch14", "base_r50_s16")
-    assert all(default_for(f"vit_{body}_224") for body in paper)
 
 
 def test_close_names_are_suggested() -> None:

@@ -55,6 +55,7 @@ def _list_weights(pattern: str, *, as_json: bool) -> None:
             "pixels": entry.preprocess.size[0],
             "classes": entry.classes,
             "top1": entry.top1,
+            "timm_pixels": None if entry.timm is None else "same" if entry.timm == entry.preprocess else "other",
             "licence": entry.licence,
             "paper": entry.paper,
             "where": entry.url or f"hub:{entry.hub}",
@@ -65,7 +66,12 @@ def _list_weights(pattern: str, *, as_json: bool) -> None:
         print(to_json(rows, indent=2))
         return
     width = max(len(row["name"]) for row in rows)
-    print(f"{'name':{width}}  pixels  classes      top-1  licence       arXiv")
+    print(f"{'name':{width}}  pixels  timm's  classes      top-1  licence       arXiv")
     for r in rows:
         top1 = "" if r["top1"] is None else f"{r['top1']:.2f}"
-        print(f"{r['name']:{width}}  {r['pixels']:6}  {r['classes']:11}  {top1:>5}  {r['licence']:12}  {r['paper']}")
+        timms = r["timm_pixels"] or ""
+        facts = f"{r['classes']:11}  {top1:>5}  {r['licence']:12}  {r['paper']}"
+        print(f"{r['name']:{width}}  {r['pixels']:6}  {timms:6}  {facts}")
+    others = sum(r["timm_pixels"] == "other" for r in rows)
+    if others:
+        print(f"{others} have other pixels here, their authors' own, than in timm: timm:NAME takes timm's")

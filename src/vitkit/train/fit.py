@@ -50,6 +50,8 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     table = locate(split_from_file(run.folder / SPLIT), run.progress)
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
+    for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
+        run.say(f"note: {name} assumed: {taken}")
     teacher = None
     if recipe.teacher is not None:
         teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)

@@ -45,7 +45,7 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
         _check(config, recipe)
         return config, _preprocess(recipe, Preprocess(size=config.image_size))
     try:
-        plan = inspect(weights_of(recipe), image_size=recipe.image_size, progress=progress)
+        plan = inspect(weights_of(recipe), image_size=recipe.image_size, use="training", progress=progress)
     except VitkitError as error:
         if recipe.weights != "auto":
             raise
@@ -83,7 +83,7 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     }
     report = None
     if recipe.weights != "none":
-        source = load(weights_of(recipe), 0, recipe.image_size, progress=progress)
+        source = load(weights_of(recipe), 0, recipe.image_size, use="training", progress=progress)
         report = source.report
         take_weights(model, source.model)
         provenance["weights"] = {"source": weights_of(recipe), "from": source.provenance}

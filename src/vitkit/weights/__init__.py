@@ -8,6 +8,7 @@ configuration inferred (`infer`) and every tensor accounted for (`account`); it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from vitkit.classifier import Classifier
 from vitkit.config import Pair, as_pair
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.weights.catalog import Entry, default_for, find, is_hub_id, suggest
+from vitkit.weights.catalog import Entry, find, is_hub_id, suggest
+from vitkit.weights.meaning import Use, meaning_of, split_timm
 from vitkit.weights.origin import read_foreign, read_own, with_pixels
 from vitkit.weights.plan import Plan, make_plan, target_of
 from vitkit.weights.read import read_checkpoint
@@ -37,6 +39,7 @@ def load(
     preprocess: Preprocess | str | None = None,
     grid: Pair | None = None,
     allow_partial: bool = False,
+    use: Use = "answers",
     progress: Progress = _silent,
     **overrides: Any,
 ) -> Classifier:
@@ -44,7 +47,8 @@ def load(
 
     Args:
         source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
-            a name of `weights.catalog`; a hub id such as `facebook/dinov2-small`.
+            a name of `weights.catalog`, MODEL.TAG; a bare model name, which means what `use` says; `timm:` ahead of
+            either, for timm's pixels; a hub id such as `facebook/dinov2-small`.
         num_classes: another number than the checkpoint's gives a new head, all zeros (as the paper's for fine-tuning),
             and leaves out the representation layer; 0 gives no head; None keeps what there is.
         image_size: pixels; None is the size that the weights are published for. Learned positions are resized under the
@@ -52,9 +56,11 @@ def load(
             settles a grid that is not square.
         classes: names in the order of the logits; their number is `num_classes`.
         preprocess: in place of the one that belongs to the weights; or whose it is: google, augreg, deit, torchvision
-            or dinov2.
+            or dinov2; or timm, for published weights that timm has under the same name.
         grid: (rows, columns) of the checkpoint's positions, where it is not clear.
         allow_partial: load what fits, and report the rest.
+        use: what a bare model name such as `vit_tiny_patch16_224` means: for `answers` the ImageNet-1k classifier, for
+            `training` the backbone that fine-tunes best. The report says which.
         progress: told of a download: what, bytes done, bytes in all.
         overrides: fields of `ViTConfig` that tensors cannot tell (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
             another `patch_size` (FlexiViT's resize), `has_logits`, or rates for training (`drop_path`, ...).
@@ -74,6 +80,7 @@ def load(
         preprocess=preprocess,
         grid=grid,
         allow_partial=allow_partial,
+        use=use,
         progress=progress,
         **overrides,
     ).build()
@@ -88,6 +95,7 @@ def inspect(
     preprocess: Preprocess | str | None = None,
     grid: Pair | None = None,
     allow_partial: bool = False,
+    use: Use = "answers",
     progress: Progress = _silent,
     **overrides: Any,
 ) -> Plan:
@@ -98,7 +106,10 @@ def inspect(
         num_classes = len(classes)
     size = None if image_size is None else as_pair(image_size, "image_size")
     changes: dict[str, Any] = {name: overrides.pop(name) for name in ("patch_size", "has_logits") if name in overrides}
-    path, entry = locate(source, progress)
+    name, is_timms = split_timm(str(source))
+    preprocess = "timm" if is_timms and preprocess is None else preprocess
+    meant = meaning_of(name, use)
+    path, entry = locate(name if meant is None else meant.entry.name, progress)
     if path.name == folders.WEIGHTS and folders.is_model_folder(path.parent):
         path = path.parent  # the weights alone would lose their classes and pixels
     if folders.is_model_folder(path):
@@ -107,9 +118,11 @@ def inspect(
         given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
         origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
     if isinstance(preprocess, str):
-        origin = with_pixels(origin, preprocess)
+        origin = with_pixels(origin, preprocess, entry)
+    if meant is not None:
+        origin = replace(origin, assumed={"weights": meant.says, **origin.assumed})
     if size is None and "patch_size" not in changes:
-        size = origin.pixel_size
+        size = origin.pixel_size if meant is None else meant.size
     target = target_of(origin.config, num_classes, size, changes)
     if classes is None and target.num_classes == origin.config.num_classes:
         classes = origin.classes
@@ -117,7 +130,7 @@ def inspect(
 
 
 def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
-    """Where the weights of a path or name are; those of a name are downloaded unless they are in the cache.
+    """Where the weights of a path or published name are; those of a name are downloaded unless they are in the cache.
 
     Raises:
         VitkitError: it is neither, or it cannot be had.
@@ -127,7 +140,7 @@ def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
         return path, None
     from vitkit.weights import download
 
-    entry = find(str(source)) or default_for(str(source))
+    entry = find(str(source))
     if entry is not None:
         return download.fetch(entry, progress), entry
     if is_hub_id(str(source)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,9 +47,28 @@ class Entry:
     top1: float | None = None
 
     @property
+    def timm(self) -> Preprocess | None:
+        """The pixels that timm gives the weights of this name; None where it has no such name."""
+        if self.hub or self.name in _NOT_TIMMS or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
+            return None
+        is_small = self.preprocess.size[0] < 384
+        return replace(self.preprocess, fit="crop", interpolation="bicubic", crop_pct=0.9 if is_small else 1.0)
+
+    @property
     def filename(self) -> str | None:
         """What the file is called; None for a hub folder."""
         return self.url.rpartition("/")[2] if self.url else None
+
+
+# Names by timm's rule that timm itself does not have.
+_NOT_TIMMS = (
+    "vit_base_patch8_224.orig_in21k",
+    "vit_base_r26_s32_224.orig_in21k",
+    "vit_large_r50_s32_224.orig_in21k",
+    "vit_base_patch32_384.orig_in21k_ft_in1k",
+    "vit_large_patch16_384.orig_in21k_ft_in1k",
+    "vit_large_patch16_224.orig_in21k_ft_in1k",
+)
 
 
 def find(name: str) -> Entry | None:
@@ -65,23 +84,6 @@ def search(pattern: str = "*") -> list[Entry]:
 def suggest(name: str) -> str:
     """` (did you mean ...?)` with names like this one, or nothing."""
     return config.suggest(name, list(CATALOG))
-
-
-def default_for(architecture: str) -> Entry | None:
-    """The weights to start from when the user names a model and leaves the weights to us.
-
-    Models of the paper start from ImageNet-21k, as its transfers do (sec. 3.2), at 224 px: positions are resized. Names
-    ending in `_in21k` start from files with the representation layer where there are any. DeiT has its own weights.
-    """
-    if architecture.startswith("deit_"):
-        return find(f"{architecture}.fb_in1k") or find(re.sub(r"_\d+$", "_224", architecture) + ".fb_in1k")
-    parsed = re.fullmatch(r"(?P<body>vit_.+)_\d+(?P<in21k>_in21k)?", architecture)
-    if parsed is None:
-        return None
-    tags = ("augreg_best_in21k", "augreg_in21k", "orig_in21k")
-    if parsed["in21k"]:
-        tags = ("jx_in21k", "orig_in21k", "augreg_best_in21k")
-    return next(filter(None, (find(f"{parsed['body']}_224.{tag}") for tag in tags)), None)
 
 
 def is_hub_id(name: str) -> bool:

@@ -60,12 +60,22 @@ class Origin:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def with_pixels(origin: Origin, owner: str) -> Origin:
-    """The origin with the pixels that this owner's weights are trained with."""
-    if owner not in PIXELS:
-        raise VitkitError(f"preprocess must be one of {', '.join(PIXELS)}, not {owner!r}")
+def with_pixels(origin: Origin, owner: str, entry: Entry | None = None) -> Origin:
+    """The origin with the pixels that this owner's weights are trained with; or timm's, of published weights."""
+    pixels = PIXELS.get(owner)
+    if owner == "timm":
+        theirs = None if entry is None else entry.timm
+        if theirs is None:
+            raise VitkitError(
+                f"timm has no weights of the name {entry.name}, so it has no pixels for them"
+                if entry
+                else "preprocess='timm' is for published names, MODEL.TAG: for a file say augreg, deit or dinov2"
+            )
+        pixels = {name: value for name, value in dataclasses.asdict(theirs).items() if name != "size"}
+    if pixels is None:
+        raise VitkitError(f"preprocess must be one of {', '.join(PIXELS)}, timm, not {owner!r}")
     assumed = {name: taken for name, taken in origin.assumed.items() if name != "preprocess"}
-    return dataclasses.replace(origin, pixels=PIXELS[owner], assumed=assumed)
+    return dataclasses.replace(origin, pixels=pixels, assumed=assumed)
 
 
 _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")

@@ -1,0 +1,216 @@
+"""What a name means: the weights that people expect of it, for an answer and for training, said in a line."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitkit.classifier import Classifier
+from vitkit.config import IMAGENET_1K
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model import create_model
+from vitkit.names import IMAGENET_21K, config_for, list_models
+from vitkit.train.recipe import Recipe
+from vitkit.train.setup import start_of
+from vitkit.weights import inspect, load
+from vitkit.weights.catalog import CATALOG, find
+from vitkit.weights.download import cache_path
+from vitkit.weights.export import write
+from vitkit.weights.meaning import Use, meaning_of, weights_for
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "meanings.json").read_text(encoding="utf-8"))
+NAME = "vit_tiny_patch16_224"
+ANSWERS, TRAINING = f"{NAME}.augreg_in21k_ft_in1k", f"{NAME}.augreg_best_in21k"
+FIELDS = ("layers", "hidden_size", "heads", "mlp_size", "patch_size", "stem", "distill_token", "classifier")
+
+
+def put(name: str) -> None:
+    """Random weights where the cache has the published ones, of one layer."""
+    entry = find(name)
+    assert entry is not None and entry.url is not None
+    path = cache_path(entry.url)
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    model = create_model(entry.architecture, layers=1)
+    classes = tuple(map(str, range(model.config.num_classes)))
+    write(Classifier(model, classes, Preprocess(size=(224, 224))), path, "npz")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b""  # a published file has no note of vitkit's
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for two files, and no network."""
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    put(ANSWERS)
+    put(TRAINING)
+
+
+# --- The table --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*list_models(), *GOLDEN}))
+def test_what_a_bare_name_means_is_written_down(name: str) -> None:
+    found = {use: weights_for(name, use) for use in ("answers", "training")}  # type: ignore[arg-type]
+    expected = GOLDEN.get(name, {"answers": None, "training": None})
+    assert {use: entry and entry.name for use, entry in found.items()} == expected
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_what_it_means_is_that_model_with_the_classes_that_its_name_says(name: str) -> None:
+    wanted = config_for(name)
+    for use, known in GOLDEN[name].items():
+        if known is None:
+            continue
+        entry = CATALOG[known]
+        given = config_for(entry.architecture)
+        for field in (
+            "layers",
+            "hidden_size",
+            "heads",
+            "mlp_size",
+            "patch_size",
+            "stem",
+            "distill_token",
+            "classifier",
+        ):
+            assert getattr(wanted, field) == getattr(given, field), field
+        assert entry.url
+        if use == "answers":
+            assert given.num_classes == wanted.num_classes
+        elif not name.startswith("deit_"):
+            assert entry.classes == "imagenet21k" and entry.licence == "Apache-2.0"
+
+
+def test_for_an_answer_it_is_what_timm_takes_wherever_it_is_here() -> None:
+    timm = pytest.importorskip("timm")
+    compared = 0
+    for name, meant in GOLDEN.items():
+        if name.endswith("_in21k") or not timm.is_model(name):
+            continue
+        theirs = timm.get_pretrained_cfg(name)
+        if theirs.num_classes == IMAGENET_1K and f"{name}.{theirs.tag}" in CATALOG:
+            assert meant["answers"] == f"{name}.{theirs.tag}"
+            compared += 1
+    assert compared >= 20
+
+
+def test_every_published_shape_of_the_paper_has_a_backbone_to_start_from() -> None:
+    paper = ("base_patch16", "base_patch32", "large_patch16", "large_patch32", "huge_patch14", "base_r50_s16")
+    assert all(weights_for(f"vit_{body}_224", "training") for body in paper)
+
+
+# --- Loading ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cached")
+def test_an_answer_has_the_classes_of_imagenet_by_name() -> None:
+    classifier = load(NAME)
+    assert len(classifier.classes) == IMAGENET_1K == create_model(NAME, layers=1).config.num_classes
+    assert "daisy" in classifier.classes
+    assert classifier.report is not None
+    assert classifier.report.assumed["weights"].startswith(f"{ANSWERS} (Apache-2.0), a classifier of ImageNet-1k")
+    assert classifier.provenance["weights"] == ANSWERS
+
+
+@pytest.mark.usefixtures("cached")
+def test_training_starts_from_the_other_and_says_so() -> None:
+    plan = inspect(NAME, use="training")
+    assert plan.provenance["weights"] == TRAINING and len(plan.classes) == IMAGENET_21K
+    assert plan.report.assumed["weights"].startswith(f"{TRAINING} (Apache-2.0), which fine-tunes best")
+    for recipe in (Recipe(weights=NAME), Recipe(model=NAME, weights="auto")):
+        config, preprocess = start_of(recipe, ("a", "b"), lambda what, done, total: None)
+        assert config.num_classes == 2 and preprocess.fit == "squash"
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("use", ["answers", "training"])
+@pytest.mark.parametrize("name", [ANSWERS, TRAINING])
+def test_a_tag_means_the_same_everywhere(name: str, use: Use) -> None:
+    plan = inspect(name, use=use)
+    assert plan.provenance["weights"] == name and "weights" not in plan.report.assumed
+
+
+@pytest.mark.usefixtures("cached")
+def test_the_size_is_the_name_s() -> None:
+    plan = inspect("vit_tiny_patch16_96")
+    assert plan.config.image_size == plan.preprocess.size == (96, 96)
+    assert plan.report.resized and "resized to 96 pixels" in plan.report.assumed["weights"]
+    assert inspect(NAME, image_size=64).config.image_size == (64, 64)
+
+
+@pytest.mark.usefixtures("cached")
+def test_timm_s_pixels_can_be_had() -> None:
+    timm = pytest.importorskip("timm")
+    theirs = timm.get_pretrained_cfg(ANSWERS)
+    for plan in (inspect(f"timm:{ANSWERS}"), inspect(f"timm:{NAME}"), inspect(ANSWERS, preprocess="timm")):
+        own = plan.preprocess
+        assert plan.provenance["weights"] == ANSWERS
+        assert (own.fit, own.crop_pct, own.interpolation) == ("crop", theirs.crop_pct, theirs.interpolation)
+        assert own.mean == theirs.mean and own.size == theirs.input_size[1:]
+    assert inspect(ANSWERS).preprocess.fit == "squash"
+    with pytest.raises(VitkitError, match=r"timm has no weights of the name vit_tiny_patch16_224\.augreg_best_in21k"):
+        inspect(f"timm:{TRAINING}")
+
+
+def test_a_file_has_no_pixels_of_timm_s(tmp_path: Path) -> None:
+    torch.save(create_model(NAME, layers=1).state_dict(), tmp_path / "x.pth")
+    with pytest.raises(VitkitError, match="is for published names"):
+        inspect(tmp_path / "x.pth", preprocess="timm")
+
+
+# --- Refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "use", "parts"),
+    [
+        (f"{NAME}.augreg", "answers", ("has no weights 'augreg'", "augreg_in21k_ft_in1k", f"timm/{NAME}.augreg")),
+        (f"timm:{NAME}.augreg", "answers", ("has no weights 'augreg'", "augreg_in21k_ft_in1k")),
+        ("timm:nothing", "answers", ("no published weights have that name",)),
+        ("vit_tiny_patch8_224.x", "answers", ("no tag of it is published",)),
+        ("vit_base_r26_s32_224", "answers", ("classifier of ImageNet-1k", "vit_base_r26_s32_224.orig_in21k")),
+        ("vit_small_patch8_224", "training", ("backbone to fine-tune", "vit_small_patch8_224.dino")),
+        ("vit_base_patch16_224_gap", "answers", ("no weights of vit_base_patch16_224_gap are published",)),
+        ("vit_tiny_patch16_224.pth", "answers", ("no such file",)),
+        ("vit_huge_patch14_384", "answers", ("384",)),
+        ("resnet50", "answers", ("no such file, folder or published weights",)),
+    ],
+)
+def test_what_is_not_published_is_refused_with_what_is(name: str, use: Use, parts: tuple[str, ...]) -> None:
+    with pytest.raises(VitkitError) as caught:
+        inspect(name, use=use)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_what_exists_on_disk_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir()
+    assert meaning_of(NAME, "answers") is None
+    with pytest.raises(VitkitError, match="holds no weights"):
+        inspect(NAME)
+
+
+# --- The command line -------------------------------------------------------------------------------
+
+
+def test_the_list_says_whose_pixels_are_others(capsys: pytest.CaptureFixture[str]) -> None:
+    from vitkit.cli.models import models
+
+    models(weights=True)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith("56 have other pixels here, their authors' own, than in timm")
+    column = printed[0].index("timm's")
+    found: dict[str, list[Any]] = {}
+    for line in printed[1:-1]:
+        found.setdefault(line[column : column + 6].strip(), []).append(line)
+    assert {said: len(lines) for said, lines in found.items()} == {"": 65, "same": 8, "other": 56}
