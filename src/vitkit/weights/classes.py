@@ -19,4 +19,5 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
     """Names of which no two are the same: ImageNet has two cranes, one a bird and one a machine."""
-    return tuple(name if name not in names[:i] else f"{name} ({i})" for i, name in enumerate(names))
+    first: dict[str, int] = {}
+    return tuple(name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names))
