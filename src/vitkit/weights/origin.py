@@ -18,8 +18,10 @@ from vitkit.weights import dino, google_npz, huggingface, timm, torchvision
 from vitkit.weights.account import account_for, joined_shape, shapes_of, some
 from vitkit.weights.catalog import Entry
 from vitkit.weights.classes import class_names, unique
+from vitkit.weights.families import family_of
 from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
+from vitkit.weights.namesakes import namesakes
 from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
 
 _FORMATS: tuple[Callable[[Checkpoint], Layout | None], ...] = (
@@ -121,16 +123,25 @@ def read_foreign(
 ) -> Origin:
     if "vitkit_version" in checkpoint.metadata:
         raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {folders.DESCRIPTION}")
-    layout = next((found for recognise in _FORMATS if (found := recognise(checkpoint)) is not None), None)
+    try:
+        layout = next((found for recognise in _FORMATS if (found := recognise(checkpoint)) is not None), None)
+    except VitkitError as error:
+        raise _by_family(checkpoint, error) from error
     if layout is None:
         raise VitkitError(f"{checkpoint.path} holds no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
-    inferred = _infer(checkpoint, layout, overrides, image_size if patch_size is None else None, grid)
+    try:
+        inferred = _infer(checkpoint, layout, overrides, image_size if patch_size is None else None, grid)
+    except VitkitError as error:
+        raise _by_family(checkpoint, error) from error
     config = inferred.config
     account = account_for(checkpoint, layout, config)
     if not account.is_clean and not allow_partial:
-        raise VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
+        misfit = VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
+        raise _by_family(checkpoint, misfit)
     pixels, classes = layout.preprocess, layout.classes
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
+    if layout.format == "timm" and entry is None and not layout.is_preprocess_known:
+        assumed |= namesakes(config, checkpoint.tensors, overrides)
     pixel_size = layout.pixel_size
     if entry is not None:
         pixel_size = entry.preprocess.size
@@ -188,7 +199,14 @@ def _infer(
 
 
 def _glance(checkpoint: Checkpoint) -> str:
-    return f"its tensors are {some(list(checkpoint.tensors), 4)}"
+    family = family_of(checkpoint)
+    return f"this is {family}" if family else f"its tensors are {some(list(checkpoint.tensors), 4)}"
+
+
+def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
+    """The same refusal, or where the checkpoint is of a family that vitkit does not know, that family's name."""
+    family = family_of(checkpoint)
+    return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
 
 
 def _reader(checkpoint: Checkpoint, layout: Layout, name: str) -> Callable[[], Tensor]:

@@ -1,0 +1,77 @@
+"""How many of timm's pre-trained ViT tags load: `python benchmarks/published.py [--smoke]`.
+
+Each architecture is built without memory, its tensors' names and shapes are written as a bare safetensors file whose
+numbers are a hole, and `vitkit.weights.inspect` is asked about it. A tag counts as its architecture does. Printed: what
+loads with what was assumed beside pixels and classes, what is refused and as what, and the totals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import timm
+import torch
+
+from vitkit.errors import VitkitError
+from vitkit.weights import inspect
+
+MODULES = (
+    "vision_transformer",
+    "deit",
+    "eva",
+    "beit",
+    "naflexvit",
+    "vision_transformer_hybrid",
+    "vision_transformer_relpos",
+)
+USUAL = ("preprocess", "classes")  # assumed of every bare file
+
+
+def write_shapes(model: torch.nn.Module, path: Path) -> None:
+    """The model's tensors without their numbers."""
+    header, end = {}, 0
+    for name, tensor in model.state_dict().items():
+        size = 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def outcome_of(architecture: str, path: Path) -> tuple[str, str]:
+    """`loads`, `assumed` or `refused`, and what there is to say of it."""
+    with torch.device("meta"):
+        write_shapes(timm.create_model(architecture), path)
+    try:
+        assumed = inspect(path).report.assumed
+    except VitkitError as error:
+        return "refused", str(error).partition(path.name)[2].lstrip(": ")
+    special = {name: text for name, text in assumed.items() if name not in USUAL}
+    return ("assumed" if special else "loads"), ", ".join(special)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="DeiT's alone")
+    modules = ("deit",) if parser.parse_args().smoke else MODULES
+    totals: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for module in modules:
+            tags = timm.list_models(module=module, pretrained=True, include_tags=True)
+            for architecture, count in Counter(tag.partition(".")[0] for tag in tags).items():
+                found, said = outcome_of(architecture, Path(folder) / "bare.safetensors")
+                totals[found] += count
+                print(f"{found:8} {count:3} {architecture}  {said[:90]}")
+    print(f"of {totals.total()} tags {totals['loads']} load, {totals['assumed']} more with an assumption that is said")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Which published family a checkpoint that cannot be loaded is of: told by names that no other family has."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from vitkit.weights.read import Checkpoint
+
+
+class Family(NamedTuple):
+    """A family by the names of its tensors.
+
+    Attributes:
+        name: of the family, and what it has that vitkit's model has not.
+        has: patterns that each match the beginning of some tensor's name.
+        lacks: patterns that match none.
+    """
+
+    name: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+
+IJEPA = "I-JEPA, without a class token"
+_LAYER = r"(?:\w+\.)?(?:model\.layer|layer|layers|encoder\.layer|encoder\.layers)\.\d+\."  # in transformers
+_BLOCK = r"blocks\.(?:\d+\.)?\d+\."
+# In this order: the first whose names are all there.
+_FAMILIES = (
+    # Text beside the images
+    Family("CLIP by OpenAI or OpenCLIP, with its text encoder", (r"visual\.(transformer|conv1|trunk)",)),
+    Family("CLIP's vision encoder by OpenCLIP", (r"(visual\.)?transformer\.resblocks\.", r"(visual\.)?ln_pre\.")),
+    Family("SigLIP, whose images are pooled by attention", (r"(vision_model\.)?head\.probe$",)),
+    Family("BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")),
+    Family("CLIP, with a norm ahead of its layers", (r"(vision_model\.)?pre_layrnorm\.",)),
+    Family("Perception Encoder, with rotary positions", ("norm_pre", r"attn_pool\.latent$")),
+    Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK + "gamma_1$")),
+    Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK), (r"norm\.", "patch_embed.proj.bias")),
+    Family("CLIP, with a norm ahead of its layers", ("norm_pre", _BLOCK)),
+    Family("SigLIP, whose images are pooled by attention", (r"attn_pool\.latent$", _BLOCK)),
+    # One stack of layers on patches
+    Family("SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")),
+    Family("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
+    Family("NaFlexViT, for any aspect", (r"embeds\.(proj|pos_embed)",)),
+    Family("AIMv2, with RMS norms and gated MLPs", (_BLOCK + r"mlp\.fc1_g\.weight$",), (_BLOCK + r"norm1\.bias$",)),
+    Family("Sapiens, with rotary positions and RMS norms", (_BLOCK + r"attn\.q_norm\.",), (_BLOCK + r"norm1\.bias$",)),
+    Family("DINOv3, with rotary positions", ("reg_token$", _BLOCK + "gamma_1$"), ("pos_embed$",)),
+    Family("DINOv3, with rotary positions", (r"(storage_tokens|rope_embed\.)",)),
+    Family(
+        "DINOv3, with rotary positions",
+        (r"(\w+\.)?embeddings\.register_tokens$", r"(\w+\.)?embeddings\.patch_embeddings\.weight$"),
+    ),
+    Family("BEiT or BEiTv2, with relative positions", (_BLOCK + r"attn\.relative_position_bias_table$",)),
+    Family("BEiT, with relative positions", (r"rel_pos_bias\.", _BLOCK + "gamma_1$")),
+    Family("BEiT or Data2Vec, with relative positions", (_LAYER + r"lambda_1$",)),
+    Family("BEiT, with relative positions", (r"beit\.",)),
+    Family("BEiT-3, with norms inside its sublayers", (_BLOCK + r"attn\.norm\.", _BLOCK + r"mlp\.norm\.")),
+    Family(
+        "EVA-02, with rotary positions and gated MLPs", (_BLOCK + r"(mlp\.(fc1_g|w1)\.|attn\.rope\.)", "pos_embed$")
+    ),
+    Family("EVA or EVA-02, with biases of q and v alone", (_BLOCK + r"attn\.q_bias$", "pos_embed$")),
+    Family("a ViT with rotary positions", (_BLOCK + "gamma_1$", _BLOCK + r"attn\.qkv"), (r"(blocks_token|cls_attn)",)),
+    Family("a ViT with relative positions by an MLP or a table", (_BLOCK + r"attn\.rel_pos",)),
+    Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"in_proj\.",)),
+    Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),
+    Family("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
+    Family("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
+    Family(
+        "RADIO or InternViT, without a norm after the last layer",
+        ("cls_token$", _BLOCK + r"ls1\.gamma$", _BLOCK + r"norm1\."),
+        (r"norm\.", r"fc_norm\.", "mask_token"),
+    ),
+    Family("YOLOS, a detector", (r".*detection_tokens$",)),
+    Family("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
+    Family(IJEPA, (r"ijepa\.",)),
+    # Stages
+    Family("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
+    Family("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
+    Family("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
+    Family("Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)),
+    Family("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
+    Family("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
+    Family("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
+    Family("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
+    Family("LeViT", (r"levit\.",)),
+    Family("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
+    Family("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
+    Family("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
+    Family("ConvNeXt V2", (r".*\.grn\.",)),
+    Family("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
+    Family("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
+    Family("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
+    Family("CvT", (r".*convolution_projection_query",)),
+    Family("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
+    Family("VOLO", (r"post_network\.",)),
+    Family("CrossViT", (r"blocks\.\d+\.fusion\.",)),
+    Family("CoaT", (r"serial_blocks\d\.",)),
+    Family("PiT", (r"transformers\.\d+\.blocks\.",)),
+    Family("TNT", (r"pixel_embed\.",)),
+    Family("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
+    Family("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
+    Family("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
+    Family("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
+    Family("ResNet, a CNN", (r"resnet\.embedder\.",)),
+    Family("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
+)
+# `model_type` in config.json, where its own spelling is not what people say.
+_TYPES = {
+    "dinov3_vit": "DINOv3, with rotary positions",
+    "dinov3_convnext": "ConvNeXt, of DINOv3",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "siglip": "SigLIP",
+    "siglip_vision_model": "SigLIP",
+    "siglip2": "SigLIP 2",
+    "siglip2_vision_model": "SigLIP 2",
+    "beit": "BEiT, with relative positions",
+    "data2vec-vision": "Data2Vec, with relative positions",
+    "ijepa": IJEPA,
+    "vit_mae": "MAE with its decoder",
+    "vit_msn": "MSN",
+    "swin": "Swin, with shifted windows",
+    "swinv2": "Swin V2, with shifted windows",
+    "convnext": "ConvNeXt",
+    "convnextv2": "ConvNeXt V2",
+    "resnet": "ResNet, a CNN",
+    "levit": "LeViT",
+    "cvt": "CvT",
+    "pvt": "PVT",
+    "sam": "SAM",
+    "sam2": "SAM 2",
+    "hiera": "Hiera",
+    "yolos": "YOLOS, a detector",
+    "dpt": "DPT, a model of depth",
+}
+
+
+def family_of(checkpoint: Checkpoint) -> str | None:
+    """The family that a checkpoint is of, and what sets it apart; None where its names do not tell."""
+    written = _written(checkpoint.config or {})
+    if written is not None:
+        return written
+    names = list(checkpoint.tensors)
+    for family in _FAMILIES:
+        if all(_any(pattern, names) for pattern in family.has) and not any(_any(p, names) for p in family.lacks):
+            return family.name
+    return IJEPA if _is_ijepa(checkpoint) else None
+
+
+def _is_ijepa(checkpoint: Checkpoint) -> bool:
+    """In transformers' names without their prefix: positions for a square of patches, and no class token."""
+    positions = checkpoint.tensors.get("embeddings.position_embeddings")
+    if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in checkpoint.tensors:
+        return False
+    return math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]
+
+
+def _any(pattern: str, names: list[str]) -> bool:
+    matches = re.compile(pattern).match
+    return any(matches(name) for name in names)
+
+
+def _written(config: Mapping[str, Any]) -> str | None:
+    kind = config.get("model_type")
+    return _TYPES.get(kind) if isinstance(kind, str) else None

@@ -1,0 +1,161 @@
+"""A checkpoint of a family that vitkit does not know is refused by that family's name."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from foreign import NAMES, make
+from vitkit.errors import VitkitError
+from vitkit.weights import inspect
+
+TIMM = {
+    "vit_base_patch16_dinov3": "DINOv3, with rotary positions",
+    "vit_small_plus_patch16_dinov3": "DINOv3, with rotary positions",
+    "vit_base_patch16_clip_224": "CLIP",
+    "vit_base_patch16_siglip_224": "SigLIP",
+    "vit_pe_core_base_patch16_224": "Perception Encoder",
+    "vit_pe_lang_large_patch14_448": "Perception Encoder",
+    "vit_pe_spatial_base_patch16_512": "Perception Encoder",
+    "eva02_base_patch14_224": "EVA-02",
+    "eva02_tiny_patch14_224": "EVA or EVA-02",
+    "eva_giant_patch14_224": "EVA or EVA-02",
+    "beit_base_patch16_224": "BEiT",
+    "beit3_base_patch16_224": "BEiT-3",
+    "aimv2_large_patch14_224": "AIMv2",
+    "naflexvit_base_patch16_gap": "NaFlexViT",
+    "vit_base_patch16_radio_v3": "RADIO",
+    "vit_base_patch16_rope_224": "rotary positions",
+    "vit_base_patch16_rope_ape_224": "rotary positions",
+    "vit_base_patch16_sapiens2": "Sapiens",
+    "vit_relpos_base_patch16_224": "relative positions",
+    "vit_pwee_patch16_reg1_gap_256": "side by side",
+    "vit_base_mci_224": "MobileCLIP",
+    "samvit_base_patch16": "SAM",
+    "swin_tiny_patch4_window7_224": "Swin",
+    "swinv2_tiny_window8_256": "Swin V2",
+    "convnext_tiny": "ConvNeXt",
+    "convnextv2_atto": "ConvNeXt V2",
+    "resnet18": "ResNet",
+    "mvitv2_tiny": "MViT",
+    "cait_xxs24_224": "CaiT",
+    "xcit_nano_12_p16_224": "XCiT",
+    "davit_tiny": "DaViT",
+    "levit_128": "LeViT",
+    "volo_d1_224": "VOLO",
+    "crossvit_9_240": "CrossViT",
+    "pit_ti_224": "PiT",
+    "tnt_s_legacy_patch16_224": "TNT",
+    "mixer_s32_224": "MLP-Mixer",
+    "efficientnet_b0": "EfficientNet",
+}
+_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
+HUGGING_FACE = {  # configuration and model
+    ("DINOv3ViT", "DINOv3ViTModel"): "DINOv3",
+    ("CLIPVision", "CLIPVisionModel"): "CLIP",
+    ("SiglipVision", "SiglipVisionModel"): "SigLIP",
+    ("Siglip2Vision", "Siglip2VisionModel"): "SigLIP",
+    ("Beit", "BeitForImageClassification"): "BEiT",
+    ("Data2VecVision", "Data2VecVisionForImageClassification"): "Data2Vec",
+    ("IJepa", "IJepaModel"): "I-JEPA",
+    ("Swin", "SwinForImageClassification"): "Swin",
+    ("Swinv2", "Swinv2ForImageClassification"): "Swin V2",
+    ("ConvNext", "ConvNextForImageClassification"): "ConvNeXt",
+    ("ResNet", "ResNetForImageClassification"): "ResNet",
+    ("Levit", "LevitForImageClassification"): "LeViT",
+    ("Sam", "SamModel"): "SAM",
+}
+_WITHOUT_SIZES = ("Swin", "Swinv2", "ConvNext", "ResNet", "Levit", "Sam")
+
+
+def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> Path:
+    """A safetensors file of such tensors, whose numbers are a hole in the file."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * int(torch.Size(shape).numel())
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(VitkitError) as caught:
+        inspect(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "family"), TIMM.items())
+def test_timm_s(tmp_path: Path, name: str, family: str) -> None:
+    with torch.device("meta"):
+        state = timm.create_model(name).state_dict()
+    file = write_shapes({key: tuple(tensor.shape) for key, tensor in state.items()}, tmp_path / "x.safetensors")
+    said = refusal(file)
+    assert (
+        f"this is {family}" in said or f"this is a ViT with {family}" in said or family in said.partition("this is")[2]
+    )
+
+
+@pytest.mark.parametrize(("names", "family"), HUGGING_FACE.items())
+@pytest.mark.parametrize("has_config", [True, False])
+def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str, has_config: bool) -> None:
+    transformers.logging.disable_progress_bar()
+    config: Any = getattr(transformers, f"{names[0]}Config")
+    config = config() if names[0] in _WITHOUT_SIZES else config(**_SIZES)
+    with torch.device("meta"):
+        state = getattr(transformers, names[1])(config).state_dict()
+    write_shapes({key: tuple(tensor.shape) for key, tensor in state.items()}, tmp_path / "model.safetensors")
+    if has_config:
+        config.save_pretrained(tmp_path)
+    assert f"this is {family}" in refusal(tmp_path) or f"or {family}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "family"),
+    [
+        (("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight", "positional_embedding"), "CLIP"),
+        (("visual.trunk.blocks.0.norm1.weight", "text.transformer.resblocks.0.ln_1.weight"), "CLIP"),
+        (("transformer.resblocks.0.ln_1.weight", "ln_pre.weight", "conv1.weight"), "CLIP"),
+        (("cls_token", "storage_tokens", "rope_embed.periods", "blocks.0.norm1.weight"), "DINOv3"),
+        (("rel_pos_bias.relative_position_bias_table", "blocks.0.gamma_1", "blocks.0.norm1.weight"), "BEiT"),
+        (("image_encoder.blocks.0.attn.rel_pos_h", "prompt_encoder.x"), "SAM"),
+    ],
+)
+def test_the_authors_own(tmp_path: Path, names: tuple[str, ...], family: str) -> None:
+    save_file({name: torch.zeros(2) for name in names}, tmp_path / "x.safetensors")
+    assert f"this is {family}" in refusal(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_file_of_a_known_family_is_not_taken_for_another(tmp_path: Path, name: str) -> None:
+    """Whatever tensor is missing, or however many of one kind."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in make(name).model.state_dict().items()}
+    for lost in ("norm", "pos", "cls", "bias", "embed", "layers.0.", "layer.0.", "blocks.0.", "head"):
+        left = {key: shape for key, shape in shapes.items() if lost not in key}
+        if not left:
+            continue
+        try:
+            inspect(write_shapes(left, tmp_path / "x.safetensors"), image_size=16)
+        except VitkitError as error:
+            assert "this is" not in str(error), (lost, error)
