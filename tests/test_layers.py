@@ -65,8 +65,8 @@ def test_drop_path_keeps_dtype_and_passes_the_gradient_of_kept_samples_alone() -
 @pytest.mark.parametrize(("layers", "rates"), [(1, [0.0]), (2, [0.0, 0.3]), (4, [0.0, 0.1, 0.2, 0.3])])
 def test_the_rate_grows_linearly_from_zero_at_the_first_block(layers: int, rates: list[float]) -> None:
     model = VisionTransformer(tiny(layers=layers, drop_path=0.3))
-    assert [block.drop_path.rate for block in model.blocks] == pytest.approx(rates)
-    assert all(type(block.drop_path.rate) is float for block in model.blocks)
+    assert [block.drop_path1.rate for block in model.blocks] == pytest.approx(rates)
+    assert all(type(block.drop_path1.rate) is float for block in model.blocks)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -12,21 +12,72 @@ from vitkit.config import ViTConfig
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole samples, keeping the expectation."""
+    """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole samples, keeping the expectation.
+
+    Attributes:
+        keys: (B,) int32, random: which samples are dropped depends on them alone; None takes torch's generator.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate  # a Python float, so that a model can be built on the meta device
+        self.keys: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.rate == 0.0 or not self.training:
             return x
-        keep = 1.0 - self.rate
-        mask = x.new_empty(x.shape[0], *[1] * (x.ndim - 1)).bernoulli_(keep)  # (B, 1, 1)
-        return x * mask / keep
+        mask = survives(draw_keys(x) if self.keys is None else self.keys, self.rate)  # (B,)
+        return x * mask.view(-1, *[1] * (x.ndim - 1)) / (1.0 - self.rate)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"
+
+
+class Dropout(nn.Module):
+    """Drops single numbers, keeping the expectation (arXiv 1207.0580): torch's, unless there are keys.
+
+    Attributes:
+        keys: (B,) int32, random: what a sample loses depends on its own alone, not on the samples beside it.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.keys: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate == 0.0 or not self.training:
+            return x
+        if self.keys is None:
+            return F.dropout(x, self.rate)
+        mask = survives(random_bits(self.keys, x[0].numel()), self.rate)  # (B, numbers)
+        return x * mask.view(x.shape) / (1.0 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3f}"
+
+
+def draw_keys(x: Tensor) -> Tensor:
+    """A random number for each sample of a batch, from torch's generator: (B,) int32."""
+    return torch.randint(-(2**31), 2**31, (x.shape[0],), dtype=torch.int32, device=x.device)
+
+
+def random_bits(keys: Tensor, numbers: int) -> Tensor:
+    """(B,) int32 -> (B, numbers) int32, random: each row a function of its key, the same on every device."""
+    counter = torch.arange(numbers, dtype=torch.int32, device=keys.device)
+    return _scramble(keys[:, None] ^ _scramble(counter))
+
+
+def survives(bits: Tensor, rate: float) -> Tensor:
+    """Random int32 -> bool: each is dropped with this probability."""
+    return bits >= min(round(rate * 2**32) - 2**31, 2**31 - 1)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """A bijection of int32, each bit of which depends on every bit of x (Wellons' lowbias32); products wrap round."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return x ^ (x >> 16 & 0xFFFF)
 
 
 class LayerScale(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.config import ViTConfig
-from vitkit.layers import TokenConvolution, gelu
+from vitkit.layers import Dropout, TokenConvolution, gelu
 
 
 class ConvProjection(nn.Module):
@@ -44,7 +44,7 @@ class ConvMixer(nn.Module):
         self.depthwise = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
         self.act = gelu(config)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.proj_drop = nn.Dropout(config.dropout)
+        self.proj_drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002
         """(B, N, D) tokens -> what is added to the first n = `queries` of them, (B, n, D)."""

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
 from vitkit.init import initialise
-from vitkit.layers import DropPath, SwiGLU, TokenConvolution, gelu, heads, layer_norm, layer_scale
+from vitkit.layers import Dropout, DropPath, SwiGLU, TokenConvolution, gelu, heads, layer_norm, layer_scale
 from vitkit.mixtures import ConvMixer, ConvProjection
 from vitkit.names import config_for
 from vitkit.position import RelativePosition, Sinusoids, build_positions
@@ -58,12 +58,11 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.scale = config.head_size**-0.5 if config.qk_scale is None else config.qk_scale
-        self.dropout = config.attention_dropout
         self.fused = True  # one kernel for eqs. 6-7; False: written out, the same numbers
         self.convolve = ConvProjection(config, patches_read) if config.projection == "conv" else None
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.proj_drop = nn.Dropout(config.dropout)
+        self.attn_drop, self.proj_drop = Dropout(config.attention_dropout), Dropout(config.dropout)
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 5: (B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries` tokens, k and v (B, H, N, D_h)."""
@@ -87,11 +86,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
         bias = None if relative is None else self.scale * relative(q)  # (B, H, n, N)
-        dropout = self.dropout if self.training else 0.0
-        if self.fused:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        if self.fused and not (self.training and self.attn_drop.rate):  # the kernel draws its own dropout
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
         else:
-            x = F.dropout(self.matrix(q, k, bias), dropout) @ v  # eq. 7: (B, H, n, D_h)
+            x = self.attn_drop(self.matrix(q, k, bias)) @ v  # eq. 7: (B, H, n, D_h)
         x = x.transpose(1, 2).flatten(2)  # eq. 8: (B, n, D)
         return self.proj_drop(self.proj(x))
 
@@ -107,12 +105,12 @@ class MLP(nn.Module):
         if config.mlp_kind == "conv" and patches_read:
             self.conv = TokenConvolution(config.mlp_size, config.grid, config.prefix_tokens)
         self.act = SwiGLU() if gated else gelu(config)
-        self.drop = nn.Dropout(config.dropout)
+        self.drop1, self.drop2 = Dropout(config.dropout), Dropout(config.dropout)
         self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.drop(self.act(self.conv(self.fc1(x))))  # (B, n, mlp)
-        return self.drop(self.fc2(x))  # (B, n, D)
+        x = self.drop1(self.act(self.conv(self.fc1(x))))  # (B, n, mlp)
+        return self.drop2(self.fc2(x))  # (B, n, D)
 
 
 class Block(nn.Module):
@@ -127,14 +125,15 @@ class Block(nn.Module):
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
         self.norm2 = layer_norm(config)
         self.mlp = MLP(config, patches_read)
-        self.drop_path = DropPath(config.drop_path * layer / max(config.layers - 1, 1))  # the linear rule
+        rate = config.drop_path * layer / max(config.layers - 1, 1)  # the linear rule
+        self.drop_path1, self.drop_path2 = DropPath(rate), DropPath(rate)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
         if self.post_norm:  # the original Transformer, arXiv 1706.03762 sec. 3.1
-            x = self.norm1(x[:, :queries] + self.drop_path(self.ls1(self.attn(x, queries, relative))))
-            return self.norm2(x + self.drop_path(self.ls2(self.mlp(x))))
-        x = x[:, :queries] + self.drop_path(self.ls1(self.attn(self.norm1(x), queries, relative)))  # eq. 2
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
+            x = self.norm1(x[:, :queries] + self.drop_path1(self.ls1(self.attn(x, queries, relative))))
+            return self.norm2(x + self.drop_path2(self.ls2(self.mlp(x))))
+        x = x[:, :queries] + self.drop_path1(self.ls1(self.attn(self.norm1(x), queries, relative)))  # eq. 2
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
 
 
 class VisionTransformer(nn.Module):
@@ -155,7 +154,7 @@ class VisionTransformer(nn.Module):
         self.dist_token = _tokens(1 if config.distill_token else 0, config)
         self.reg_token = _tokens(config.registers, config)
         self.pos_embed, self.rel_pos = build_positions(config)
-        self.pos_drop = nn.Dropout(config.position_dropout)
+        self.pos_drop = Dropout(config.position_dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
         self.norm = nn.Identity() if config.norm == "post" or config.fc_norm else layer_norm(config)

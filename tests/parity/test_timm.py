@@ -159,7 +159,7 @@ def test_drop_path_rates_follow_timms_linear_rule(layers: int) -> None:
     ours = VisionTransformer(tiny(layers=layers, drop_path=0.3))
     theirs = timm.VisionTransformer(img_size=16, embed_dim=12, num_heads=3, depth=layers, drop_path_rate=0.3)
     expected = [getattr(block.drop_path1, "drop_prob", 0.0) for block in theirs.blocks]
-    assert [block.drop_path.rate for block in ours.blocks] == pytest.approx(expected)
+    assert [block.drop_path1.rate for block in ours.blocks] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

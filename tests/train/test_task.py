@@ -182,7 +182,7 @@ def test_weighing_a_class_twice_is_showing_its_images_twice(kind: Any, smoothing
     teacher = None if kind is None else lambda x: x.mean(dim=(1, 2, 3))[:, None] * torch.arange(7.0)
     weights = torch.tensor([1.0, 2.0, 0, 0, 0, 0, 0])
     weighed = task_at(1, recipe, class_weights=weights, imitate=teacher)
-    targets = weighed._targets(images, labels, 0)[1]
+    targets = weighed._targets(images, labels, 0, len(labels))[1]
     loss = weighed.loss_of(images, targets)[0] * 3
     twice = task_at(1, recipe, imitate=teacher).loss_of(images[again], labels[again])[0] * 4
     assert torch.isclose(loss, twice, rtol=1e-5)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runs
+import tiny
+from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.datamodule import ImageData
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.train.callbacks import read_metrics
-from vitkit.train.recipe import Recipe
+from vitkit.train.recipe import Recipe, load_fields
 from vitkit.train.team import ALONE, Team, assemble, check_team, describe_team
 
 BIN = Path(sys.executable).parent
@@ -85,6 +88,88 @@ def test_several_processes_end_with_the_weights_and_the_numbers_of_one(
     assert evaluations[0]["images"] == 21
     for name in ("accuracy", "balanced_accuracy", "loss"):
         assert evaluations[0][name] == pytest.approx(evaluations[1][name], abs=1e-6)
+
+
+# --- Everything that is random ----------------------------------------------------------------------
+
+TUNED = {
+    "method": "full",
+    "batch_size": 8,
+    "epochs": 2,
+    "precision": "float32",
+    "workers": 0,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+}
+EVERYTHING = TUNED | {
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "drop_path": 0.3,
+    "patch_dropout": 0.3,
+    "erase": 0.5,
+    "rand_augment": 3,
+    "accumulate": 2,
+    "balance": "sampler",
+    "ema": 0.9,
+}
+WAYS = {"two": (2, None), "three": (3, None), "one image at a time": (1, 1)}
+
+
+@pytest.fixture(scope="module")
+def together(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs by name and way, `digits/two` and so on; each has been trained from the same seed."""
+    folder = tmp_path_factory.mktemp("together")
+    for number, name in enumerate(("start", "teacher")):
+        model = tiny.build(image_size=(16, 16), num_classes=3, layers=3 - number)
+        Classifier(model, ("blue", "green", "red"), Preprocess(size=(16, 16))).save(folder / name)
+    tuned = {"data": str(data), "weights": str(folder / "start")}
+    every: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = {
+        "digits": ({**load_fields("digits"), "limit": 200, "epochs": 2}, WAYS),
+        "defaults": (
+            {**tuned, "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32"},
+            {"two": (2, None)},
+        ),
+        "everything": ({**tuned, **EVERYTHING, "teacher": str(folder / "teacher")}, WAYS),
+        "parts": ({**tuned, **EVERYTHING, "ema": 0.0, "strategy": "fsdp"}, {"two": (2, None)}),
+    }
+    jobs = [
+        (str(folder / name / way), processes, fields, at_a_time)
+        for name, (fields, ways) in every.items()
+        for way, (processes, at_a_time) in {"one": (1, None), **ways}.items()
+    ]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, Path(__file__).parents[1] / "together.py", folder / "jobs.json"]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], name: str) -> float:
+    """The largest; but a bias of all keys adds the same to a whole row of the softmax: its gradient is rounding alone,
+    of which Adam makes steps.
+    """
+    apart = (ours[name] - theirs[name]).abs()
+    if name.endswith("attn.qkv.bias"):
+        query, _, value = apart.chunk(3)
+        apart = torch.cat([query, value])
+    return apart.max().item()
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *(("digits", way) for way in WAYS),
+        ("defaults", "two"),
+        *(("everything", way) for way in WAYS),
+        ("parts", "two"),
+    ],
+)
+def test_what_is_random_is_the_same_in_any_number_of_processes_and_pieces(together: Path, name: str, way: str) -> None:
+    ours, theirs = runs.weights(together / name / way), runs.weights(together / name / "one")
+    assert ours.keys() == theirs.keys()
+    assert max(difference(ours, theirs, part) for part in theirs) <= 1e-5
+    for row, expected in zip(*(runs.metrics(together / name / own) for own in (way, "one")), strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
 
 
 def test_ctrl_c_stops_processes_that_the_first_started_after_the_same_step_and_the_run_goes_on(

@@ -116,19 +116,23 @@ class Mixing:
     def __bool__(self) -> bool:
         return self.mixup > 0 or self.cutmix > 0
 
-    def apply(self, images: Tensor, targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, images: Tensor, targets: Tensor, seed: int, before: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Each image mixed with the one before it, the first with the last.
 
         Args:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
             seed: decides all that is drawn.
+            before: a part of a batch to what comes before each of its images; None where the batch is whole.
         """
+        before = before or partial(torch.roll, shifts=1, dims=0)
         random = np.random.default_rng(seed)
         cuts = self.cutmix > 0 and (self.mixup <= 0 or random.random() < 0.5)
         alpha = self.cutmix if cuts else self.mixup
         share = float(random.beta(alpha, alpha))
-        others = images.roll(1, dims=0)
+        others = before(images)
         if cuts:
             h, w = images.shape[-2:]
             rows, columns = _rectangle(h, w, 1 - share, int(random.integers(h)), int(random.integers(w)))
@@ -137,7 +141,7 @@ class Mixing:
             share = 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (h * w)
         else:
             images = share * images + (1 - share) * others  # (B, C, height, width)
-        return images, share * targets + (1 - share) * targets.roll(1, dims=0)
+        return images, share * targets + (1 - share) * before(targets)
 
 
 def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:

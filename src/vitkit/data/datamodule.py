@@ -218,6 +218,11 @@ class ImageData(LightningDataModule):
         sizes = [min(self.batch_size, end - begin) for begin in range(start, end, self.batch_size)]
         return sum(len(range(rank, images, size)) for images in sizes), end - start
 
+    def places(self, images: int) -> range:
+        """Which images of a whole training batch those are that this process computes of it."""
+        rank, size = self.process
+        return range(rank, rank + images * size, size)
+
     def _batches(self) -> BatchSampler:
         labels = self.train.table.labels if self.balanced else None
         return BatchSampler(EpochSampler(len(self.train), self.seed, labels), self.batch_size, self.process)

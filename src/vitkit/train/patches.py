@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
+from vitkit.layers import draw_keys, random_bits
 from vitkit.model import VisionTransformer
 
 
@@ -18,11 +19,15 @@ class PatchDropout(nn.Module):
     Args:
         rate: the part that is dropped; one patch stays at least.
         ahead: tokens ahead of the patches.
+
+    Attributes:
+        keys: (B,) int32, random: what an image loses depends on its own alone; None takes torch's generator.
     """
 
     def __init__(self, rate: float, ahead: int) -> None:
         super().__init__()
         self.rate, self.ahead = rate, ahead
+        self.keys: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, D = x.shape
@@ -30,7 +35,8 @@ class PatchDropout(nn.Module):
         kept = max(1, round(patches * (1 - self.rate)))
         if not self.training or kept == patches:
             return x
-        drawn = torch.rand(B, patches, device=x.device).argsort(dim=1)[:, :kept]
+        keys = draw_keys(x) if self.keys is None else self.keys
+        drawn = random_bits(keys, patches).argsort(dim=1, stable=True)[:, :kept]
         rows = self.ahead + drawn.sort(dim=1).values  # (B, kept)
         return torch.cat([x[:, : self.ahead], x.gather(1, rows.unsqueeze(2).expand(B, kept, D))], dim=1)
 

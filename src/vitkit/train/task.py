@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
 from vitkit.train.average import Average
 from vitkit.train.distill import binary_loss, distillation_loss, label_loss
+from vitkit.train.draws import Draws
 from vitkit.train.guard import Guard, Outcome, all_finite
 from vitkit.train.later import Later, Place
 from vitkit.train.linear import heads_of
@@ -79,6 +81,7 @@ class ClassificationTask(LightningModule):
         self.went_back = False  # whether this epoch's weights were given up
         self._class_weights, self._sets = class_weights, sets
         self._mixing = Mixing(mixup=recipe.mixup, cutmix=recipe.cutmix)
+        self._draws = Draws(model)
         self.team = team
         self._started = self._now = time.monotonic()
         self.later: Later | None = None  # on a GPU
@@ -181,21 +184,20 @@ class ClassificationTask(LightningModule):
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)  # as the convolution of patches wants them
         number, last = self._place(batch_idx)
-        counted, _ = self._data.images_in(batch_idx, batch_idx)  # 0 for a stand-in
+        counted, whole = self._data.images_in(batch_idx, batch_idx)  # of a stand-in none
         _, images_of_step = self._data.images_in(batch_idx - number, last)
         if number == 0:
             self._clear_gradients()
-        mixed, targets = self._targets(images, labels, number)
+        mixed, targets = self._targets(images, labels, number, whole)
+        seed = mix_seeds(self.recipe.seed, self.global_step, number, 1)
+        keys = self._draws.of(seed, self._data.places(len(images)), images.device)
         losses: list[Tensor] = []
 
         def compute(piece: slice) -> None:
-            seen = number * self.recipe.batch_size + piece.start
-            # Dropout's, the same after a resume.
-            place = (seen, self.team.rank) if self.team.rank else (seen,) if seen else ()
-            torch.manual_seed(mix_seeds(self.recipe.seed, self.global_step, *place))
-            loss, hits = self.loss_of(mixed[piece], targets[piece])
-            weight = len(hits) if counted else 0
-            self._add_gradients(loss * (weight / images_of_step))
+            weight = len(targets[piece]) if counted else 0
+            with self._draws.told(keys[:, piece]):
+                loss, hits = self.loss_of(mixed[piece], targets[piece])
+                self._add_gradients(loss * (weight / images_of_step))
             losses.append(loss.detach() * weight)
             self._hits.append(hits[:weight])
 
@@ -239,7 +241,7 @@ class ClassificationTask(LightningModule):
         for parameter in self._trained():
             parameter.grad = None
 
-    def _targets(self, images: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def _targets(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
         """The images, mixed if the recipe says so, and their labels (B,) or weighted targets (B, K)."""
         if not self._mixing and self._class_weights is None and self._sets is None:
             return images, labels
@@ -252,8 +254,9 @@ class ClassificationTask(LightningModule):
             self._class_weights = self._class_weights.to(targets.device)  # once
             targets *= self._class_weights
         if self._mixing:
-            seed = mix_seeds(self.recipe.seed, self.global_step, number, *([self.team.rank] if self.team.rank else []))
-            images, targets = self._mixing.apply(images, targets, seed)
+            seed = mix_seeds(self.recipe.seed, self.global_step, number)
+            before = partial(self.team.before, length=whole)
+            images, targets = self._mixing.apply(images, targets, seed, before)
         return images, targets
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,6 +89,24 @@ class Team:
     def any(self, own: bool) -> bool:
         """Whether it is true of any process; all of them learn it at the same time."""
         return any(self.gather(own))
+
+    def before(self, own: Tensor, length: int) -> Tensor:
+        """For each image of one's own share of a batch the one before it in the whole batch; for the first the last.
+
+        Args:
+            own: this process's share, (B, ...): the images rank, rank + size, rank + 2 size and so on; where there are
+                none, what stands in for them, which comes back as it is.
+            length: of the whole batch.
+        """
+        if self.size == 1:
+            return own.roll(1, dims=0)
+        padded = own.new_zeros(math.ceil(length / self.size), *own.shape[1:])
+        padded[: len(own)] = own
+        shares = padded.new_empty(self.size * len(padded), *own.shape[1:])
+        dist.all_gather_into_tensor(shares, padded)
+        whole = shares.view(self.size, *padded.shape).transpose(0, 1).flatten(0, 1)[:length]
+        before = whole.roll(1, dims=0)[self.rank :: self.size]
+        return before if len(before) else own
 
     def add_up(self, gradients: list[Tensor]) -> None:
         """Put the sum over all processes into these tensors, unless the strategy has done so."""

@@ -1,0 +1,84 @@
+"""`python together.py JOBS`: train recipes in 1, 2 and 3 processes, which one interpreter's imports serve.
+
+JOBS is a JSON list of [folder, processes, fields of the recipe, images that are computed at a time or null]. Reports
+are left out: only the weights and metrics.csv are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from vitkit.train import fit
+from vitkit.train.pieces import Pieces
+from vitkit.train.run import train
+
+Job = tuple[str, int, dict[str, Any], int | None]
+
+
+def spare_reports() -> None:
+    nothing = SimpleNamespace(accuracy=0.0, labels=[], split="test", loss=0.0)
+    fit.report = lambda *_: nothing  # type: ignore[assignment,misc]
+    fit.doubt_labels = fit.draw_data = lambda *_: None  # type: ignore[assignment,misc]
+
+
+def train_all(jobs: list[Job]) -> None:
+    plain = Pieces.__init__
+    for folder, _, fields, at_a_time in jobs:
+
+        def small(self: Pieces, say: Any, at_a_time: int | None = at_a_time) -> None:
+            plain(self, say)
+            self.size = at_a_time
+
+        Pieces.__init__ = small  # type: ignore[method-assign]
+        train(fields, folder, say=lambda line: None)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def part(jobs: list[Job], processes: int) -> int:
+    """The exit status of the worst of so many processes that train together, as torchrun starts them."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "together"}
+    place |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "GROUP_RANK": 0}
+    children = []
+    for rank in range(processes):
+        child = os.fork()
+        if child == 0:
+            own = {"RANK": rank, "LOCAL_RANK": rank} | place if processes > 1 else {}
+            os.environ.update({name: str(value) for name, value in own.items()})
+            status = 1
+            try:
+                train_all(jobs)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    spare_reports()
+    jobs: list[Job] = [tuple(job) for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))]
+    jobs.sort(key=lambda job: job[1])
+    return max(part(list(own), processes) for processes, own in groupby(jobs, key=lambda job: job[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
