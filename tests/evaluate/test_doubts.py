@@ -44,3 +44,18 @@ def test_the_file_can_be_read_back_whatever_the_names(tmp_path: Path) -> None:
         rows = list(csv.reader(file))
     assert rows[0] == ["path", "label", "suggested", "score"]
     assert [Doubt(*row[:3], float(row[3])) for row in rows[1:]] == doubts
+
+
+def test_mistakes_that_the_probabilities_explain_are_no_doubts_and_labels_that_they_do_not_are() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.dirichlet(np.full(5, 0.2), 400).astype(np.float32)
+    labels = np.array([rng.choice(5, p=row / row.sum()) for row in rows.astype(np.float64)])
+    own = Evaluation("test", tuple("abcde"), tuple(map(str, range(400))), labels, rows)
+    assert len(own.mistakes(400)) > 60
+    assert len(from_predictions([own])) <= 5
+    sure = np.flatnonzero((rows.max(axis=1) > 0.9) & (rows.argmax(axis=1) == labels))[:12]
+    wrong = labels.copy()
+    wrong[sure] = rows[sure].argmin(axis=1)
+    spoilt = Evaluation("test", own.classes, own.paths, wrong, rows)
+    found = {doubt.path for doubt in from_predictions([spoilt])[:15]}
+    assert len(found & set(map(str, sure))) >= 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +54,7 @@ def evaluate(
     from vitkit.cli.progress import Bar
     from vitkit.data.split import groups_from_file
     from vitkit.evaluate import metrics
+    from vitkit.evaluate.chosen import chosen_on
     from vitkit.evaluate.figures import figures
 
     classifier = load_model(model)
@@ -67,6 +69,8 @@ def evaluate(
         outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
         if data is None:
             outcome = metrics.grouped(outcome, groups_from_file(Path(model) / "groups.json"))
+            chosen = chosen_on(name, classifier.provenance.get("recipe", {}), is_multi=classifier.task == "multi")
+            outcome = replace(outcome, chosen=chosen)
         numbers = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge, **figures(outcome)}
         numbers = {"accuracy": numbers["accuracy"], **numbers}
         for note in _notes(outcome):
@@ -128,6 +132,10 @@ def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], comp
     from vitkit.page import decimals
 
     print(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
+    if outcome.chosen:
+        print(f"validation: chosen on these images: {', '.join(outcome.chosen)}")
+    for name, value in numbers.get("cross_fitted", {}).items():
+        print(f"{name:18} {decimals(value)} with cross-fitted thresholds")
     for name, value in outcome.summary().items():
         if isinstance(value, float):
             bounds = numbers["intervals_95"].get(name)

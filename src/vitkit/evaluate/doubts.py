@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from vitkit.data.source import ImageTable
@@ -49,15 +50,33 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[Doubt]:
-    """By what a model says of images that it was not trained on, the most doubtful first."""
+    """By what a model says of images that it was not trained on, the most doubtful first.
+
+    A mistake is no doubt: of images whose label has a probability of 0.2 each fifth should have it. Doubtful are
+    those below the highest probability at which twice as many labels are found as the probabilities let expect.
+    """
     doubts = []
     for evaluation in evaluations:
+        own = evaluation.probabilities[np.arange(len(evaluation.labels)), evaluation.labels]
+        most = _least_expected(evaluation.probabilities, own)
         for i in evaluation.mistakes(len(evaluation.labels)):
+            if own[i] > most:
+                continue
             true, said = int(evaluation.labels[i]), int(evaluation.predicted[i])
             row = evaluation.probabilities[i].astype(np.float64)
             names = evaluation.classes[true], evaluation.classes[said]
             doubts.append(Doubt(evaluation.paths[i], *names, float(row[said] - row[true])))
     return sorted(doubts, key=lambda own: -own.score)
+
+
+def _least_expected(probabilities: npt.NDArray[np.float32], own: npt.NDArray[np.float32]) -> float:
+    """The highest probability of a label up to which at least twice as many have one as is expected; -1 without any."""
+    every = np.sort(probabilities, axis=None)
+    mass, given = np.cumsum(every, dtype=np.float64), np.sort(own)
+    upto = np.searchsorted(every, given, side="right")
+    expected, found = mass[upto - 1], np.searchsorted(given, given, side="right")
+    supported = given[2 * expected <= found]
+    return float(supported.max()) if len(supported) else -1.0
 
 
 def write_doubts(path: Path, doubts: Sequence[Doubt]) -> None:

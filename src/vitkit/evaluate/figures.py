@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from vitkit.evaluate.intervals import intervals
 from vitkit.evaluate.metrics import Evaluation
-from vitkit.evaluate.multilabel import MultiEvaluation
+from vitkit.evaluate.multilabel import MultiEvaluation, cross_fitted
 
 _DASH = "\N{EN DASH}"  # between the ends of an interval
 
@@ -24,6 +24,8 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     if isinstance(evaluation, MultiEvaluation):
         return {
             **evaluation.summary(),
+            "chosen_on": list(evaluation.chosen),
+            **({"cross_fitted": cross_fitted(evaluation)} if evaluation.chosen else {}),
             **_intervals(evaluation),
             "absent_classes": list(evaluation.absent),
             "per_class": rows,
@@ -35,6 +37,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     precisions = [own["average_precision"] for own in areas.values() if own["average_precision"] is not None]
     return {
         **evaluation.summary(),
+        "chosen_on": list(evaluation.chosen),
         "roc_auc": float(np.mean(found)) if found else None,
         "average_precision": float(np.mean(precisions)),
         "temperature": evaluation.temperature,

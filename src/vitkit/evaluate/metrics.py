@@ -33,6 +33,7 @@ class Evaluation:
         temperature: of the classifier; it is in the probabilities.
         groups: a number for each image, the same for those that are not independent of one another, (n,); empty where
             all are.
+        chosen: what was chosen on these images, and by what (chosen.py).
     """
 
     split: str
@@ -43,6 +44,7 @@ class Evaluation:
     unreadable: dict[str, str] = field(default_factory=dict)
     temperature: float = 1.0
     groups: tuple[int, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     @property
     def predicted(self) -> npt.NDArray[np.int64]:
@@ -86,6 +88,12 @@ class Evaluation:
         true = self.probabilities[np.arange(len(self.labels)), self.labels].astype(np.float64)
         squares: npt.NDArray[np.float64] = (self.probabilities.astype(np.float64) ** 2).sum(axis=1)
         return np.maximum(squares - 2 * true + 1, 0.0)
+
+    @property
+    def described(self) -> str:
+        """How many images of which split, and what was chosen on them."""
+        caveat = f" (validation: chosen on these images: {', '.join(self.chosen)})" if self.chosen else ""
+        return f"{len(self.labels)} {self.split} images{caveat}"
 
     @property
     def absent(self) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def draw(
 
 def _headline(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
     bounds = interval_text([100 * bound for bound in numbers["intervals_95"]["accuracy"]], 1)
-    images = f"{len(evaluation.labels)} {escape(evaluation.split)} images"
+    images = escape(evaluation.described)
     detail = f"(95 %: {bounds}; balanced {100 * numbers['balanced_accuracy']:.1f} %, "
     return (
         f'<p><span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {images} '

@@ -75,7 +75,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     )
     what = "exact match" if table.is_multi else "accuracy"
     run.say(
-        f"{what} {evaluation.accuracy:.4f} on {len(evaluation.labels)} {evaluation.split} images"
+        f"{what} {evaluation.accuracy:.4f} on {evaluation.described}"
         f" ({evaluation.loss:.4f} log loss); report: {run.folder / 'report.html'}"
     )
     return evaluation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS, groups_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
-from vitkit.evaluate.calibration import fit_temperature
+from vitkit.evaluate.calibration import fit_temperature, most_rise
+from vitkit.evaluate.chosen import chosen_on
 from vitkit.evaluate.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluate.figures import at_temperature, figures
 from vitkit.evaluate.metrics import Evaluation, evaluate, grouped, held_out_split
@@ -88,10 +90,11 @@ def report(
     seen = None if table.is_multi else _calibrate(folder, classifier, table, say, progress)
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
+    evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     numbers = figures(evaluation)
     if not table.is_multi:
         if seen is not None:
-            say(_calibrated(numbers, seen, evaluation.split))
+            say(_calibrated(numbers, seen, evaluation))
         if doubts is None:
             doubts = from_predictions(own for own in _held_out(evaluation, seen))
         write_doubts(folder / LABEL_ERRORS, doubts)
@@ -168,10 +171,16 @@ def _calibrate(
     return seen
 
 
-def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, split: str) -> str:
+def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
+    before, after, split = numbers["ece_before_temperature"], numbers["ece"], evaluation.split
+    rose = ""
+    if after > before:
+        most = most_rise(evaluation.probabilities, at_temperature(evaluation, 1.0).probabilities)
+        found = "no more" if after - before <= most else "more"
+        rose = f"; it rose by {after - before:.4f}, {found} than chance does with {len(evaluation.labels)} images"
     return (
         f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
-        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {split} images"
+        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {split} images{rose}"
     )
 
 
@@ -181,8 +190,12 @@ def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluatio
     return [own for split, own in both.items() if split in ("val", "test")]
 
 
-def _kept(recipe: Recipe) -> str:
-    return "the last" if recipe.keep == "last" else f"the best by {recipe.monitor}"
+def _kept(recipe: Recipe, table: ImageTable) -> str:
+    """What became the model, and what chose it."""
+    has_val = "val" in table.splits
+    if recipe.method == "head":
+        return "a head, its penalty chosen by log loss on val images" if has_val else "a head of the middle penalty"
+    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
 
 def _facts(classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list[dict[str, float]]) -> dict[str, str]:
@@ -196,7 +209,7 @@ def _facts(classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list
         "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
         "data": f"{table.root}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
-        "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe)}",
+        "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe, table)}",
         "seed": str(recipe.seed),
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
