@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -113,6 +115,16 @@ class EpochSampler(Sampler[tuple[int, ...]]):
             again, place = divmod(k // len(classes), len(images))
             drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
         return drawn
+
+
+def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
+    """At most so many places, drawn at random so that the labels there have their proportions."""
+    counts, seen = Counter(labels), Counter[int]()
+    ranked = []
+    for i in torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist():
+        ranked.append(((seen[labels[i]] + 0.5) / counts[labels[i]], i))
+        seen[labels[i]] += 1
+    return sorted(i for _, i in sorted(ranked)[:images])
 
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
@@ -231,6 +243,17 @@ class ImageData(LightningDataModule):
         rank, size = self.process
         own = list(range(rank, len(self.val), size)) or [0][: len(self.val)]  # none may stay idle while others meet
         return self._loader(self.val, sampler=own, batch_size=self.batch_size)
+
+    def sample(self, images: int) -> ImageData:
+        """The same training images for one process, and for validation at most so many, classes in their proportions.
+
+        Without validation images they are training images, seen as in evaluation.
+        """
+        judged = self.val.table if len(self.val) else self.train.table
+        sampled = copy.copy(self)
+        sampled.process = (0, 1)
+        sampled.val = EvaluationImages(judged.take(_spread(judged.labels, images, self.seed)), self.val.preprocess)
+        return sampled
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
         """What the processes computed for the validation images, by rank, in the order of the images, each once."""

@@ -6,11 +6,13 @@ import json
 import logging
 import math
 import pickle
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -111,11 +113,17 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     if recipe.method == "lora":
         adapted = add_low_rank(classifier.model, recipe.rank, mix_seeds(recipe.seed))
         run.say(f"changes of rank {recipe.rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
+    objective: dict[str, Any] = {
+        "imitate": None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
+        "class_weights": class_weights(in_train) if balance == "loss" else None,
+        "sets": torch.tensor(table.set_targets()) if table.is_multi else None,
+    }
     if recipe.find_lr:
-        recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data))
-    weights = class_weights(in_train) if balance == "loss" else None
+        began = time.monotonic()
+        recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data, objective))
+        spent += run.team.by_first(lambda: time.monotonic() - began)
     with _quiet_lightning():
-        _fit(run, recipe, data, classifier, teacher, weights, spent)
+        _fit(run, recipe, data, classifier, objective, spent)
 
 
 def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
@@ -148,7 +156,7 @@ def _count_trained(classifier: Classifier) -> str:
     return f"{sum(size for size, is_trained in sizes if is_trained):,} of {sum(size for size, _ in sizes):,} parameters"
 
 
-def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData) -> Recipe:
+def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData, objective: dict[str, Any]) -> Recipe:
     """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
     with _quiet_lightning():
         outcome = find_lr(
@@ -157,12 +165,14 @@ def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData
             data,
             choose_precision(recipe.precision),
             lambda done, total: run.progress("trying learning rates", done, total),
+            **objective,
         )
     best = min(outcome, key=lambda lr: outcome[lr])
     if not math.isfinite(outcome[best]):
         raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
     tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
-    run.say(f"loss on validation images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    judges = "validation" if len(data.val) else "training"
+    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
     recipe = recipe.replace(lr=best, find_lr=False)
     classifier.provenance["recipe"].update(lr=best, find_lr=False)
     write_text(run.folder / RECIPE, recipe.to_toml())
@@ -200,8 +210,7 @@ def _fit(
     recipe: Recipe,
     data: ImageData,
     classifier: Classifier,
-    teacher: Teacher | None,
-    weights: torch.Tensor | None,
+    objective: dict[str, Any],
     spent: float,
 ) -> None:
     steps = math.ceil(len(data.train_dataloader()) / recipe.accumulate)
@@ -209,17 +218,14 @@ def _fit(
     run.say(_describe(recipe, steps))
     classifier.model.train()
     trainer = _trainer_of(run, recipe, data, writer)
-    imitate = None if teacher is None else partial(teacher.logits, student=classifier.preprocess)
     guard = Guard(run.say, run.folder if run.team.is_first else None)
     task = ClassificationTask(
         classifier.model,
         recipe,
         steps * recipe.epochs,
-        imitate,
-        class_weights=weights,
-        sets=torch.tensor(data.train.table.set_targets()) if data.train.table.is_multi else None,
         guard=guard,
         team=run.team,
+        **objective,
     )
     task.spent = task.ahead = spent
     if choose_compile(recipe):

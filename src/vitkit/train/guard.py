@@ -26,6 +26,10 @@ _SAVED = 10  # bad batches
 _ADVICE = "try a lower --lr, a longer --warmup"
 
 
+class DivergedError(VitkitError):
+    """Training is past help."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What validation showed.
@@ -117,7 +121,7 @@ class Guard:
             batch: what is saved; its `epoch`, from 0, and `step` are told.
 
         Raises:
-            VitkitError: it is the third in a row.
+            DivergedError: it is the third in a row.
         """
         self._bad_in_a_row += 1
         saved = self._save(batch)
@@ -126,7 +130,7 @@ class Guard:
             + (f"; its images are in {saved}" if saved else "")
         )
         if self._bad_in_a_row >= _IN_A_ROW:
-            raise VitkitError(
+            raise DivergedError(
                 f"the {what} was not finite in {_IN_A_ROW} steps in a row: {_ADVICE}, or --precision float32"
             )
 
@@ -155,10 +159,10 @@ class Guard:
             what: went wrong.
 
         Raises:
-            VitkitError: it was lowered twice already.
+            DivergedError: it was lowered twice already.
         """
         if self.lowered >= _LOWERED:
-            raise VitkitError(
+            raise DivergedError(
                 f"{what} after epoch {epoch + 1}, with a {round(1 / self.lr_scale)}th of the learning rate too:"
                 f" {_ADVICE}, or look at the labels"
             )

@@ -1,27 +1,30 @@
-"""`--find-lr`: short runs from the same start, one for each learning rate, judged on the validation images."""
+"""`--find-lr`: short runs from the same start, one for each learning rate, judged on images of all classes.
+
+Each takes the steps of the run itself (`ClassificationTask`), with its teacher, mixing, weights and precision; only the
+schedule is another, of a short warm-up and then the same rate. One process does it, with whole batches.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from itertools import islice
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from lightning import Callback, Trainer
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
-from vitkit.data.augment import mix_seeds
 from vitkit.data.datamodule import ImageData
 from vitkit.model import VisionTransformer
-from vitkit.train.distill import binary_loss, label_loss
-from vitkit.train.optim import build_optimizer
+from vitkit.train.callbacks import StopOnSignal
+from vitkit.train.guard import DivergedError, Guard
 from vitkit.train.recipe import Recipe
+from vitkit.train.task import ClassificationTask
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the recipe's learning rate
 STEPS, WARMUP = 25, 5
-_JUDGED = 16  # batches of validation images
+_JUDGED = 512  # images
 
 
 def find_lr(
@@ -30,75 +33,78 @@ def find_lr(
     data: ImageData,
     precision: str,
     progress: Callable[[int, int], None],
+    **objective: Any,
 ) -> dict[float, float]:
     """The validation loss that each learning rate leads to in a few steps; infinite where it leads nowhere.
 
     Args:
-        model: where every short run starts; it is left as it is.
+        model: where every short run starts; it is left as it is, as is what random numbers follow.
         recipe: its `lr` is the middle of what is tried.
-        data: training and validation batches; without validation images the last training losses judge.
+        data: training images, and those that judge: `ImageData.sample` of the validation images; without any, of the
+            training images.
         precision: float32 or bfloat16.
         progress: told how many of how many steps are done.
+        objective: what else `ClassificationTask` is given, so that it learns what the run learns.
+
+    Raises:
+        Interrupted: a signal stopped the search.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    outcome = {}
-    for number, factor in enumerate(FACTORS):
-        lr = recipe.lr * factor
-        copied = copy.deepcopy(model).to(device)
-        steps = _short_run(copied, recipe.replace(lr=lr), data, device, precision)
-        losses = []
-        for done, loss in enumerate(steps, start=1):
-            losses.append(loss)
-            progress(number * STEPS + done, len(FACTORS) * STEPS)
-        judged = _judge(copied, data, device, precision) if len(data.val) else sum(losses[-WARMUP:]) / WARMUP
-        outcome[lr] = judged if math.isfinite(judged) else math.inf
+    sampled, outcome = data.sample(_JUDGED), {}
+    with torch.random.fork_rng():
+        for number, factor in enumerate(FACTORS):
+            lr = recipe.lr * factor
+            own = recipe.replace(
+                lr=lr,
+                schedule="constant",
+                step_per="step",
+                warmup=WARMUP / STEPS,
+                ema=0.0,
+                swa=0.0,
+                time=None,
+                find_lr=False,
+            )
+            task = ClassificationTask(copy.deepcopy(model), own, STEPS, guard=Guard(lambda _: None), **objective)
+            show = _ShowSteps(progress, number)
+            outcome[lr] = _score(task, sampled, precision, show)
     return outcome
 
 
-def _short_run(
-    model: VisionTransformer, recipe: Recipe, data: ImageData, device: torch.device, precision: str
-) -> Iterator[float]:
-    """Train for a few steps; the loss of each."""
-    model.train()
-    optimizer = build_optimizer(model, recipe)
-    for step, (images, labels) in enumerate(islice(_repeated(data), STEPS)):
-        torch.manual_seed(mix_seeds(recipe.seed, step))  # dropout, the same for every learning rate
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * group["lr_scale"] * min((step + 1) / WARMUP, 1.0)
-        with _autocast(device, precision):
-            heads = model.forward_heads(images.to(device))
-            if data.train.table.is_multi:
-                targets = torch.tensor(data.train.table.set_targets())[labels].to(device)  # (B, K)
-                loss = binary_loss(heads, targets, label_smoothing=recipe.label_smoothing)
-            else:
-                loss = label_loss(heads, labels.to(device), recipe.label_smoothing)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if recipe.clip_grad:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad)
-        optimizer.step()
-        yield loss.item()
+def _score(task: ClassificationTask, data: ImageData, precision: str, show: Callback) -> float:
+    """Train for a few steps, and the loss of the images that judge."""
+    trainer = Trainer(
+        accelerator="auto",
+        devices=1,
+        plugins=[LightningEnvironment()],  # whatever else has started processes
+        precision="bf16-mixed" if precision == "bfloat16" else "32-true",
+        max_epochs=-1,
+        max_steps=STEPS,
+        callbacks=[StopOnSignal(), show],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=1.0,
+        check_val_every_n_epoch=STEPS + 1,  # once, at the end
+    )
+    try:
+        task.model.train()
+        trainer.fit(task, datamodule=data)
+        if task.guard.lowered:  # what followed was another learning rate's
+            return math.inf
+        trainer.validate(task, datamodule=data, verbose=False)
+    except DivergedError:  # as the run would
+        return math.inf
+    loss = task.metrics["val_loss"]
+    return loss if math.isfinite(loss) else math.inf
 
 
-def _repeated(data: ImageData) -> Iterator[tuple[Tensor, Tensor]]:
-    while True:
-        yield from data.train_dataloader()
+class _ShowSteps(Callback):
+    """Reports each step of the short run of this number."""
 
+    def __init__(self, progress: Callable[[int, int], None], number: int) -> None:
+        self._progress, self._before = progress, number * STEPS
 
-@torch.inference_mode()
-def _judge(model: VisionTransformer, data: ImageData, device: torch.device, precision: str) -> float:
-    model.eval()
-    losses = []
-    for images, labels in islice(data.val_dataloader(), _JUDGED):
-        with _autocast(device, precision):
-            logits = model(images.to(device))
-        if data.val.table.is_multi:
-            targets = torch.tensor(data.val.table.set_targets())[labels].to(device)  # (B, K)
-            losses.append(F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none").mean(dim=1))
-        else:
-            losses.append(F.cross_entropy(logits.float(), labels.to(device), reduction="none"))
-    return torch.cat(losses).mean().item()
-
-
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
+        self._progress(self._before + trainer.global_step, len(FACTORS) * STEPS)
