@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader
 
 import vitkit
 from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.source import ImageTable, locate, read_source
-from vitkit.data.split import split, split_from_file
+from vitkit.data.source import ImageTable, read_source
+from vitkit.data.split import split
+from vitkit.data.whereabouts import images_of_run
 from vitkit.engine.merge import merge
 from vitkit.engine.prepare import prepare
 from vitkit.train.setup import choose_precision
@@ -33,7 +34,7 @@ BATCH = 32
 def validation(model: str, data: str | None) -> ImageTable:
     """The validation images of the model's own run, or of data split by seed 0."""
     if data is None:
-        return locate(split_from_file(Path(model) / "split.json")).of_split("val")
+        return images_of_run(Path(model) / "split.json").of_split("val")
     table = read_source(data)
     return (table if any(table.splits) else split(table, (0.7, 0.1, 0.2), 0)).of_split("val")
 

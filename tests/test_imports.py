@@ -26,7 +26,7 @@ PLAN: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
     "recipes": set(),
-    "files": set(),
+    "files": {"errors"},
     "page": {"files"},
     "cache": set(),
     "regression": set(),

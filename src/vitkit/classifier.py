@@ -1,7 +1,8 @@
 """A model, its class names and its preprocessing: what every command after `train` takes, and all that is saved.
 
-A model folder holds `model.safetensors` and `model.json`. The JSON names the hash of the weights, so that damage and
-mismatched files are noticed; it is journalled, so that a crash while saving leaves the old model or the new one.
+A model folder holds `model.safetensors`, `model.json`, and `pictures.npz`, the record of what the weights were trained
+on. The JSON names the hashes of both, so that damage and mismatched files are noticed; it is journalled, so that a
+crash while saving leaves the old model or the new one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +29,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import JOINT
 from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
 from vitkit.errors import VitkitError
-from vitkit.files import replacing, write_json
+from vitkit.files import replacing, write_bytes, write_json
 from vitkit.model import VisionTransformer
 
 if TYPE_CHECKING:
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
 
 Features = Literal["head", "class", "mean", "patches"]
 FORMAT_VERSION = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
 _NEXT = "model.json.next"  # the description of weights that are about to take their place
+_NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Classifier:
         provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
         report: what became of every tensor, where the weights were loaded.
         thresholds: of a multi-label model, the probability from which on an image has a class, one a class; else None.
+        pictures: the record of what the weights were trained on, in bytes (`data.pictures`); None: there is none.
         runner: what computes logits in the model's place, see `use`; features and explanations are the model's own.
     """
 
@@ -85,6 +89,7 @@ class Classifier:
     provenance: dict[str, Any] = field(default_factory=dict)
     report: LoadReport | None = None
     thresholds: tuple[float, ...] | None = None
+    pictures: bytes | None = field(default=None, repr=False)
     runner: Runner | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -271,6 +276,8 @@ class Classifier:
         try:
             with replacing(folder / WEIGHTS) as temporary:
                 self._write_weights(temporary)
+                if self.pictures is not None and not _holds(folder / RECORD, self.pictures):
+                    write_bytes(folder / _NEXT_RECORD, self.pictures)
                 write_json(folder / _NEXT, self._description(_sha256(temporary)))
         finally:
             _settle(folder)
@@ -299,6 +306,7 @@ class Classifier:
             "temperature": self.temperature,
             **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
             "weights_sha256": weights_hash,
+            **({} if self.pictures is None else {"pictures_sha256": hashlib.sha256(self.pictures).hexdigest()}),
             "provenance": self.provenance,
         }
 
@@ -321,6 +329,27 @@ def read_description(folder: Path) -> dict[str, Any]:
         if description.get("weights_sha256") == weights_hash:
             return _with_known_task(folder, description)
     raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
+
+
+def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
+    """The record of pictures that belongs to the weights; None where there was none.
+
+    Raises:
+        VitkitError: it is gone, or its content is not what the description says.
+    """
+    expected = description.get("pictures_sha256")
+    if expected is None:
+        return None
+    for name in (RECORD, _NEXT_RECORD):
+        with suppress(FileNotFoundError):
+            data = (folder / name).read_bytes()
+            if hashlib.sha256(data).hexdigest() == expected:
+                return data
+    state = "is damaged" if (folder / RECORD).is_file() else "is gone"
+    raise VitkitError(
+        f"{folder / RECORD} {state}: it says what the weights were trained on; restore it, or take pictures_sha256 out "
+        f"of {DESCRIPTION} to go on without it"
+    )
 
 
 def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
@@ -350,15 +379,29 @@ def _settle(folder: Path) -> None:
     """Bring a save to its end: the next description takes its name if its weights are in place, else it goes."""
     pending, weights = folder / _NEXT, folder / WEIGHTS
     if not pending.is_file():
+        (folder / _NEXT_RECORD).unlink(missing_ok=True)
         return
     try:
-        expected = json.loads(pending.read_text(encoding="utf-8"))["weights_sha256"]
+        description = json.loads(pending.read_text(encoding="utf-8"))
+        expected = description["weights_sha256"]
     except (ValueError, KeyError, TypeError):
         expected = None
     if weights.is_file() and expected == _sha256(weights):
+        if "pictures_sha256" not in description:
+            (folder / RECORD).unlink(missing_ok=True)  # of a model that was here before
+        with suppress(FileNotFoundError):
+            (folder / _NEXT_RECORD).replace(folder / RECORD)
         pending.replace(folder / DESCRIPTION)
     else:
         pending.unlink()
+        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def _sha256(path: Path) -> str:

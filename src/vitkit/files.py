@@ -61,6 +61,12 @@ def _holder(place: Path) -> str:
     return "another process"
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all. Names of files that are not UTF-8 keep their bytes."""
     with replacing(path) as temporary:

@@ -36,8 +36,9 @@ from vitkit.cache import cache_folder
 from vitkit.data import named
 from vitkit.data.decode import decode
 from vitkit.data.named import DATASETS, Archive, DataSet, Torchvision, folder_names, materialise
-from vitkit.data.source import locate, read_source
+from vitkit.data.source import read_source
 from vitkit.data.walk import SUFFIXES
+from vitkit.data.whereabouts import locate
 from vitkit.errors import VitkitError
 
 SOURCE = Path(__file__).parents[2] / "src"

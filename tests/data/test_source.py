@@ -16,9 +16,10 @@ import runs
 from photos import fingerprint, folder, noise, save
 from vitkit.data import named
 from vitkit.data.doctor import examine
-from vitkit.data.source import locate, read_source
+from vitkit.data.source import read_source
 from vitkit.data.split import split_from_file
 from vitkit.data.walk import SUFFIXES, find_images, walk
+from vitkit.data.whereabouts import locate
 from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
 from vitkit.train.run import resume, train

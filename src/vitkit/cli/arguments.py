@@ -34,6 +34,10 @@ EngineName = Annotated[
 PrecisionName = Annotated[
     Precision, typer.Option("--precision", help="auto: bfloat16 where the hardware multiplies such numbers.")
 ]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="The folder that holds the run's images now, under these or other names."),
+]
 MergeNumber = Annotated[
     int,
     typer.Option(

@@ -79,7 +79,14 @@ def _check_free(destination: Path, kind: str, *, force: bool) -> None:
 
 def _is_model(folder: Path) -> bool:
     """Whether what would be overwritten is a model and nothing else."""
-    known = {"model.json", "model.safetensors", "config.json", "preprocessor_config.json", "pytorch_model.bin"}
+    known = {
+        "model.json",
+        "model.safetensors",
+        "pictures.npz",
+        "config.json",
+        "preprocessor_config.json",
+        "pytorch_model.bin",
+    }
     return {path.name for path in folder.iterdir()} <= known
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.arguments import (
+    DataRoot,
     EngineName,
     FolderLayout,
     MergeNumber,
@@ -33,6 +34,7 @@ _SHOWN = 10  # names of absent classes
 def evaluate(
     model: ModelSource,
     data: Annotated[str | None, typer.Argument(help="Other data than the run's own; classes go by name.")] = None,
+    data_root: DataRoot = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default test, else val, else all.")
     ] = None,
@@ -52,14 +54,15 @@ def evaluate(
     Example: vitkit eval runs/digits-1
     """
     from vitkit.cli.progress import Bar
-    from vitkit.data.split import groups_from_file
-    from vitkit.evaluate import metrics
+    from vitkit.data.pictures import PictureRecord
+    from vitkit.data.whereabouts import groups_of_run
+    from vitkit.evaluate import metrics, unseen
     from vitkit.evaluate.chosen import chosen_on
     from vitkit.evaluate.figures import figures
 
     classifier = load_model(model)
     with Bar() as bar:
-        table = _table(Path(model), data, layout, bar)
+        table = _table(Path(model), data, layout, data_root, bar)
         _check_out(out, table, force=force)  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
@@ -68,17 +71,22 @@ def evaluate(
         classifier = classifier.use(engine, precision, images, merge)
         outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
         if data is None:
-            outcome = metrics.grouped(outcome, groups_from_file(Path(model) / "groups.json"))
+            outcome = metrics.grouped(outcome, groups_of_run(Path(model), table))
             chosen = chosen_on(name, classifier.provenance.get("recipe", {}), is_multi=classifier.task == "multi")
             outcome = replace(outcome, chosen=chosen)
         numbers = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge, **figures(outcome)}
-        numbers = {"accuracy": numbers["accuracy"], **numbers}
-        for note in _notes(outcome):
+        seen = None
+        if classifier.pictures is not None:
+            record = PictureRecord.from_bytes(classifier.pictures, model)
+            seen = unseen.find_seen(record, table, name, bar, is_own=data is None)
+        numbers = {"accuracy": numbers["accuracy"], **numbers, **unseen.second_figure(outcome, seen)}
+        notes = [*_notes(outcome), *filter(None, [unseen.describe(numbers)])]
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
         if out is not None:
             from vitkit.evaluate.writing import write_evaluation
 
-            write_evaluation(out, classifier, outcome, table, numbers, _notes(outcome), partial(bar, "laying out"))
+            write_evaluation(out, classifier, outcome, table, numbers, notes, partial(bar, "laying out"))
     if as_json:
         print(to_json(numbers, indent=2))
     else:
@@ -87,19 +95,20 @@ def evaluate(
             print(f"\nreport: {out / 'report.html'}")
 
 
-def _table(model: Path, data: str | None, layout: FolderLayout, progress: Bar) -> ImageTable:
+def _table(model: Path, data: str | None, layout: FolderLayout, root: Path | None, progress: Bar) -> ImageTable:
     if data is not None:
+        if root is not None:
+            raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
         from vitkit.data.source import read_source
 
         return read_source(data, progress, layout)
-    from vitkit.data.source import locate
-    from vitkit.data.split import split_from_file
+    from vitkit.data.whereabouts import images_of_run
 
     if layout != "auto":
         raise VitkitError(f"--layout {layout} is about the folders of DATA: name it, or leave out the flag")
     if not (model / "split.json").is_file():
         raise VitkitError(f"{model} does not remember its data; name it: vitkit eval {model} DATA")
-    return locate(split_from_file(model / "split.json"), progress)
+    return images_of_run(model / "split.json", root, progress)
 
 
 def _check_out(out: Path | None, table: ImageTable, *, force: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitkit.cli.arguments import EXPORTED, FolderLayout, ModelSource, check_outside, tell_assumed
+from vitkit.cli.arguments import EXPORTED, DataRoot, FolderLayout, ModelSource, check_outside, tell_assumed
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
@@ -39,6 +39,7 @@ def export(
         str | None, typer.Option("--data", help="Compare on images of this data; by default those of the run itself.")
     ] = None,
     layout: FolderLayout = "auto",
+    data_root: DataRoot = None,
     size: Annotated[
         str | None, typer.Option("--size", metavar="H,W", help="Another image size, in pixels; positions are resized.")
     ] = None,
@@ -66,7 +67,7 @@ def export(
     from vitkit.export.writing import export as write
 
     with Bar() as bar:
-        pictures = choose_pictures(model, data, bar, layout)
+        pictures = choose_pictures(model, data, bar, layout, data_root)
         check_outside("--out", out, map(str, pictures.folders))
         classifier = _load(model, pixels, bar)
         try:

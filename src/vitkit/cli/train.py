@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.arguments import DataRoot
 from vitkit.cli.flags import with_flags_of
 from vitkit.errors import VitkitError
 from vitkit.train.recipe import Recipe, departures, resolve
@@ -24,6 +25,7 @@ def train(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over the run in --out.")] = False,
     resume: Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")] = None,
+    data_root: DataRoot = None,
     flags: dict[str, Any] | None = None,
 ) -> None:
     """Train a classifier on a folder of photographs, and report on it.
@@ -39,8 +41,10 @@ def train(
         from vitkit.train import run
 
         with Bar() as bar:
-            run.resume(resume, say=bar.say, progress=bar)
+            run.resume(resume, data_root, say=bar.say, progress=bar)
         return
+    if data_root is not None:
+        raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     if data is not None:
         flags["data"] = data
     resolved, notes = resolve(flags, recipe), departures(flags, recipe)

@@ -38,6 +38,46 @@ class Link:
     kind: Kind
 
 
+def find_known(
+    new: Sequence[bytes], known: npt.NDArray[np.uint8], progress: Callable[[int, int], None] | None = None
+) -> tuple[list[tuple[int, int, Kind]], bool]:
+    """Which pictures show one that is known: resized, recompressed or mirrored.
+
+    Args:
+        new: thumbnails.
+        known: thumbnails, (m, 16, 16, 3).
+        progress: told how many of how many have been compared.
+
+    Returns:
+        Number of a new picture, number of the known one and kind (near, mirrored), and whether that could be told:
+        where a large part of the new ones show the same as one another, as from a camera that never moves, nothing is.
+    """
+    pixels = np.frombuffer(b"".join(new), np.uint8).reshape(len(new), THUMBNAIL, THUMBNAIL, 3)
+    coarse, mirrored = _coarse(pixels)
+    others, _ = _coarse(known)
+    sides: dict[Kind, Floats] = {"near": coarse, "mirrored": mirrored}
+    found: list[tuple[int, int, Kind]] = []
+    for start in range(0, len(new), _BLOCK):
+        for other in range(0, len(known), _BLOCK):
+            block = others[other : other + _BLOCK]
+            for kind, side in sides.items():
+                likely = np.flatnonzero(side[start : start + _BLOCK] @ block.T >= LEAST_CORRELATION)
+                rows, columns = np.divmod(likely, len(block))
+                pairs = _confirm(pixels, known, rows + start, columns + other, is_mirrored=kind == "mirrored")
+                found += [(i, j, kind) for i, j in pairs]
+            if len(found) > _MOST_PAIRS * (len(new) + len(known)):
+                return [], False
+        if progress is not None:
+            progress(min(start + _BLOCK, len(new)), len(new))
+    forest = Forest(len(new) + len(known))
+    for i, j, _ in found:
+        forest.join(i, len(new) + j)
+    alike = Counter(forest.find(i) for i in range(len(new)))
+    if found and max(alike.values()) > max(LEAST_LARGE, LARGEST_GROUP * len(new)):
+        return [], False
+    return found, True
+
+
 def find_duplicates(
     facts: Sequence[Facts], progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[Link], bool]:
@@ -121,7 +161,7 @@ def _near_pairs(
                 rows, columns = np.divmod(likely, len(block))
                 first, second = rows + start, columns + other
                 own = first < second
-                pairs[kind] += _confirm(pixels, first[own], second[own], is_mirrored=kind == "mirrored")
+                pairs[kind] += _confirm(pixels, pixels, first[own], second[own], is_mirrored=kind == "mirrored")
             if sum(map(len, pairs.values())) > _MOST_PAIRS * n:
                 return None
         if progress is not None:
@@ -136,15 +176,15 @@ def _coarse(pixels: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
     high ones, and the latter is at most the product of its lengths (Cauchy-Schwarz), kept as one more number.
     """
     n = len(pixels)
-    spectrum = _cosines() @ _structure(pixels).reshape(n, THUMBNAIL, THUMBNAIL) @ _cosines().T
+    spectrum = cosines() @ _structure(pixels).reshape(n, THUMBNAIL, THUMBNAIL) @ cosines().T
     low = spectrum[:, :_COARSE, :_COARSE].reshape(n, -1)
     rest = np.sqrt(np.maximum((spectrum**2).sum(axis=(1, 2)) - (low**2).sum(axis=1), 0))
     odd = np.tile(np.arange(_COARSE) % 2, _COARSE)  # these horizontal frequencies change sign in a mirror
     return np.hstack([low, rest[:, None]]), np.hstack([low * (1 - 2 * odd), rest[:, None]])
 
 
-def _cosines() -> Floats:
-    """The orthonormal discrete cosine basis (DCT-II), a row for each frequency."""
+def cosines() -> Floats:
+    """(16, 16): the orthonormal discrete cosine basis (DCT-II), a row for each frequency."""
     k, x = np.mgrid[:THUMBNAIL, :THUMBNAIL]
     basis = np.cos(np.pi * k * (2 * x + 1) / (2 * THUMBNAIL)) * np.sqrt(2 / THUMBNAIL)
     basis[0] /= np.sqrt(2)
@@ -160,15 +200,20 @@ def _structure(pixels: npt.NDArray[np.uint8]) -> Floats:
 
 
 def _confirm(
-    pixels: npt.NDArray[np.uint8], first: npt.NDArray[np.intp], second: npt.NDArray[np.intp], *, is_mirrored: bool
+    pixels: npt.NDArray[np.uint8],
+    others: npt.NDArray[np.uint8],
+    first: npt.NDArray[np.intp],
+    second: npt.NDArray[np.intp],
+    *,
+    is_mirrored: bool,
 ) -> list[tuple[int, int]]:
     """Those pairs that agree in structure and in colour."""
     pairs: list[tuple[int, int]] = []
     for start in range(0, len(first), _BLOCK):
         i, j = first[start : start + _BLOCK], second[start : start + _BLOCK]
         left = pixels[i, :, ::-1] if is_mirrored else pixels[i]
-        correlation = (_structure(left) * _structure(pixels[j])).sum(axis=1)
-        difference = np.sqrt(((left.astype(np.float32) - pixels[j]) ** 2).mean(axis=(1, 2, 3)))
+        correlation = (_structure(left) * _structure(others[j])).sum(axis=1)
+        difference = np.sqrt(((left.astype(np.float32) - others[j]) ** 2).mean(axis=(1, 2, 3)))
         same = (correlation >= LEAST_CORRELATION) & (difference <= MOST_DIFFERENCE)
         pairs += zip(i[same].tolist(), j[same].tolist(), strict=True)
     return pairs

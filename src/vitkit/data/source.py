@@ -166,19 +166,6 @@ def read_source(data: str | Path, progress: named.Progress | None = None, layout
     return table
 
 
-def locate(table: ImageTable, progress: named.Progress | None = None) -> ImageTable:
-    """The table of an earlier run, with its files where they are now; a named data set is made again if need be.
-
-    Raises:
-        VitkitError: the folder is gone.
-    """
-    if table.root.is_dir():
-        return table
-    if table.name in named.DATASETS:
-        return replace(table, root=named.materialise(table.name, progress=progress))
-    raise VitkitError(f"the images of {table.name} are no longer in {table.root}: put them back, or name their folder")
-
-
 def _read_folder(name: str, root: Path, asked: LayoutName) -> ImageTable:
     layout = understand(name, root, asked)
     ignored: Counter[str] = Counter()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,13 @@ from vitkit.errors import VitkitError
 SPLITS = ("train", "val", "test")
 
 
-def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequence[int] | None = None) -> ImageTable:
+def split(
+    table: ImageTable,
+    fractions: Sequence[float],
+    seed: int,
+    groups: Sequence[int] | None = None,
+    kept: Sequence[str | None] | None = None,
+) -> ImageTable:
     """Give every image a split, the same for the same seed.
 
     Images that come already split stay where they are; without a val folder its share is taken from training.
@@ -32,6 +38,8 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequ
         fractions: parts for train, val and test.
         seed: of the shuffle within each class.
         groups: a number for each image; images of one number stay in one split, where they are not split already.
+        kept: the split that each image had in an earlier run, None for a new one. They keep it, and the new ones are
+            dealt so that each split gets its part of all, or comes close.
 
     Raises:
         VitkitError: the fractions are not three parts of 1 with something to train on.
@@ -46,17 +54,22 @@ def split(table: ImageTable, fractions: Sequence[float], seed: int, groups: Sequ
     if given:  # a train folder without a val folder; a test folder, if any, is the test split
         shares = np.array([shares[0], 0.0 if "test" in given else shares[1]])
     rng = np.random.default_rng(seed)
-    members = _members(groups or range(len(table)), [i for i, own in enumerate(splits) if own in (None, "train")])
+    free = [i for i, own in enumerate(splits) if own in (None, "train")]
+    held = _keep(splits, free, kept, {"train", "val"} if given else set(SPLITS))
+    groups = range(len(table)) if groups is None else groups
+    members = _members(groups, [i for i in free if i not in held])
     if table.is_multi:
-        for images, name in _deal_sets(table, members, shares, rng):
+        for images, name in _deal_sets(table, members, shares, rng, _have_sets(table, held, splits)):
             for i in images:
                 splits[i] = name
         return replace(table, splits=tuple(splits))
     for label in range(len(table.classes)):
         own = [images for images in members if table.labels[images[0]] == label]
         rng.shuffle(own)
-        val, test = _sizes(sum(map(len, own)), shares)
-        for images, name in zip(own, _deal([len(images) for images in own], val, test), strict=True):
+        have = Counter(splits[i] for i in held if table.labels[i] == label)
+        val, test = _sizes(sum(map(len, own)) + have.total(), shares)
+        dealt = _deal([len(images) for images in own], val - have["val"], test - have["test"], trained=have["train"])
+        for images, name in zip(own, dealt, strict=True):
             for i in images:
                 splits[i] = name
     return replace(table, splits=tuple(splits))
@@ -74,6 +87,25 @@ def check_trainable(table: ImageTable) -> None:
             f"{table.name} has {' and '.join(given)} images and none to train on; add a train split, "
             "or name a folder of class folders"
         )
+
+
+def _keep(
+    splits: list[str | None], free: Sequence[int], kept: Sequence[str | None] | None, may_be: Collection[str]
+) -> set[int]:
+    """Put the free images that had a split back into it, if it may be theirs; and which those are."""
+    held = {i for i in free if kept is not None and kept[i] in may_be}
+    for i in held:
+        assert kept is not None
+        splits[i] = kept[i]
+    return held
+
+
+def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | None]) -> list[Counter[int]]:
+    """How many images of each class, and in all, train, val and test have already."""
+    have: list[Counter[int]] = [Counter() for _ in SPLITS]
+    for i in held:
+        have[SPLITS.index(str(splits[i]))] += _classes_in(table, [i]) + Counter({_ALL: 1})
+    return have
 
 
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
@@ -119,17 +151,24 @@ def _classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
 
 
 def _deal_sets(
-    table: ImageTable, members: Sequence[Sequence[int]], shares: np.ndarray, rng: np.random.Generator
+    table: ImageTable,
+    members: Sequence[Sequence[int]],
+    shares: np.ndarray,
+    rng: np.random.Generator,
+    have: Sequence[Counter[int]],
 ) -> Iterator[tuple[Sequence[int], str]]:
-    """A split for each group of images that may have several classes; every class has an image in train."""
+    """A split for each group of images that may have several classes; every class has an image in train.
+
+    `have` is what train, val and test have already (`_have_sets`).
+    """
     counts = [_classes_in(table, images) for images in members]
     wants: list[dict[int, float]] = [{}, {}, {}]
-    for label, images in sum(counts, Counter({_ALL: sum(map(len, members))})).items():
+    for label, images in sum([*counts, *have], Counter({_ALL: sum(map(len, members))})).items():
         val, test = _sizes(images, shares)
-        for want, size in zip(wants, (images - val - test, val, test), strict=True):
-            want[label] = size
+        for want, size, already in zip(wants, (images - val - test, val, test), have, strict=True):
+            want[label] = size - already[label]
     parts = _stratify(members, counts, wants, rng)
-    learned = {label for own, part in zip(counts, parts, strict=True) if part == 0 for label in own}
+    learned = {label for own, part in zip(counts, parts, strict=True) if part == 0 for label in own} | set(have[0])
     for i in sorted(range(len(members)), key=lambda i: len(members[i])):
         if not learned.issuperset(counts[i]):
             parts[i] = 0
@@ -207,8 +246,10 @@ def _members(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
     return list(members.values())
 
 
-def _deal(sizes: Sequence[int], val: int, test: int) -> list[str]:
+def _deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
     """A split for each group of a class, so that test and val get their number of images or come close.
+
+    Beside them are `trained` images that are in train already; a number that is not above 0 wants none.
 
     Single images fill test, then val, then train. Groups are dealt first, the largest ones foremost, each to the split
     that lacks most: copies of one picture are thus trained on, and the other two hold pictures that differ.
@@ -221,11 +262,11 @@ def _deal(sizes: Sequence[int], val: int, test: int) -> list[str]:
     for i in (i for i, size in enumerate(sizes) if size == 1):
         names[i] = next((name for name in ("test", "val") if lacking[name] > 0), "train")
         lacking[names[i]] -= 1
-    if sizes and "train" not in names:
+    if sizes and "train" not in names and not trained:
         names[max(range(len(sizes)), key=lambda i: sizes[i])] = "train"
     for name, wanted in (("test", test), ("val", val)):  # a few large groups may have passed one by
         others = Counter(names)
-        if wanted and not others[name] and max(others.values(), default=0) > 1:
+        if wanted > 0 and not others[name] and not trained and max(others.values(), default=0) > 1:
             rich = max(others, key=lambda other: others[other])
             names[min((i for i, own in enumerate(names) if own == rich), key=lambda i: sizes[i])] = name
     return names

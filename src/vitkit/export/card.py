@@ -10,6 +10,7 @@ from typing import Any
 
 import vitkit
 from vitkit.classifier import Classifier
+from vitkit.data.pictures import from_text, to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.export.seal import BLANK
@@ -29,6 +30,7 @@ class Card:
         thresholds: of a multi-label model, one a class; else None.
         dtype: in which the weights are stored.
         vitkit_version: by which it was exported.
+        pictures: the record of what the weights were trained on (`data.pictures`); None: there is none.
     """
 
     classes: tuple[str, ...]
@@ -37,11 +39,19 @@ class Card:
     thresholds: tuple[float, ...] | None
     dtype: str
     vitkit_version: str = vitkit.__version__
+    pictures: bytes | None = None
 
     @classmethod
     def of(cls, classifier: Classifier, dtype: str) -> Card:
         """The card of a classifier whose weights are to be stored in this dtype."""
-        return cls(classifier.classes, classifier.preprocess, classifier.temperature, classifier.thresholds, dtype)
+        return cls(
+            classifier.classes,
+            classifier.preprocess,
+            classifier.temperature,
+            classifier.thresholds,
+            dtype,
+            pictures=classifier.pictures,
+        )
 
     def to_json(self) -> str:
         """The text, with zeros for the checksum; its fields have the names that they have in model.json."""
@@ -56,6 +66,7 @@ class Card:
                 **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
                 "dtype": self.dtype,
                 "checksum": BLANK,
+                **({} if self.pictures is None else {"pictures": to_text(self.pictures)}),
             }
         )
 
@@ -82,6 +93,7 @@ class Card:
                 thresholds=tuple(fields["thresholds"]) if "thresholds" in fields else None,
                 dtype=fields["dtype"],
                 vitkit_version=fields["vitkit_version"],
+                pictures=from_text(fields["pictures"], path) if "pictures" in fields else None,
             )
             card.check()
             return card

@@ -29,6 +29,7 @@ class Exported(Classifier):
         self.runner: Runner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
+        self.pictures = self.card.pictures
         self.provenance = {"exported": str(path), "dtype": self.card.dtype, "vitkit_version": self.card.vitkit_version}
         self.report = None
 

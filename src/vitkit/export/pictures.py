@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.source import ImageTable, locate, read_source
-from vitkit.data.split import split_from_file
+from vitkit.data.source import ImageTable, read_source
+from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import VitkitError
 
 Progress = Callable[[str, int, int], None]
@@ -35,22 +35,35 @@ class Pictures:
 
 
 def choose_pictures(
-    model: str | Path, data: str | None, progress: Progress | None = None, layout: LayoutName = "auto"
+    model: str | Path,
+    data: str | None,
+    progress: Progress | None = None,
+    layout: LayoutName = "auto",
+    root: Path | None = None,
 ) -> Pictures:
     """Validation images of `data`, or else of the split that a run remembers; where neither is there, made-up ones.
 
+    Args:
+        model: what is exported.
+        data: the images to take.
+        progress: told of a download.
+        layout: how the folders of `data` are to be understood.
+        root: the folder that holds the run's images now, if not where they were.
+
     Raises:
-        VitkitError: there is no such data.
+        VitkitError: there is no such data, or the root holds none of the run's images.
     """
     if data is not None:
         return _of_table(read_source(data, progress, layout))
     if layout != "auto":
         raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
     split = Path(model) / "split.json"
+    if root is not None:
+        return _of_table(images_of_run(split, root, progress))
     if not split.is_file():
         return _made_up("no photographs were named")
     try:
-        return _of_table(locate(split_from_file(split), progress))
+        return _of_table(images_of_run(split, progress=progress))
     except VitkitError as error:  # the run has moved to another machine
         return _made_up(str(error))
 

@@ -18,11 +18,12 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from vitkit.classifier import WEIGHTS, Classifier
+from vitkit.classifier import RECORD, WEIGHTS, Classifier
 from vitkit.data.augment import mix_seeds
 from vitkit.data.datamodule import ImageData
-from vitkit.data.source import ImageTable, locate
-from vitkit.data.split import SPLITS, split_from_file
+from vitkit.data.source import ImageTable
+from vitkit.data.split import SPLITS
+from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import settle_thresholds
@@ -49,11 +50,13 @@ _MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should 
 
 def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
-    table = locate(split_from_file(run.folder / SPLIT), run.progress)
+    table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
     for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
         run.say(f"note: {name} assumed: {taken}")
+    record = run.folder / RECORD
+    classifier.pictures = record.read_bytes() if record.is_file() else None
     teacher = None
     if recipe.teacher is not None:
         teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)

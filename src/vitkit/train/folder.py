@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.classifier import DESCRIPTION, WEIGHTS
+from vitkit.classifier import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.train.callbacks import LAST
@@ -20,7 +20,20 @@ Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
 _OWN_FILES = (
-    *(WEIGHTS, DESCRIPTION, RECIPE, SPLIT, FOLDS, CLASS_INDICES, FINDINGS, EVALUATION, LOG, REPORT, "metrics.csv"),
+    *(
+        WEIGHTS,
+        DESCRIPTION,
+        RECORD,
+        RECIPE,
+        SPLIT,
+        FOLDS,
+        CLASS_INDICES,
+        FINDINGS,
+        EVALUATION,
+        LOG,
+        REPORT,
+        "metrics.csv",
+    ),
     *(GROUPS, LABEL_ERRORS, MISTAKES, *PICTURES.values()),
 )
 

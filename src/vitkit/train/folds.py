@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t
 
+from vitkit.classifier import RECORD
+from vitkit.data.pictures import PictureRecord
 from vitkit.errors import VitkitError
 from vitkit.files import write_json
 from vitkit.page import table, write_page
@@ -69,6 +71,14 @@ def cross_validate(run: Run, recipe: Recipe) -> dict[str, Spread]:
     return spreads
 
 
+def _unseen(folder: Path) -> str:
+    """What is known of the images that the folds' models were tested on."""
+    record = fold_folder(folder, 0) / RECORD
+    if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
+        return "had not seen it"
+    return "was not trained on it; whether the weights that it began from had seen it is not recorded"
+
+
 def _write_report(path: Path, recipe: Recipe, results: list[dict[str, float]], spreads: dict[str, Spread]) -> None:
     rows = [
         [
@@ -84,7 +94,7 @@ def _write_report(path: Path, recipe: Recipe, results: list[dict[str, float]], s
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p><span class="figure">{percent}</span> accuracy (mean and 95 % interval)</p>',
-        "<p>Every image was tested once, by a model that had not seen it.</p>",
+        f"<p>Every image was tested once, by a model that {_unseen(path.parent)}.</p>",
         table(rows, ["", *(name.replace("_", " ") for name in spreads), "images"]),
     ]
     write_page(path, title, body)

@@ -168,6 +168,9 @@ class Recipe:
         0.1,
         0.2,
     )
+    split_from: Annotated[
+        str | None, "Keep the split of this run: pictures that it knows stay where they were, only new ones are dealt."
+    ] = None
     group_by: Annotated[str | None, "Regular expression: images in whose path it finds the same stay together."] = None
     balance: Annotated[
         Literal["auto", "loss", "sampler", "none"],
@@ -429,6 +432,8 @@ def _check_together(recipe: Recipe) -> None:
     """Refuse fields of which one leaves another nothing to act on."""
     if recipe.ema and recipe.swa:
         raise VitkitError("ema and swa both average the weights; choose one")
+    if recipe.split_from is not None and recipe.folds is not None:
+        raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
     if recipe.swa and recipe.time:
         raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
     if recipe.find_lr and recipe.method == "head":

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import vitkit
+from vitkit.classifier import RECORD
 from vitkit.data.doctor import examine
 from vitkit.data.findings import Finding, of_scenes, of_splits
-from vitkit.data.source import ImageTable, read_source
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.source import read_source
 from vitkit.data.split import check_trainable, fold, groups_to_list, limit_training, scenes, split, split_to_dict
+from vitkit.data.whereabouts import move_run
 from vitkit.errors import VitkitError
-from vitkit.files import write_json, write_text
+from vitkit.files import write_bytes, write_json, write_text
 from vitkit.train.choose import complete, spare_patches
 from vitkit.train.fit import fit_and_report
 from vitkit.train.folder import (
@@ -30,6 +33,17 @@ from vitkit.train.folder import (
     sweep,
 )
 from vitkit.train.folds import cross_validate
+from vitkit.train.lineage import (
+    Divided,
+    Images,
+    ancestry_of,
+    contents_of,
+    divide,
+    of_ancestry,
+    of_earlier_runs,
+    record_after,
+    refuse_folds,
+)
 from vitkit.train.recipe import Recipe, build, load_fields, name_of
 from vitkit.train.setup import start_of
 from vitkit.train.summary import FINDINGS, GROUPS
@@ -98,32 +112,40 @@ def _prepare(
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
     recipe = spare_patches(recipe, fields, config)
+    taught = None
     if recipe.teacher is not None:
-        load_teacher(recipe.teacher, table.classes, config.image_size)
+        taught = load_teacher(recipe.teacher, table.classes, config.image_size).pictures
     diagnosis = examine(table, preprocess, progress)
     groups = list(diagnosis.twins)
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
-    splits = _splits(diagnosis.table, recipe, groups)
+    images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, tuple(groups))
+    before = ancestry_of(recipe, taught, progress)
+    parts = _parts(images, recipe, before, progress)
     if recipe.limit is not None:
-        splits = [limit_training(own, recipe.limit, recipe.seed) for own in splits]
+        parts = [_limit(own, recipe.limit, recipe.seed) for own in parts]
     run = Run(claim(out, table.root.name), say, progress)
     try:
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
         for reason in [*filter(None, [table.layout]), *notes, *reasons, *describe_team(recipe, team)]:
             run.say(reason)
         if recipe.folds is None:
-            _settle(run.folder, recipe, splits[0], _tell(run, [*torn, *diagnosis.findings, *of_splits(splits[0])]))
-            write_json(run.folder / GROUPS, groups_to_list(diagnosis.table, groups))
+            (own,) = parts
+            found = [*of_ancestry(own, recipe), *torn, *own.findings, *diagnosis.findings, *of_splits(own.images.table)]
+            _settle(run.folder, recipe, own, before, _tell(run, found))
+            if (line := of_earlier_runs(out, own)) is not None:
+                run.say(line)
+            write_json(run.folder / GROUPS, groups_to_list(own.images.table, own.images.groups))
         else:
             told = _tell(run, diagnosis.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
-            for number, own in enumerate(splits):
+            for number, own in enumerate(parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
-                _settle(folder, recipe.replace(folds=None), own, [*told, *map(str, of_splits(own))])
-                write_json(folder / GROUPS, groups_to_list(diagnosis.table, groups))
+                lacking = map(str, of_splits(own.images.table))
+                _settle(folder, recipe.replace(folds=None), own, before, [*told, *lacking])
+                write_json(folder / GROUPS, groups_to_list(own.images.table, own.images.groups))
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -143,11 +165,19 @@ def _go(run: Run, recipe: Recipe) -> None:
         raise
 
 
-def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent) -> Path:
+def resume(
+    folder: str | Path, data_root: Path | None = None, *, say: Say = print, progress: Progress = _silent
+) -> Path:
     """Go on with a run that was interrupted, from its last finished epoch, to the weights it would have had.
 
+    Args:
+        folder: the run.
+        data_root: the folder that holds its images now, which the run then remembers; None: where they were.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+
     Raises:
-        VitkitError: the folder holds no run.
+        VitkitError: the folder holds no run, or the root not all of its images.
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
@@ -155,29 +185,46 @@ def resume(folder: str | Path, *, say: Say = print, progress: Progress = _silent
     recipe = build(load_fields(folder / RECIPE), str(folder / RECIPE))
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
-    team.by_first(lambda: sweep(folder))
+    team.by_first(lambda: _tidy(folder, data_root, progress))
     _go(Run(folder, say, progress, team=team), recipe)
     return folder
 
 
-def _splits(table: ImageTable, recipe: Recipe, groups: list[int]) -> list[ImageTable]:
-    """The table split as the recipe says: once, or with each fold in turn as its test images."""
+def _tidy(folder: Path, data_root: Path | None, progress: Progress) -> None:
+    sweep(folder)
+    if data_root is not None:
+        for split_file in sorted(folder.rglob(SPLIT)):
+            move_run(split_file, data_root, progress)
+
+
+def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> list[Divided]:
+    """The images split as the recipe says: once, or with each fold in turn as its test images."""
     if recipe.folds is None:
-        return [split(table, recipe.split, recipe.seed, groups)]
+        return [divide(images, recipe, before, progress)]
+    table, groups = images.table, images.groups
     if any(table.splits):
         raise VitkitError(
             f"{table.name} comes already split; --folds makes its own parts: name a folder of class folders"
         )
     if recipe.split[0] <= 0:
         raise VitkitError(f"split must be three parts with something to train on, not {recipe.split}")
+    overlap = refuse_folds(images, recipe, before, progress)
     fold_of = fold(table, recipe.folds, recipe.seed, groups)
     train, val, _ = recipe.split
     shares = (train / (train + val), val / (train + val), 0.0)
-    tables = []
+    parts = []
     for own in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == own else "train" for other in fold_of))
-        tables.append(split(tested, shares, recipe.seed, groups))
-    return tables
+        parts.append(Divided(replace(images, table=split(tested, shares, recipe.seed, groups)), overlap))
+    return parts
+
+
+def _limit(own: Divided, limit: int, seed: int) -> Divided:
+    """The same with fewer training images."""
+    limited = limit_training(own.images.table, limit, seed)
+    place = {path: i for i, path in enumerate(own.images.table.paths)}
+    kept = [place[path] for path in limited.paths]
+    return replace(own, images=replace(own.images.take(kept), table=limited), overlap=own.overlap.take(kept))
 
 
 def _tell(run: Run, findings: Iterable[Finding]) -> list[str]:
@@ -187,9 +234,11 @@ def _tell(run: Run, findings: Iterable[Finding]) -> list[str]:
     return told
 
 
-def _settle(folder: Path, recipe: Recipe, table: ImageTable, findings: list[str]) -> None:
+def _settle(folder: Path, recipe: Recipe, own: Divided, before: PictureRecord, findings: list[str]) -> None:
     """Write down all that training starts from, so that it can be resumed from here on."""
+    table = own.images.table
     write_json(folder / FINDINGS, findings)
     write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
-    write_json(folder / SPLIT, split_to_dict(table))
+    write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(own.images)})
+    write_bytes(folder / RECORD, record_after(own, before).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitkit.classifier import Classifier
+from vitkit.classifier import RECORD, Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.datamodule import TrainingImages
+from vitkit.data.pictures import PictureRecord
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS, groups_from_file
+from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import fit_temperature, most_rise
@@ -29,6 +31,7 @@ from vitkit.evaluate.figures import at_temperature, figures
 from vitkit.evaluate.metrics import Evaluation, evaluate, grouped, held_out_split
 from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.evaluate.report import draw, write_report
+from vitkit.evaluate.unseen import describe, second_figure, seen_of
 from vitkit.explain import worst_mistakes_page
 from vitkit.files import write_json
 from vitkit.train.callbacks import read_metrics
@@ -91,7 +94,10 @@ def report(
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
-    numbers = figures(evaluation)
+    numbers = {**figures(evaluation), **second_figure(evaluation, _seen(folder, evaluation.split))}
+    spoilt = describe(numbers)
+    if spoilt is not None:
+        say(f"note: {spoilt}")
     if not table.is_multi:
         if seen is not None:
             say(_calibrated(numbers, seen, evaluation))
@@ -110,14 +116,22 @@ def report(
         evaluation=evaluation,
         numbers=numbers,
         root=table.root,
-        facts=_facts(classifier, recipe, table, rows),
-        findings=json.loads((folder / FINDINGS).read_text(encoding="utf-8")),
+        facts=_facts(folder, classifier, recipe, table, rows),
+        findings=[*([f"problem: {spoilt}"] if spoilt else []), *json.loads((folder / FINDINGS).read_text("utf-8"))],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         doubts=doubts or (),
         recipe=recipe.to_toml(),
         explained=_explain_mistakes(folder, classifier, evaluation, table.root, progress),
     )
     return evaluation
+
+
+def _seen(folder: Path, split: str) -> dict[str, str] | None:
+    """What the run's weights had seen of a split, by path; None where it has no record of that."""
+    if not (folder / RECORD).is_file():
+        return None
+    record = PictureRecord.from_bytes((folder / RECORD).read_bytes(), folder)
+    return seen_of(roles_in_run(folder / "split.json", record), split)
 
 
 def _explain_mistakes(
@@ -198,7 +212,18 @@ def _kept(recipe: Recipe, table: ImageTable) -> str:
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
 
-def _facts(classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list[dict[str, float]]) -> dict[str, str]:
+def _unseen(folder: Path) -> dict[str, str]:
+    """What is known of what the weights had seen before the run."""
+    if not (folder / RECORD).is_file():
+        return {}
+    if PictureRecord.from_bytes((folder / RECORD).read_bytes(), folder).is_whole:
+        return {"seen before": "all that the weights were ever trained on is recorded, in pictures.npz"}
+    return {"seen before": "not known: what the first weights were trained on is not recorded"}
+
+
+def _facts(
+    folder: Path, classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list[dict[str, float]]
+) -> dict[str, str]:
     config, preprocess = classifier.model.config, classifier.preprocess
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
     splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
@@ -210,6 +235,7 @@ def _facts(classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list
         "data": f"{table.root}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe, table)}",
+        **_unseen(folder),
         "seed": str(recipe.seed),
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from vitkit.data.datamodule import EvaluationImages
+from vitkit.data.memory import Memory
+from vitkit.data.overlap import find_overlap
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.scan import scan
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluate.doubts import Doubt, from_features
-from vitkit.train.folder import Run
+from vitkit.train.folder import Progress, Run
 from vitkit.train.probe import compute_features
 from vitkit.train.recipe import Recipe
-from vitkit.train.setup import choose_precision, new_classifier
+from vitkit.train.setup import choose_precision, new_classifier, weights_of
+from vitkit.weights import inspect
 
 MOST = 20_000  # images; more would take long, and memory
 _BEGAN_FROM = ("model", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed")
@@ -25,7 +30,8 @@ _BEGAN_FROM = ("model", "weights", "image_size", "fit", "crop_pct", "interpolati
 def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str, Tensor]) -> list[Doubt] | None:
     """The doubtful labels of all images of a run, the most doubtful first.
 
-    The weights that the run began from are asked, not those that it ended with: these know the labels by heart.
+    The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where
+    those had been trained on some of these images too, the weights before them are asked.
 
     Args:
         run: tells of it.
@@ -34,7 +40,8 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str
         known: features by path, where they were computed already; of a head on frozen features.
 
     Returns:
-        None where they cannot be looked for: the run began from nothing, or its images have several classes each.
+        None where they cannot be looked for: the run began from nothing, or from weights that know these labels and
+        have none before them at hand; or its images have several classes each.
     """
     if recipe.weights == "none" or table.is_multi:
         return None
@@ -46,6 +53,14 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str
     try:
         # As for a head on frozen features: the class token and the mean of the patches.
         begun = Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="head")
+        source = unspoilt_weights(recipe, table, run.progress)
+        if source is None:
+            text = "the weights had been trained on them, and those before are not at hand"
+            run.say(f"note: label errors are looked for among held-out images only: {text}")
+            return None
+        if source != weights_of(recipe):
+            run.say(f"label errors are judged by {source}, which had not seen these images")
+            begun, known = begun.replace(weights=source), {}
         frozen = new_classifier(begun, table, "", run.progress)
         rest = table.take([i for i, path in enumerate(table.paths) if path not in known])
         every = dict(known)
@@ -66,3 +81,34 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str
     seconds = time.monotonic() - started
     run.say(f"{len(doubts)} of {len(table)} labels are doubtful (frozen features in {precision}, {seconds:.0f} s)")
     return doubts
+
+
+def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> str | None:
+    """The last weights that the run began from, directly or through other runs, and that had seen none of its images.
+
+    Weights without a record, as published ones are, count as such.
+
+    Returns:
+        None where there are none, or where they are no longer where they were.
+    """
+    source, passed = weights_of(recipe), set[str]()
+    while source not in passed:
+        try:
+            plan = inspect(source, use="training", progress=progress)
+        except VitkitError:
+            return None
+        if plan.pictures is None or not _has_seen(PictureRecord.from_bytes(plan.pictures, source), table):
+            return source
+        passed.add(source)
+        before = plan.provenance.get("weights")
+        if not isinstance(before, Mapping) or not isinstance(before.get("source"), str):
+            return None
+        source = before["source"]
+    return None
+
+
+def _has_seen(record: PictureRecord, table: ImageTable) -> bool:
+    with Memory() as memory:
+        facts = scan([table.file(i) for i in range(len(table))], memory)
+    readable = [i for i, fact in enumerate(facts) if fact.error is None]
+    return bool(find_overlap(record, table.take(readable), [facts[i] for i in readable]).seen())

@@ -34,6 +34,7 @@ class Teacher:
         columns: which of its logits are the student's classes, in the student's order.
         sha256: of its weights, so that a resumed run has the same teacher.
         notes: what had to be assumed.
+        pictures: the record of what it was trained on (`data.pictures`); None: there is none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Teacher:
     columns: Tensor
     sha256: str
     notes: tuple[str, ...] = ()
+    pictures: bytes | None = None
 
     @torch.no_grad()
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
@@ -134,7 +136,8 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
     notes = tuple(f"teacher: {what} assumed: {taken}" for what, taken in classifier.report.assumed.items())
     columns = _columns(name, classifier.classes, classes)
     model_hash = _hash(classifier.model)
-    return Teacher(name, classifier.model.eval(), classifier.preprocess, classes, columns, model_hash, notes)
+    network, pixels = classifier.model.eval(), classifier.preprocess
+    return Teacher(name, network, pixels, classes, columns, model_hash, notes, classifier.pictures)
 
 
 def _torchvision_names() -> list[str]:

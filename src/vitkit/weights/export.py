@@ -7,7 +7,6 @@ same model.
 from __future__ import annotations
 
 import shutil
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +18,14 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.config import Pair, ViTConfig
+from vitkit.data.pictures import to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.files import replacing, to_json, write_json
 from vitkit.weights import google_npz, huggingface, timm
 from vitkit.weights.layout import Layout
+from vitkit.weights.read import PICTURES
+from vitkit.weights.tucked import tuck_in
 
 To = Literal["folder", "npz", "timm", "hf"]
 _PLAIN: dict[str, Any] = {  # what no foreign layout can say
@@ -43,7 +45,7 @@ def write(classifier: Classifier, destination: Path, to: To) -> None:
     """Write a classifier: `folder` is vitkit's own, `npz` a file, `timm` and `hf` folders as their hub has them.
 
     `timm` into a name that ends in .safetensors, .pth or .pt is the bare state dictionary; of these .safetensors alone
-    has room for a note of what tensors cannot say.
+    has room for a note of what tensors cannot say. All of them take the record of what the weights were trained on.
 
     Raises:
         VitkitError: the layout cannot express the model; the message names the field.
@@ -107,8 +109,7 @@ def _write_npz(classifier: Classifier, destination: Path) -> None:
     with replacing(destination) as temporary:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        with zipfile.ZipFile(temporary, "a") as archive:
-            archive.comment = _comment(classifier)
+        tuck_in(temporary, classifier.pictures or b"", _comment(classifier))
 
 
 def _comment(classifier: Classifier) -> bytes:
@@ -137,9 +138,16 @@ def _write_state(classifier: Classifier, destination: Path) -> None:
     tensors, _ = _timm_files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
-            save_file(tensors, temporary, {"format": "pt", "vitkit": to_json(_said(classifier))})
+            save_file(tensors, temporary, {**_metadata(classifier), "vitkit": to_json(_said(classifier))})
         else:
             torch.save(tensors, temporary)
+            tuck_in(temporary, classifier.pictures or b"")
+
+
+def _metadata(classifier: Classifier) -> dict[str, str]:
+    """Of a safetensors file: what transformers wants, and the record of what the weights were trained on."""
+    pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
+    return {"format": "pt", **pictures}
 
 
 def _pixels(preprocess: Preprocess) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def _write_folder(classifier: Classifier, destination: Path, describe: Callable[
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        save_file(tensors, temporary / "model.safetensors", {"format": "pt"})
+        save_file(tensors, temporary / "model.safetensors", _metadata(classifier))
         for name, content in descriptions.items():
             write_json(temporary / name, content)
         if destination.exists():

@@ -60,6 +60,7 @@ class Origin:
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pictures: bytes | None = None  # the record of what the weights were trained on
 
 
 def with_pixels(origin: Origin, owner: str, entry: Entry | None = None) -> Origin:
@@ -106,6 +107,7 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             temperature=description["temperature"],
             thresholds=tuple(description["thresholds"]) if "thresholds" in description else None,
             provenance=description["provenance"],
+            pictures=folders.read_record(folder, description),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise VitkitError(f"{folder} is damaged: {error}") from error
@@ -172,6 +174,7 @@ def read_foreign(
         assumed=assumed,
         notes=notes if config.num_classes else (*notes, "there is no head: the model returns features"),
         provenance={"weights": entry.name if entry else str(checkpoint.path), "format": layout.format},
+        pictures=checkpoint.pictures,
     )
 
 

@@ -26,7 +26,7 @@ class Plan:
 
     Attributes:
         config: of the model that will be built.
-        classes, preprocess, temperature, thresholds, provenance: of the classifier.
+        classes, preprocess, temperature, thresholds, provenance, pictures: of the classifier.
         report: what will become of every tensor.
     """
 
@@ -38,6 +38,7 @@ class Plan:
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pictures: bytes | None = None
 
     def build(self) -> Classifier:
         """Read the numbers: one tensor at a time, into a model that has none yet.
@@ -61,6 +62,7 @@ class Plan:
             thresholds=self.thresholds,
             provenance=dict(self.provenance),
             report=report,
+            pictures=self.pictures,
         )
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
@@ -129,6 +131,7 @@ def make_plan(
         temperature=origin.temperature if keeps_head else 1.0,
         thresholds=origin.thresholds if keeps_head else None,
         provenance=origin.provenance,
+        pictures=origin.pictures,
     )
 
 

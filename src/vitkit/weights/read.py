@@ -23,12 +23,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitkit.data.pictures import from_text
 from vitkit.errors import VitkitError
+from vitkit.weights.tucked import tucked_in
 
 # The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before
 # students (DINO).
 _WRAPPERS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "module", "net", "student")
 _PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
+PICTURES = "vitkit_pictures"  # the key of the record in a safetensors file's metadata
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -54,6 +57,7 @@ class Checkpoint:
         preprocessor: `preprocessor_config.json` beside the weights.
         metadata: of a safetensors file.
         passed_over: parts of the file that hold other weights, and why they were not taken.
+        pictures: the record of what the weights were trained on (`data.pictures`), where vitkit wrote the file.
     """
 
     path: Path
@@ -63,6 +67,7 @@ class Checkpoint:
     preprocessor: Mapping[str, Any] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     passed_over: Mapping[str, str] = field(default_factory=dict)
+    pictures: bytes | None = None
 
 
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -107,6 +112,7 @@ def _read_folder(folder: Path) -> Checkpoint:
         preprocessor=_read_json(folder / "preprocessor_config.json"),
         metadata=part.metadata,
         passed_over=part.passed_over,
+        pictures=part.pictures,
     )
 
 
@@ -189,7 +195,13 @@ def _read_safetensors(path: Path) -> Checkpoint:
         raise VitkitError(f"{path} is damaged: {error}") from error
     except RuntimeError as error:  # torch's word for a file that cannot be mapped into memory
         raise VitkitError(f"{path} cannot be opened: {next(iter(str(error).splitlines()), error)}") from error
-    return Checkpoint(path=path, tensors=_without_prefixes(tensors, path), metadata=metadata)
+    pictures = metadata.get(PICTURES)
+    return Checkpoint(
+        path=path,
+        tensors=_without_prefixes(tensors, path),
+        metadata=metadata,
+        pictures=None if pictures is None else from_text(pictures, path),
+    )
 
 
 def _of_safetensors(file: Any, name: str) -> Stored:
@@ -208,7 +220,7 @@ def _read_npz(path: Path) -> Checkpoint:
         tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
-    return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment))
+    return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment), pictures=tucked_in(path))
 
 
 def _of_comment(comment: bytes) -> dict[str, str]:
@@ -298,7 +310,13 @@ def _read_torch(path: Path) -> Checkpoint:
     passed_over: dict[str, str] = {}
     wrappers, state = _unwrap(content, path, passed_over)
     tensors = {name: _of_torch(tensor) for name, tensor in state}
-    return Checkpoint(path=path, tensors=_without_prefixes(tensors, path), wrappers=wrappers, passed_over=passed_over)
+    return Checkpoint(
+        path=path,
+        tensors=_without_prefixes(tensors, path),
+        wrappers=wrappers,
+        passed_over=passed_over,
+        pictures=tucked_in(path) if is_zip else None,
+    )
 
 
 def _of_torch(tensor: Tensor) -> Stored:
