@@ -32,6 +32,15 @@ def test_a_dead_model_that_has_only_learned_the_shares_has_collapsed() -> None:
     assert has_collapsed(Outcome(always(1, 0.1, noise=1e-5), TRUE))
 
 
+def test_what_a_model_has_been_given_is_not_held_against_it() -> None:
+    """Validation adds the classes' shares to what a balanced training learned: more than a young model tells apart."""
+    shift, uneven = torch.tensor([0.0, 4.0, 0.0]), torch.tensor([1] * 51 + [0] * 5 + [2] * 4)
+    young, dead = always(1, 0.05, noise=0.02), always(1, 0.1, noise=1e-5)
+    assert has_collapsed(Outcome(young + shift, uneven)), "as it would seem"
+    assert not has_collapsed(Outcome(young + shift, uneven, shift))
+    assert has_collapsed(Outcome(dead + shift, uneven, shift))
+
+
 def test_a_model_that_once_was_better_has_collapsed() -> None:
     outcome = Outcome(always(1, 0.5, noise=0.05), TRUE)
     assert not has_collapsed(outcome, best_accuracy=0.4)

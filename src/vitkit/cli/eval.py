@@ -59,6 +59,7 @@ def evaluate(
     from vitkit.evaluate import metrics, unseen
     from vitkit.evaluate.chosen import chosen_on
     from vitkit.evaluate.figures import figures
+    from vitkit.evaluate.operating import operating_points
 
     classifier = load_model(model)
     with Bar() as bar:
@@ -80,6 +81,8 @@ def evaluate(
             record = PictureRecord.from_bytes(classifier.pictures, model)
             seen = unseen.find_seen(record, table, name, bar, is_own=data is None)
         numbers = {"accuracy": numbers["accuracy"], **numbers, **unseen.second_figure(outcome, seen)}
+        points = operating_points(outcome, classifier.provenance.get("balance"))
+        numbers |= {} if points is None else {"operating_points": points}
         notes = [*_notes(outcome), *filter(None, [unseen.describe(numbers)])]
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
@@ -136,6 +139,18 @@ def _notes(outcome: Evaluation) -> list[str]:
     return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
 
 
+def _operating_lines(numbers: dict[str, Any]) -> list[str]:
+    """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
+    points = numbers.get("operating_points", {})
+    words = {"data": "for classes as frequent as in training", "uniform": "for classes all alike"}
+    return [
+        f"{words[name]}: accuracy {points[name]['accuracy']:.4f}, balanced {points[name]['balanced_accuracy']:.4f}"
+        + (" (chosen)" if name == points["chosen"] else "")
+        for name in words
+        if name in points
+    ]
+
+
 def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], computed: str) -> None:
     from vitkit.evaluate.figures import interval_text
     from vitkit.page import decimals
@@ -150,6 +165,8 @@ def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], comp
             bounds = numbers["intervals_95"].get(name)
             interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
             print(f"{name:18} {value:.4f}{interval}")
+    for line in _operating_lines(numbers):
+        print(line)
     width = max(5, *map(len, outcome.classes))
     print(f"\n{'class':{width}}  precision  recall     F1  images")
     for name, row in outcome.per_class().items():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit, log_expit, log_softmax, softmax
 
+Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
-_RANGE = (0.05, 20.0)
-_PRIOR = 0.5  # standard deviation of ln T before anything is seen: a few images should not make certainty
+_RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
+_PRIOR = 0.5  # standard deviation of ln T, and of the strength, before anything is seen: a few images are no certainty
+_EXACT = {"xatol": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,20 @@ def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray
     return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
-def fit_temperature(probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> float:
+@dataclass(frozen=True)
+class Calibration:
+    """What makes logits z into log-odds that hold: z / temperature + strength * shift.
+
+    Attributes:
+        temperature: above 0.
+        strength: how much of a shift between the classes' shares in training and in the data is called for.
+    """
+
+    temperature: float
+    strength: float = 1.0
+
+
+def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> float:
     """The temperature T > 0 that makes held-out probabilities right: softmax(logits / T) (sec. 4.2).
 
     The least log loss, with a weak prior that T is near 1: where every image is classified rightly the log loss alone
@@ -63,14 +79,8 @@ def fit_temperature(probabilities: npt.NDArray[np.float32], labels: npt.NDArray[
         probabilities: (n, K), softmax of the logits at temperature 1.
         labels: (n,) true classes.
     """
-    logits = np.log(np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny))  # up to a constant a row
-    rows = np.arange(len(labels))
-
-    def cost(log_t: float) -> float:
-        return float(-log_softmax(logits / np.exp(log_t), axis=1)[rows, labels].sum() + (log_t / _PRIOR) ** 2 / 2)
-
-    found = minimize_scalar(cost, bounds=np.log(_RANGE), method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x))
+    logits = log_odds(probabilities, labels)
+    return calibrate(logits, labels, np.zeros(logits.shape[1])).temperature
 
 
 def most_rise(
@@ -93,3 +103,50 @@ def most_rise(
         gaps = [np.bincount(own, is_right - sure) for own, sure in zip(bins, (after, first), strict=True)]
         rises.append(float(np.abs(gaps[0]).sum() - np.abs(gaps[1]).sum()) / len(after))
     return float(np.quantile(rises, 0.975))
+
+
+def calibrate(
+    logits: Floats, labels: npt.NDArray[np.int64], shift: Floats, weights: Floats | None = None
+) -> Calibration:
+    """Temperature and strength of the least log loss on held-out images, both with a weak prior that they are near 1.
+
+    Args:
+        logits: (n, K).
+        labels: (n,) true classes; or (n, K), 1 where an image has a class: then each class is judged by itself.
+        shift: (K,); where it is the same for all classes of (n,) labels, nothing depends on the strength, which is 1.
+        weights: (n,) what each image counts; None for all alike.
+    """
+    times = np.ones(len(labels)) if weights is None else weights
+    moves = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
+
+    def cost(log_t: float, strength: float) -> float:
+        losses = _losses(logits / np.exp(log_t) + strength * shift, labels)
+        return float(times @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
+
+    low, high = np.log(_RANGE)
+    if not moves:
+        found = minimize_scalar(lambda own: cost(own, 1.0), bounds=(low, high), method="bounded", options=_EXACT)
+        return Calibration(float(np.exp(found.x)))
+    both = minimize(lambda own: cost(*own), (0.0, 1.0), bounds=((low, high), _STRENGTHS), method="L-BFGS-B")
+    return Calibration(float(np.exp(both.x[0])), float(both.x[1]))
+
+
+def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """(n, K) logits of these probabilities: of softmax, up to a constant a row; of sigmoid, where labels are (n, K)."""
+    exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
+    if labels.ndim == 1:
+        return np.log(exact)
+    return np.log(exact) - np.log(np.maximum(1 - exact, np.finfo(np.float32).eps / 2))
+
+
+def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """(n, K) by softmax; or by sigmoid, where labels are (n, K)."""
+    found = softmax(logits, axis=1) if labels.ndim == 1 else expit(logits)
+    return np.asarray(found, dtype=np.float32)
+
+
+def _losses(logits: Floats, labels: npt.NDArray[np.int64]) -> Floats:
+    """(n,) the negative log-likelihood of each image's class, or of all its classes."""
+    if labels.ndim == 1:
+        return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
+    return -log_expit(np.where(labels == 1, logits, -logits)).sum(axis=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from vitkit.errors import VitkitError
 from vitkit.evaluate.metrics import Evaluation, align, mean_of_known, refuse_unanswered, scores
 from vitkit.page import decimals
 from vitkit.page import table as html_table
-from vitkit.weights import load
 
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.floating[Any]]
@@ -226,23 +224,6 @@ def evaluate(
         unreadable=unreadable,
         thresholds=classifier.thresholds,
     )
-
-
-def settle_thresholds(
-    folder: Path, table: ImageTable, progress: Callable[[int, int], None] | None = None
-) -> tuple[float, ...]:
-    """Write the thresholds with the best F1 on the validation images into a model folder.
-
-    Returns:
-        The thresholds, (K,); those of before where there are no validation images.
-    """
-    classifier = load(folder)
-    if "val" in table.splits:
-        outcome = evaluate(classifier, table, "val", progress)
-        classifier.thresholds = best_thresholds(outcome.labels, outcome.probabilities)
-        classifier.save(folder)
-    assert classifier.thresholds is not None
-    return classifier.thresholds
 
 
 def headline(evaluation: Evaluation) -> str:

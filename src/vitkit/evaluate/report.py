@@ -17,6 +17,7 @@ from vitkit.evaluate.embedding import embed
 from vitkit.evaluate.figures import at_temperature, interval_text
 from vitkit.evaluate.gallery import gallery
 from vitkit.evaluate.metrics import Evaluation
+from vitkit.evaluate.operating import operating_table
 from vitkit.page import decimals, figure, finding, table, write_page
 
 _PHOTOGRAPHS, _PAIRS = 24, 20  # in a gallery; in the table of confused classes
@@ -72,6 +73,7 @@ def write_report(
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         *([] if is_multi else ["<h2>Figures</h2>", _figure_table(numbers)]),
+        *operating_table(numbers),
         "<h2>Each class</h2>",
         multilabel.class_table(evaluation) if is_multi else _class_table(numbers),
         *([] if is_multi else _mistakes(evaluation, numbers, root, explained)),

@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from vitkit.classifier import Classifier
 from vitkit.errors import Interrupted
 from vitkit.files import replacing, write_text
 from vitkit.model import VisionTransformer
+from vitkit.train.balance import standing_so
+from vitkit.train.finalize import standing_of
 from vitkit.train.lora import merged
 from vitkit.train.optim import swa_start
 from vitkit.train.recipe import Recipe
@@ -166,7 +168,10 @@ class RunWriter(Checkpoint):
         if not self.team.is_first:
             return
         # A new Classifier puts its model into evaluation mode, which the one in training must not be.
-        (self.classifier if model is self.classifier.model else replace(self.classifier, model=model)).save(folder)
+        classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
+        standing = standing_of(classifier)
+        with nullcontext() if standing is None else standing_so(model, standing):
+            classifier.save(folder)
 
     def _log_scalars(self, epoch: int, metrics: dict[str, float]) -> None:
         if self._board is not None:

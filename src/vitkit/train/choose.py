@@ -75,6 +75,8 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
     settled = {**PRESETS[method], **(_MULTI if table.is_multi else {}), **fields, "method": method}
     if method == "scratch":
         settled["weights"] = "none"
+    if method == "head" and asked.balance == "auto":
+        settled["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
     if asked.model is None and asked.weights in ("auto", "none"):
         settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {settled['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
@@ -104,3 +106,7 @@ def _check_multi(asked: Recipe) -> None:
         raise VitkitError("--teacher: a teacher says one class of an image, and these may have several; leave it out")
     if asked.balance == "sampler":
         raise VitkitError("--balance sampler draws images by their one class, and these may have several; take loss")
+    if asked.prior == "uniform":
+        raise VitkitError(
+            "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
+        )

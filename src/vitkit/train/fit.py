@@ -26,10 +26,10 @@ from vitkit.data.split import SPLITS
 from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.metrics import Evaluation
-from vitkit.evaluate.multilabel import settle_thresholds
 from vitkit.files import write_text
-from vitkit.train.balance import class_weights, settle_balance
+from vitkit.train.balance import class_weights, log_weights, settle_balance, shift_answers, stand
 from vitkit.train.callbacks import LAST, RunWriter, StopOnSignal
+from vitkit.train.finalize import keep_standing, settle_confidence
 from vitkit.train.folder import RECIPE, SPLIT, Progress, Run
 from vitkit.train.guard import Guard
 from vitkit.train.linear import freeze_backbone
@@ -44,6 +44,7 @@ from vitkit.train.suspects import doubt_labels
 from vitkit.train.task import ClassificationTask
 from vitkit.train.teacher import Teacher, teacher_of_run
 from vitkit.train.team import Team, strategy_of
+from vitkit.weights import load
 
 _MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should know
 
@@ -87,12 +88,16 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
 
 
 def _settle_thresholds(run: Run, table: ImageTable) -> None:
-    outcome = settle_thresholds(run.folder, table, lambda done, total: run.progress("choosing thresholds", done, total))
-    if "val" in table.splits:
-        named = ", ".join(f"{name} {own:.3f}" for name, own in zip(table.classes[:10], outcome, strict=False))
-        run.say(f"thresholds by F1 on validation images: {named}{', ...' if len(outcome) > 10 else ''}")
-    else:
+    classifier = load(run.folder)
+    progress = partial(run.progress, "choosing thresholds")
+    seen = settle_confidence(run.folder, classifier, table, progress)
+    assert classifier.thresholds is not None
+    if seen is None:
         run.say("no validation images to choose thresholds by: every class has 0.5")
+        return
+    run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} validation images")
+    named = ", ".join(f"{name} {own:.3f}" for name, own in zip(table.classes[:10], classifier.thresholds, strict=False))
+    run.say(f"thresholds by F1 on validation images: {named}{', ...' if len(table.classes) > 10 else ''}")
 
 
 def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, teacher: Teacher | None) -> None:
@@ -101,6 +106,11 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     balance, why = settle_balance(recipe.balance, in_train)
     if why is not None:
         run.say(why)
+    has_teacher = teacher is not None
+    is_multi = table.is_multi
+    model = classifier.model
+    standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
+    keep_standing(classifier, standing)
     data = _data_of(recipe, table, classifier, balance, run.team)
     if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
         place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
@@ -110,7 +120,7 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
     if recipe.patch_dropout:
         drop_patches(classifier.model, recipe.patch_dropout)
-    spent = _start_head(run, recipe, table, classifier)
+    spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=table.is_multi))
     if recipe.method == "linear":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
@@ -118,8 +128,9 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
         run.say(f"changes of rank {recipe.rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
     objective: dict[str, Any] = {
         "imitate": None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
-        "class_weights": class_weights(in_train) if balance == "loss" else None,
+        "class_weights": class_weights(in_train, is_multi=table.is_multi) if balance == "loss" else None,
         "sets": torch.tensor(table.set_targets()) if table.is_multi else None,
+        "shift": shift_answers(model, standing),
     }
     if recipe.find_lr:
         began = time.monotonic()
@@ -129,14 +140,19 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
         _fit(run, recipe, data, classifier, objective, spent)
 
 
-def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
-    """Fit the head first if the recipe says so, and not on resuming; the seconds that it took."""
+def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor) -> float:
+    """Fit the head first if the recipe says so, and not on resuming; the seconds that it took.
+
+    `learned` (K,) makes of a head for the data as they come one for what the training is to learn.
+    """
     model = classifier.model
     if not recipe.head_start or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
         return 0.0
     head = model.head
     seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier), head.state_dict()))
     head.load_state_dict(state)
+    with torch.no_grad():
+        head.bias.add_(learned)
     return seconds
 
 

@@ -37,10 +37,12 @@ class Outcome:
     Attributes:
         logits: (n, K).
         labels: (n,) true classes.
+        shift: (K,) what of every row of `logits` the model has not learned; None for nothing.
     """
 
     logits: Tensor
     labels: Tensor
+    shift: Tensor | None = None
 
     @property
     def accuracy(self) -> float:
@@ -79,7 +81,8 @@ def has_collapsed(outcome: Outcome, best_accuracy: float = 0.0, fell_before: boo
     entropy = -torch.xlogy(shares, shares).sum().item()
     if F.cross_entropy(logits, labels).item() > 1.5 * entropy or best_accuracy > outcome.largest_class + 0.1:
         return True
-    relative = logits - logits.mean(dim=1, keepdim=True)  # softmax sees no more than that
+    learned = logits if outcome.shift is None else logits - outcome.shift
+    relative = learned - learned.mean(dim=1, keepdim=True)  # softmax sees no more than that
     by_image, by_class = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
     return by_image < 0.01 * by_class
 

@@ -21,7 +21,9 @@ from vitkit.data.source import ImageTable
 from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
 from vitkit.regression import regress, regression_loss
+from vitkit.train.balance import give_heads, stand
 from vitkit.train.callbacks import append_metrics
+from vitkit.train.finalize import keep_standing
 from vitkit.train.folder import Run
 from vitkit.train.recipe import Recipe
 from vitkit.train.setup import augment_of, choose_precision, choose_workers
@@ -60,6 +62,9 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     precision = choose_precision(recipe.precision)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
     fitted, features = _put_best_head(run, recipe, table, classifier)
+    standing = stand(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
+    keep_standing(classifier, standing)
+    give_heads(classifier.model, standing, standing.in_head)
     _keep(run, classifier, fitted, time.monotonic() - started)
     return features
 

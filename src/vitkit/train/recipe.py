@@ -177,6 +177,11 @@ class Recipe:
         "Make rare classes count as much as others: by weight in the loss, or by showing them more often; auto: where "
         "the largest has more than 3 x the images of the smallest.",
     ] = "auto"
+    prior: Annotated[
+        Literal["data", "uniform"],
+        "What confidences and answers are for, however training was balanced: classes as frequent as in the training "
+        "data, or all alike, which finds more of the rare ones and errs more often in all.",
+    ] = "data"
     folds: Annotated[
         int | None, "Cross-validate: this many runs, each testing another part of the data.", Between(2, 1e4)
     ] = None

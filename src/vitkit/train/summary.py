@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,19 +21,20 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS, groups_from_file
 from vitkit.data.whereabouts import roles_in_run
-from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
-from vitkit.evaluate.calibration import fit_temperature, most_rise
+from vitkit.evaluate.calibration import most_rise
 from vitkit.evaluate.chosen import chosen_on
 from vitkit.evaluate.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluate.figures import at_temperature, figures
 from vitkit.evaluate.metrics import Evaluation, evaluate, grouped, held_out_split
 from vitkit.evaluate.multilabel import MultiEvaluation
+from vitkit.evaluate.operating import operating_points
 from vitkit.evaluate.report import draw, write_report
 from vitkit.evaluate.unseen import describe, second_figure, seen_of
 from vitkit.explain import worst_mistakes_page
 from vitkit.files import write_json
 from vitkit.train.callbacks import read_metrics
+from vitkit.train.finalize import BALANCE, settle_confidence, standing_of
 from vitkit.train.recipe import Recipe, name_of
 from vitkit.weights import load
 
@@ -98,6 +98,8 @@ def report(
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")
+    points = operating_points(evaluation, classifier.provenance.get(BALANCE))
+    numbers |= {} if points is None else {"operating_points": points}
     if not table.is_multi:
         if seen is not None:
             say(_calibrated(numbers, seen, evaluation))
@@ -164,24 +166,18 @@ def _calibrate(
     say: Callable[[str], None],
     progress: Callable[[str, int, int], None],
 ) -> Evaluation | None:
-    """Fit the temperature on the validation images and put it into the model folder.
+    """Settle the confidences on the validation images, and say so where there are none.
 
     Returns:
-        The validation images at that temperature; None without any that can be read.
+        The validation images as they are said now; None without any that can be read.
     """
-    before, classifier.temperature = classifier.temperature, 1.0
-    seen: Evaluation | None = None
-    if "val" in table.splits:
-        with suppress(VitkitError):  # none of them can be read
-            plain = evaluate(classifier, table, "val", partial(progress, "calibrating"))
-            known = np.isfinite(plain.probabilities).all(axis=1)  # logits that overflow tell nothing
-            if known.any():
-                classifier.temperature = fit_temperature(plain.probabilities[known], plain.labels[known])
-                seen = at_temperature(plain, classifier.temperature)
+    seen = settle_confidence(folder, classifier, table, partial(progress, "calibrating"))
     if seen is None:
         say("no validation images: the confidences are not calibrated (temperature 1)")
-    if classifier.temperature != before:
-        classifier.save(folder)
+    standing = standing_of(classifier)
+    if standing is not None and any(standing.shift):
+        shares = {"data": "as frequent as in training", "uniform": "all alike"}[standing.prior]
+        say(f"confidences are for classes {shares}: {standing.strength:.2f} of the shift between shares holds")
     return seen
 
 

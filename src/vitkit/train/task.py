@@ -52,6 +52,7 @@ class ClassificationTask(LightningModule):
         imitate: images to the teacher's logits; a function, so that no checkpoint holds the teacher.
         class_weights: (K,) what an image of each class counts; None for all alike.
         sets: (S, K) of a multi-label table the target of each label (`ImageTable.set_targets`).
+        shift: (K,) what is added to logits in validation, as it will be to those of the model that is saved.
         guard: watches over the training and tells of it; by default one that prints.
         team: the processes that train together.
     """
@@ -65,6 +66,7 @@ class ClassificationTask(LightningModule):
         *,
         class_weights: Tensor | None = None,
         sets: Tensor | None = None,
+        shift: Tensor | None = None,
         guard: Guard | None = None,
         team: Team = ALONE,
     ) -> None:
@@ -79,7 +81,7 @@ class ClassificationTask(LightningModule):
         self.ahead = 0.0  # of them before the first step, which a schedule fitted to a time budget leaves out
         self._epoch_began = 0.0  # how much of the time for steps was behind then
         self.went_back = False  # whether this epoch's weights were given up
-        self._class_weights, self._sets = class_weights, sets
+        self._class_weights, self._sets, self._shift = class_weights, sets, shift
         self._mixing = Mixing(mixup=recipe.mixup, cutmix=recipe.cutmix)
         self._draws = Draws(model)
         self.team = team
@@ -387,14 +389,15 @@ class ClassificationTask(LightningModule):
         own = [torch.cat(parts).cpu() for parts in zip(*self._outputs, strict=True)]
         self._outputs.clear()
         logits, labels = (self._data.put_together(shares) for shares in zip(*self.team.gather(own), strict=True))
+        said = logits if self._shift is None else logits + self._shift
         if self._sets is not None:  # the guard knows single classes only, and is not asked
             targets = self._sets.cpu()[labels]  # (n, K)
-            self.metrics["val_loss"] = F.binary_cross_entropy_with_logits(logits, targets).item()
-            self.metrics["val_acc"] = ((logits > 0) == (targets > 0.5)).all(dim=1).float().mean().item()
-            self.metrics["val_map"] = mean_average_precision(targets.bool().numpy(), logits.nan_to_num().numpy())
+            self.metrics["val_loss"] = F.binary_cross_entropy_with_logits(said, targets).item()
+            self.metrics["val_acc"] = ((said > 0) == (targets > 0.5)).all(dim=1).float().mean().item()
+            self.metrics["val_map"] = mean_average_precision(targets.bool().numpy(), said.nan_to_num().numpy())
             return
-        self._outcome = Outcome(logits, labels)
-        self.metrics["val_loss"] = F.cross_entropy(logits, labels).item()
+        self._outcome = Outcome(said, labels, self._shift)
+        self.metrics["val_loss"] = F.cross_entropy(said, labels).item()
         self.metrics["val_acc"] = self._outcome.accuracy
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,0 +1,81 @@
+"""Where classes differ much in size: what the same model comes to as the data come, and where every class counts alike.
+
+The two differ by the logarithms of the classes' shares alone, so one evaluation gives both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from typing import Any, Literal
+
+import numpy as np
+
+from vitkit.evaluate.calibration import log_odds, to_probabilities
+from vitkit.evaluate.metrics import Evaluation
+from vitkit.evaluate.multilabel import MultiEvaluation
+from vitkit.page import table
+
+UNEQUAL = 3  # times the images of the smallest class
+_HEADLINES = ("accuracy", "balanced_accuracy")
+_WORDS = {"data": "as frequent as in training", "uniform": "all alike"}
+
+
+def operating_points(evaluation: Evaluation, standing: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Accuracy, balanced accuracy and each class's recall for both; None where there is little to choose.
+
+    Args:
+        evaluation: of the model, for the prior that it was trained for.
+        standing: the model's `balance` in its provenance; None of a model that knows of no training images.
+    """
+    if standing is None or isinstance(evaluation, MultiEvaluation):
+        return None
+    counts, own = standing["counts"], standing["prior"]
+    occurring = [count for count in counts if count]
+    if not occurring or max(occurring) <= UNEQUAL * min(occurring):
+        return None
+    points = {
+        prior: evaluation if prior == own else for_prior(evaluation, counts, prior) for prior in ("data", "uniform")
+    }
+    return {"chosen": own} | {name: _figures(point) for name, point in points.items()}
+
+
+def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
+    """What the same model says of the images for the other prior (Saerens et al. 2002, eq. 2.4).
+
+    Args:
+        evaluation: for one of them.
+        counts: training images of each class.
+        prior: the one that is wanted.
+    """
+    shares = np.log(np.maximum(counts, 1))
+    logits = log_odds(evaluation.probabilities, evaluation.labels) + (shares if prior == "data" else -shares)
+    return replace(evaluation, probabilities=to_probabilities(logits, evaluation.labels))
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    rows = evaluation.per_class().items()
+    return {
+        "accuracy": evaluation.accuracy,
+        "balanced_accuracy": evaluation.balanced_accuracy,
+        "recall": {name: row["recall"] if row["support"] else None for name, row in rows},
+    }
+
+
+def operating_table(numbers: Mapping[str, Any]) -> list[str]:
+    """Both, side by side, as HTML; nothing where there is little to choose."""
+    found = numbers.get("operating_points")
+    if found is None:
+        return []
+    names = ("data", "uniform")
+    heads = [f"{_WORDS[name]}{' (chosen)' if name == found['chosen'] else ''}" for name in names]
+    rows = [[what.replace("_", " "), *(f"{found[name][what]:.3f}" for name in names)] for what in _HEADLINES]
+    for own in found["data"]["recall"]:
+        values = [found[name]["recall"][own] for name in names]
+        rows.append([f"recall of {escape(own)}", *("none" if value is None else f"{value:.3f}" for value in values)])
+    words = (
+        "Answers and confidences can be for classes as frequent as they were in training, or for all alike, which "
+        "finds more of the rare ones and is wrong more often in all (--prior)."
+    )
+    return ["<h2>The operating point</h2>", f"<p>{words}</p>", table(rows, ["", *heads])]
