@@ -50,7 +50,9 @@ def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished:
 
 def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> None:
     outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
-    assert json.loads((finished / "evaluation.json").read_text()) == figures(outcome)
+    numbers = json.loads((finished / "evaluation.json").read_text())
+    assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
+    assert numbers == figures(outcome)
 
 
 def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_path: Path) -> None:
