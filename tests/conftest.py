@@ -21,7 +21,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _any_processor() -> Iterator[None]:
-    """Whether this one multiplies bfloat16 does not decide what the command line answers here."""
+    """Neither its bfloat16 nor what is fastest on it decides what the command line answers here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitkit.engine.best_precision", lambda: "float32")
+        patch.setattr("vitkit.engine.plan.measure", lambda model: {"plain": 1.0})
         yield

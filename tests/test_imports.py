@@ -42,7 +42,7 @@ PLAN: dict[str, set[str]] = {
     "metering": set(),
     "info": {"config", "errors", "metering", "model"},
     "data": {"cache", "config", "errors", "files"},
-    "engine": {"config", "errors", "layers", "mixtures", "model", "position", "stem"},
+    "engine": {"cache", "config", "errors", "files", "layers", "mixtures", "model", "position", "stem"},
     "classifier": {"config", "data", "engine", "errors", "files", "model"},
     "weights": {"cache", "classifier", "config", "data", "errors", "files", "model", "names", "resize"},
     "evaluate": _USES_MODELS | {"page", "regression"},

@@ -116,7 +116,13 @@ class Classifier:
         return self.model(images) if self.runner is None else self.runner(images)
 
     def use(
-        self, engine: str = "auto", precision: str = "auto", images: int | None = None, merge: int = 0
+        self,
+        engine: str = "auto",
+        precision: str = "auto",
+        images: int | None = None,
+        merge: int = 0,
+        plan: str = "auto",
+        say: Callable[[str], None] = lambda _: None,
     ) -> Classifier:
         """This classifier, with logits by an engine of `vitkit.engine` from the weights that the model has now.
 
@@ -125,13 +131,16 @@ class Classifier:
             precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
             images: how many will be asked, for `auto`; None for many.
             merge: patches that are merged with others in every layer, by engine eager.
+            plan: how engine eager computes in bfloat16 on a CPU; `auto` takes the fastest, as measured here.
+            say: is told what was measured.
 
         Raises:
-            VitkitError: there is no such engine or precision, it does not work here, or the model cannot be merged.
+            VitkitError: there is no such engine, precision or plan, it does not work here, or the model cannot be
+                merged.
         """
         from vitkit.engine import open_runner
 
-        return replace(self, runner=open_runner(self.model, engine, precision, images, merge))
+        return replace(self, runner=open_runner(self.model, engine, precision, images, merge, plan, say))
 
     @property
     def engine(self) -> str:
@@ -146,8 +155,9 @@ class Classifier:
     @property
     def computed(self) -> str:
         """What computes logits and in what precision, in words."""
-        merged = 0 if self.runner is None else self.runner.merged
-        return f"{self.engine}, {self.precision}" + (f", merging {merged} patches a layer" if merged else "")
+        merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
+        words = [self.engine, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
+        return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
 
     def probabilities(self, images: Tensor) -> Tensor:
         """(B, C, height, width), preprocessed -> (B, K) calibrated probabilities.

@@ -215,3 +215,11 @@ def test_coverage_counts_how_often_intervals_hold_the_truth(tmp_path: Path) -> N
     rows = smoke("coverage.py", tmp_path)["coverage"]
     assert [row["kind"] for row in rows] == ["calibrated", "overconfident", "uneven", "groups of five"]
     assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")
+
+
+def test_plans_compares_what_is_chosen_with_the_model_itself(tmp_path: Path) -> None:
+    rows = smoke("plans.py", tmp_path)["plans"]
+    assert [row["beside"] for row in rows] == ["nothing of ours", "a busy process"]
+    for row in rows:
+        assert row["chosen"] == "plain" or float(row[f"probe_{row['chosen']}"]) >= 1.05
+        assert float(row["ratio"]) > 0 and float(row["ratio_cpu"]) > 0

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `vitkit.engine.runner`, which loads torch
 Precision = Literal["auto", "float32", "bfloat16"]
+Plan = Literal[
+    "auto", "plain", "folded-fused", "folded-batch", "folded-image", "packed-fused", "packed-batch", "packed-image"
+]
 ModelSource = Annotated[
     str,
     typer.Argument(
@@ -37,6 +40,10 @@ PrecisionName = Annotated[
 DataRoot = Annotated[
     Path | None,
     typer.Option("--data-root", help="The folder that holds the run's images now, under these or other names."),
+]
+PlanName = Annotated[
+    Plan,
+    typer.Option("--plan", help="How eager computes in bfloat16 on a CPU; auto: the fastest, as measured here once."),
 ]
 MergeNumber = Annotated[
     int,
@@ -66,6 +73,11 @@ def load_model(source: str) -> Classifier:
         classifier = load(source, progress=bar)
     tell_assumed(classifier)
     return classifier
+
+
+def tell(line: str) -> None:
+    """A line beside the answers, on stderr."""
+    print(f"note: {line}", file=sys.stderr)
 
 
 def tell_assumed(classifier: Classifier) -> None:

@@ -16,9 +16,11 @@ from vitkit.cli.arguments import (
     FolderLayout,
     MergeNumber,
     ModelSource,
+    PlanName,
     PrecisionName,
     check_out_folder,
     load_model,
+    tell,
 )
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
@@ -45,6 +47,7 @@ def evaluate(
     ] = None,
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
+    plan: PlanName = "auto",
     merge: MergeNumber = 0,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON, accuracy (0-1) first.")] = False,
@@ -69,7 +72,7 @@ def evaluate(
             _ = classifier.model  # the report looks inside; an exported file says that it has none
         name = split or metrics.held_out_split(table)
         images = len(table) if name == "all" else len(table.of_split(name))
-        classifier = classifier.use(engine, precision, images, merge)
+        classifier = classifier.use(engine, precision, images, merge, plan, tell)
         outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
         if data is None:
             outcome = metrics.grouped(outcome, groups_of_run(Path(model), table))

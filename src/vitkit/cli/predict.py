@@ -18,11 +18,13 @@ from vitkit.cli.arguments import (
     EngineName,
     MergeNumber,
     ModelSource,
+    PlanName,
     PrecisionName,
     check_out,
     check_out_folder,
     load_model,
     source_folders,
+    tell,
 )
 from vitkit.data.source import JOINT
 from vitkit.errors import Interrupted, VitkitError
@@ -51,6 +53,7 @@ def predict(
     ] = None,
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
+    plan: PlanName = "auto",
     merge: MergeNumber = 0,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Images at a time; by default as suits the engine.")
@@ -83,7 +86,7 @@ def predict(
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
         stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
-        classifier = classifier.use(engine, precision, len(stock.missing), merge)
+        classifier = classifier.use(engine, precision, len(stock.missing), merge, plan, tell)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         tally = stock.tally
         with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
@@ -164,7 +167,7 @@ def _is_by(classifier: Classifier, file: Path, form: Format) -> bool:
             break
     if not rows:
         return True
-    rounded = classifier.use("eager", "bfloat16").predict([prediction.path for prediction in exact])
+    rounded = classifier.use("eager", "bfloat16", images=len(exact)).predict([prediction.path for prediction in exact])
     noise = max(_noise(prediction, other) for prediction, other in zip(exact, rounded, strict=True))
     distances = [_distance(classifier, *row, prediction) for row, prediction in zip(rows, exact, strict=True)]
     return sum(distances) / len(distances) <= 2 * max(noise, _SAME)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vitkit.engine.precision import best_precision
-from vitkit.engine.runner import ENGINES, PRECISIONS, Runner
+from vitkit.engine.runner import ENGINES, PLANS, PRECISIONS, Runner
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner", "best_precision", "open_runner"]
 
+_MANY = 500  # images, for which a second or three of preparation are well spent
 _PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime")}  # that an engine needs
 
 
@@ -24,6 +26,8 @@ def open_runner(
     precision: str = "auto",
     images: int | None = None,
     merge: int = 0,
+    plan: str = "auto",
+    say: Callable[[str], None] = lambda _: None,
 ) -> Runner:
     """A runner of the model as it is now.
 
@@ -34,15 +38,24 @@ def open_runner(
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
         images: how many will be asked; None for many.
         merge: patches that are merged away in every layer: quicker, and not quite the same. Engine eager does it.
+        plan: how engine eager computes in bfloat16 on a CPU, one of `PLANS`. `auto` is what was measured here and kept;
+            else it is measured now if many images are asked, else `plain`.
+        say: is told what was measured.
 
     Raises:
-        VitkitError: there is no such engine or precision; the engine is not installed or cannot run the model; tokens
-            are to be merged by another than eager, or of a model that needs each patch in its place.
+        VitkitError: there is no such engine, precision or plan; the engine is not installed or cannot run the model;
+            tokens are to be merged by another than eager, or of a model that needs each patch in its place.
     """
     if engine not in ENGINES:
         raise VitkitError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
     if precision not in PRECISIONS:
         raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if plan not in PLANS:
+        raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
+    if plan != "auto" and (merge or engine not in ("auto", "eager")):
+        raise VitkitError(
+            f"--plan is of engine eager: leave it out with {'--merge' if merge else f'--engine {engine}'}"
+        )
     if precision == "auto":
         precision = "float32" if engine == "onnx" else best_precision()  # it has no other on CPUs
     if merge:
@@ -51,22 +64,26 @@ def open_runner(
         if engine not in ("auto", "eager"):
             raise VitkitError(f"--merge is computed by engine eager: leave out --engine {engine}")
         return merging(model, merge, precision)
-    if engine != "auto":
+    if plan != "auto":
+        engine = "eager"
+    if engine not in ("auto", "eager"):
         return _open(model, engine, precision)
-    for name, fewest in _order():
+    for name, fewest in _order() if engine == "auto" else ():
         if images is None or images >= fewest:
             try:
                 return _open(model, name, precision)
             except (VitkitError, ImportError, RuntimeError):  # not installed, or it cannot run this model
                 continue
-    return _open(model, "eager", precision)
+    from vitkit.engine.torch import eager
+
+    return eager(model, precision, plan, may_measure=images is None or images >= _MANY, say=say)
 
 
 def _order() -> list[tuple[str, int]]:
     """What is faster than eager, the fastest first, and from how many images on it is worth its preparation."""
     import torch
 
-    return [("compile", 5_000)] if torch.cuda.is_available() else [("openvino", 500)]
+    return [("compile", 5_000)] if torch.cuda.is_available() else [("openvino", _MANY)]
 
 
 def _open(model: VisionTransformer, engine: str, precision: str) -> Runner:
@@ -75,6 +92,6 @@ def _open(model: VisionTransformer, engine: str, precision: str) -> Runner:
         if missing:
             raise VitkitError(f"engine {engine} needs {' and '.join(missing)}: pip install 'vitkit[export]'")
     home = import_module(f"vitkit.engine.{engine}" if engine in _PACKAGES else "vitkit.engine.torch")
-    open_model = home.from_model if engine in _PACKAGES else {"eager": home.eager, "compile": home.compiled}[engine]
+    open_model = home.from_model if engine in _PACKAGES else home.compiled
     runner: Runner = open_model(model, precision)
     return runner

@@ -30,22 +30,30 @@ from vitkit.stem import StandardisedConv2d
 class Double(nn.Module):
     """Images (B, C, height, width) float32 -> logits (B, K) float32; features (B, D) of a model without a head."""
 
-    def __init__(self, model: VisionTransformer) -> None:
+    def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.model, self.reads = model, model.config.tokens_read
+        self.model, self.reads, self.dtype = model, model.config.tokens_read, dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens = self.model.encode(self.model.embed(images), self.reads)  # (B, n, D)
-        return self.model.forward_head(self.model.norm(tokens))
+        return self.finish(self.model.encode(self.embed(images), self.reads))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images -> tokens (B, N, D)."""
+        return self.model.embed(images.to(self.dtype))
+
+    def finish(self, tokens: Tensor) -> Tensor:
+        """What the last layer leaves, (B, n, D) -> logits (B, K)."""
+        return self.model.forward_head(self.model.norm(tokens)).float()
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How the double's layers compute: in what dtype, where, and whether from weights packed by oneDNN."""
+    """How the double's layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
 
     dtype: torch.dtype
     device: torch.device
     pack: bool
+    attend_by: str = "fused"
 
     @property
     def precise(self) -> _Way:
@@ -54,17 +62,17 @@ class _Way:
 
     @property
     def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-        """Eqs. 6-7 of q that is scaled already: (B, H, n, D_h) and the logits' bias -> (B, n, D).
-
-        In bfloat16 the CPU's fused kernel takes 1.6 times as long as the products written out.
-        """
-        if self.dtype != torch.bfloat16 or self.device.type != "cpu":
-            return _attend_fused
-        return _attend_by_image if self.pack else _attend_written_out
+        """Eqs. 6-7 of q that is scaled already: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
+        return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
 def prepare(
-    model: VisionTransformer, dtype: torch.dtype = torch.float32, device: str = "cpu", *, pack: bool = True
+    model: VisionTransformer,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    *,
+    pack: bool = True,
+    attend: str | None = None,
 ) -> Double:
     """The model's double in eval mode, which later changes of the model do not reach.
 
@@ -73,13 +81,16 @@ def prepare(
         dtype: in which the layers compute.
         device: where they do.
         pack: whether weights may be packed, on CPUs; not where a compiler is to see the layers.
+        attend: eqs. 6-7 by one `fused` kernel, or written out by `batch` or by `image`; None is as suits most, which
+            in bfloat16 on CPUs is not the fused kernel.
     """
-    way = _Way(dtype, torch.device(device), pack=False)
-    if pack and device == "cpu" and _can_pack(dtype):
-        way = replace(way, pack=True)
-    kept: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    packs = pack and device == "cpu" and can_pack(dtype)
+    if attend is None:
+        written_out = dtype == torch.bfloat16 and torch.device(device).type == "cpu"
+        attend = ("image" if packs else "batch") if written_out else "fused"
+    way = _Way(dtype, torch.device(device), packs, attend)
     with torch.no_grad():
-        double = copy.deepcopy(model, kept).eval()  # its parameters are the model's own until they are replaced
+        double = sharing(model)
         for i, block in enumerate(double.blocks):
             assert isinstance(block, Block)
             is_read_in_part = model.config.tokens_read is not None and i == len(double.blocks) - 1
@@ -93,7 +104,25 @@ def prepare(
         return Double(double).eval()
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> Double:
+    """The model itself on the CPU with its weights in another dtype, but for the heads'."""
+    way = _Way(dtype, torch.device("cpu"), pack=False)
+    with torch.no_grad():
+        double = sharing(model)
+        for name, child in double.named_children():
+            _freeze(child, way.precise if name in ("head", "head_dist") else way)
+        for name, parameter in list(double.named_parameters(recurse=False)):
+            setattr(double, name, _frozen(parameter, way))
+        return Double(double, dtype).eval()
+
+
+def sharing(model: VisionTransformer) -> VisionTransformer:
+    """A copy in eval mode whose parameters are the model's own until they are replaced."""
+    kept: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(model, kept).eval()
+
+
+def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch, on this CPU, has oneDNN's product of such numbers."""
     try:
         way = _Way(dtype, torch.device("cpu"), pack=True)

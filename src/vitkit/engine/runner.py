@@ -11,8 +11,12 @@ from vitkit.errors import VitkitError
 
 Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]
 Precision = Literal["auto", "float32", "bfloat16"]
+Plan = Literal[
+    "auto", "plain", "folded-fused", "folded-batch", "folded-image", "packed-fused", "packed-batch", "packed-image"
+]
 ENGINES: tuple[str, ...] = get_args(Engine)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+PLANS: tuple[str, ...] = get_args(Plan)
 
 
 class Runner(Protocol):
@@ -23,12 +27,14 @@ class Runner(Protocol):
         precision: `float32` or `bfloat16`, in which the layers compute.
         is_concurrent: several threads may ask at once, each for a batch of its own.
         merged: patches that are merged away in every layer.
+        plan: one of `PLANS`, never `auto`; empty where there is no choice.
     """
 
     engine: str
     precision: str
     is_concurrent: bool
     merged: int
+    plan: str
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, height, width) float32 -> (B, K) float32 logits, on the CPU, for any B."""
@@ -47,6 +53,7 @@ class GraphRunner:
     precision: str
     is_concurrent = False
     merged = 0
+    plan = ""
     batch: int | None
     outputs: int | None
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.engine.merge import merge
-from vitkit.engine.prepare import prepare
+from vitkit.engine.plan import build, choose
+from vitkit.engine.prepare import can_pack, prepare
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 
@@ -26,12 +27,19 @@ class TorchRunner:
         precision: `float32` or `bfloat16`.
         is_concurrent: several threads may ask at once, as on a CPU where nothing is compiled.
         merged: patches that are merged away in every layer.
+        plan: how eager computes in bfloat16 on the CPU: one of `PLANS`; else empty.
     """
 
     def __init__(
-        self, compute: Callable[[Tensor], Tensor], engine: str, precision: str, device: str, merged: int = 0
+        self,
+        compute: Callable[[Tensor], Tensor],
+        engine: str,
+        precision: str,
+        device: str,
+        merged: int = 0,
+        plan: str = "",
     ) -> None:
-        self.engine, self.precision, self.merged = engine, precision, merged
+        self.engine, self.precision, self.merged, self.plan = engine, precision, merged, plan
         self.is_concurrent = engine == "eager" and device == "cpu"
         self._compute, self._device = compute, device
         self._largest = 0  # batch so far
@@ -46,11 +54,30 @@ class TorchRunner:
         return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
 
 
-def eager(model: VisionTransformer, precision: str) -> TorchRunner:
-    """In float32 the model itself, to the last bit; in bfloat16 its double. On the GPU if there is one."""
+def eager(
+    model: VisionTransformer,
+    precision: str,
+    plan: str = "auto",
+    *,
+    may_measure: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> TorchRunner:
+    """In float32 the model itself, to the last bit; in bfloat16 by a plan on the CPU, its double on a GPU.
+
+    Raises:
+        VitkitError: the plan is none for this precision, or this processor has no packed weights.
+    """
     device = device_of(model)
-    double: nn.Module = prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
-    return TorchRunner(double.to(device).eval(), "eager", precision, device)
+    if precision != "bfloat16" or device != "cpu":
+        if plan not in ("auto", "plain"):
+            raise VitkitError(f"--plan {plan} is for bfloat16 on a CPU, not for {precision} on {device}")
+        double: nn.Module = prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
+        return TorchRunner(double.to(device).eval(), "eager", precision, device)
+    if plan.startswith("packed") and not can_pack(torch.bfloat16):
+        raise VitkitError(f"--plan {plan}: torch has no packed weights here; take --plan auto or plain")
+    if plan == "auto":
+        plan = choose(model, may_measure=may_measure, say=say)
+    return TorchRunner(build(model, plan), "eager", precision, device, plan=plan)
 
 
 def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:

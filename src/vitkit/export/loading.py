@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.classifier import Classifier
@@ -51,14 +52,19 @@ class Exported(Classifier):
         precision: str = "auto",
         images: int | None = None,  # noqa: ARG002
         merge: int = 0,
+        plan: str = "auto",
+        say: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Exported:
         """The same file in another precision. Its engine is that of its format.
 
         Raises:
-            VitkitError: another engine is asked for, the engine has no such precision, or tokens are to be merged.
+            VitkitError: another engine is asked for, the engine has no such precision, tokens are to be merged, or a
+                plan is asked for.
         """
         if merge:
             _ = self.model  # says that there is none
+        if plan != "auto":
+            raise VitkitError(f"--plan is for the model itself, not for the exported file {self.path}: leave it out")
         if engine not in ("auto", self._form.engine):
             raise VitkitError(f"{self.path} runs by the engine {self._form.engine}, not {engine}")
         if precision in ("auto", self.runner.precision):
