@@ -67,6 +67,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def without_place(name: str | Path) -> str:
+    """What to call a file or folder in what others will read: an absolute path by its last part, else as it stands.
+
+    Where a photograph lies on somebody's disk, under whose name, is nobody's business who gets a model or a page.
+    """
+    return Path(name).name if Path(name).is_absolute() else str(name)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all. Names of files that are not UTF-8 keep their bytes."""
     with replacing(path) as temporary:

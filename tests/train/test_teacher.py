@@ -142,6 +142,27 @@ def test_a_download_that_fails_names_the_way_without(monkeypatch: pytest.MonkeyP
         load_teacher("resnet18", CLASSES, (16, 16))
 
 
+def test_offline_a_cnn_that_is_not_here_is_refused_without_a_try(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the network was tried")
+
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", fail)
+    monkeypatch.setattr(models, "get_model", fail)
+    with pytest.raises(VitkitError, match="VITKIT_OFFLINE=1 forbids downloading") as caught:
+        load_teacher("resnet18", CLASSES, (16, 16))
+    file = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    assert f"its weights are not in {file}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(AssertionError, match="the network was tried"):  # the file is there: torchvision is asked
+        load_teacher("resnet18", CLASSES, (16, 16))
+
+
 @pytest.fixture(scope="module")
 def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that are no weights of a ResNet-18 of three classes."""

@@ -14,6 +14,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
+from vitkit.weights import download, load
 from vitkit.weights.catalog import CATALOG, Entry, find, is_hub_id, search, suggest
 from vitkit.weights.download import cache_path
 
@@ -268,6 +269,33 @@ def test_what_counts_as_a_repository_of_the_hub(name: str, is_one: bool) -> None
 
 def test_what_exists_is_a_path_and_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert is_hub_id("runs/digits-1")
+    assert is_hub_id("google/vit")
+    (tmp_path / "google").mkdir()
+    assert not is_hub_id("google/vit"), "a mistyped path is no name on the hub"
+    assert not is_hub_id("runs/digits-9"), "a run is none where there is no run at all"
+
+
+def test_a_mistyped_run_is_no_such_folder_and_hf_names_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(repository: str, *_: object) -> Path:
+        asked.append(repository)
+        raise VitkitError("asked the hub")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(download, "fetch_hub", fetch)
+    with pytest.raises(VitkitError, match=r"^no such file, folder or published weights: runs/digits-9$"):
+        load("runs/digits-9")
     (tmp_path / "runs" / "digits-1").mkdir(parents=True)
-    assert not is_hub_id("runs/digits-1")
+    (tmp_path / "google").mkdir()
+    with pytest.raises(VitkitError, match=r": runs/digits-9 \(did you mean runs/digits-1\?\)$"):
+        load("runs/digits-9")
+    with pytest.raises(VitkitError, match="no such file, folder or published weights: google/my-vit"):
+        load("google/my-vit")
+    with pytest.raises(VitkitError, match=f"no such file, folder or published weights: {tmp_path}/vit"):
+        load(tmp_path / "vit")
+    assert asked == []
+    for name in ("hf:google/my-vit", "somebody/vit", "hf:runs/digits-9"):
+        with pytest.raises(VitkitError, match="asked the hub"):
+            load(name)
+    assert asked == ["google/my-vit", "somebody/vit", "runs/digits-9"]

@@ -13,6 +13,7 @@ import typer
 
 from vitkit.cli.arguments import ModelSource, check_out_folder, check_outside, load_model, source_folders
 from vitkit.errors import UnansweredError, VitkitError
+from vitkit.files import without_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +103,7 @@ def _explain_images(
             try:
                 explanation = classifier.explain(path, method, target, layer)
             except (UnreadableImageError, UnansweredError) as error:
-                unreadable.append(f"{path}: {error}")
+                unreadable.append(f"{without_place(path)}: {error}")
                 bar.say(unreadable[-1])
                 continue
             place = Path(_IMAGES) / os.path.relpath(os.path.abspath(path), root)  # noqa: PTH100  # not through links
@@ -131,8 +132,8 @@ def _row(explanation: Explanation, path: str, place: Path) -> str:
     from vitkit.page import image
 
     method = "gradient" if "gradient" in explanation.maps else next(iter(explanation.maps), "heads")
-    shown = image(path, thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
-    name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(path)}"
+    shown = image(without_place(path), thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
+    name = f"{escape(explanation.target)} {explanation.probability:.3f}<br>{escape(without_place(path))}"
     return f'<figure><a href="{_link(place)}/index.html">{shown}</a><figcaption>{name}</figcaption></figure>'
 
 
@@ -197,7 +198,7 @@ def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | Non
             try:
                 images.append(classifier.read(path))
             except UnreadableImageError as error:
-                said.append(f"{path}: {error}")
+                said.append(f"{without_place(path)}: {error}")
             bar("reading", done, len(chosen))
     if not images:
         raise VitkitError(f"none of the {len(chosen)} images can be read; the first: {said[0]}")

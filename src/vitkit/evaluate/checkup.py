@@ -14,6 +14,7 @@ from vitkit.data.findings import Copies
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
 from vitkit.evaluate import plots
+from vitkit.files import without_place
 from vitkit.page import figure, finding, image, table, to_png, write_page
 
 _SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
@@ -32,8 +33,8 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     sizes = [(fact.width, fact.height) for fact in diagnosis.facts]
     summary = f'<span class="figure">{len(images)}</span> images in {len(images.classes)} classes'
     body = [
-        f"<h1>{escape(images.name)}</h1>",
-        f'<p>{summary} <span class="soft">{escape(str(images.root))}</span></p>',
+        f"<h1>{escape(without_place(images.name))}</h1>",
+        f"<p>{summary}</p>",
         *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
         *[finding(str(own)) for own in diagnosis.findings],
         figure(
@@ -46,7 +47,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         *_unreadable(diagnosis.unreadable),
         *_galleries(images, diagnosis.copies),
     ]
-    write_page(path, f"{images.name}: check-up", body)
+    write_page(path, f"{without_place(images.name)}: check-up", body)
 
 
 def _kinds(diagnosis: Diagnosis) -> dict[str, Counter[str]]:

@@ -13,7 +13,7 @@ from vitkit.data.source import JOINT, ImageTable
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.evaluate.report import draw, write_report
-from vitkit.files import write_json, write_text
+from vitkit.files import without_place, write_json, write_text
 from vitkit.page import to_png
 
 
@@ -46,13 +46,13 @@ def write_evaluation(
     h, w = config.image_size
     write_report(
         folder / "report.html",
-        title=f"evaluation on {table.name}",
+        title=f"evaluation on {without_place(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
         root=table.root,
         facts={
             "model": f"{config.layers} layers, {config.heads} heads, {len(classifier.classes)} classes",
-            "data": f"{table.root}: {len(evaluation.labels)} {evaluation.split} images",
+            "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
             "computed": classifier.computed,
         },

@@ -29,7 +29,7 @@ from vitkit.explain import draw
 from vitkit.explain.attention import attending, attention_maps, find_layer, read_rows, to_grid
 from vitkit.explain.draw import Box, FloatArray
 from vitkit.explain.methods import BY_LAYER, CLASS_SPECIFIC, METHODS
-from vitkit.files import replacing
+from vitkit.files import replacing, without_place
 from vitkit.model import VisionTransformer
 from vitkit.page import image, table, write_page
 
@@ -159,9 +159,10 @@ class Explanation:
 
     def _write_page(self, path: Path) -> None:
         ranked = [[escape(name), f"{probability:.4f}"] for name, probability in self.ranking[:_RANKED]]
+        name = escape(without_place(self.path or ""))
         body = [
             f"<h1>{escape(self.target)}</h1>",
-            f'<p>probability {self.probability:.4f} <span class="soft">{escape(self.path or "")}</span></p>',
+            f'<p>probability {self.probability:.4f} <span class="soft">{name}</span></p>',
             table(ranked, ["class", "probability"]),
         ]
         for method, values in self.maps.items():
@@ -266,11 +267,11 @@ def worst_mistakes_page(
         try:
             for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
         except (UnreadableImageError, UnansweredError) as error:
-            body.append(f"<p>{escape(path)}: {escape(str(error))}</p>")
+            body.append(f"<p>{escape(without_place(path))}: {escape(str(error))}</p>")
             continue
         shown += 1
         pictures = {
-            path: draw.fit(for_predicted.photograph, for_predicted.box, _ON_PAGE)[0],
+            without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, _ON_PAGE)[0],
             f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, _ON_PAGE),
             f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, _ON_PAGE),
         }

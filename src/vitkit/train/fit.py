@@ -36,7 +36,7 @@ from vitkit.train.linear import freeze_backbone
 from vitkit.train.lora import add_low_rank
 from vitkit.train.patches import drop_patches
 from vitkit.train.probe import fit_head, start_head
-from vitkit.train.recipe import Recipe, checkpoint_every
+from vitkit.train.recipe import Recipe, checkpoint_every, without_places
 from vitkit.train.search import STEPS, find_lr
 from vitkit.train.setup import augment_of, choose_compile, choose_precision, choose_workers, new_classifier
 from vitkit.train.summary import draw_data, report
@@ -61,7 +61,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     teacher = None
     if recipe.teacher is not None:
         teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
-        classifier.provenance["teacher"] = {"name": teacher.name, "sha256": teacher.sha256}
+        classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
         for note in teacher.notes:
             run.say(f"note: {note}")
     if run.team.is_first:

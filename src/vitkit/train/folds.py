@@ -18,7 +18,7 @@ from vitkit.files import write_json
 from vitkit.page import table, write_page
 from vitkit.train.fit import fit_and_report
 from vitkit.train.folder import FOLDS, RECIPE, Run, fold_folder
-from vitkit.train.recipe import Recipe, name_of
+from vitkit.train.recipe import Recipe, name_of, without_places
 from vitkit.train.summary import EVALUATION, REPORT
 
 
@@ -90,7 +90,7 @@ def _write_report(path: Path, recipe: Recipe, results: list[dict[str, float]], s
     ]
     rows.append(["mean", *map(str, spreads.values()), str(sum(own["images"] for own in results))])
     percent = f"{100 * spreads['accuracy'].mean:.1f} ± {100 * spreads['accuracy'].margin:.1f} %"
-    title = f"{name_of(recipe)} on {recipe.data}, {recipe.folds} folds"
+    title = f"{name_of(recipe)} on {without_places(recipe).data}, {recipe.folds} folds"
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p><span class="figure">{percent}</span> accuracy (mean and 95 % interval)</p>',

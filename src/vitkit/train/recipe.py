@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from vitkit.data.layout import LayoutName
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
+from vitkit.files import without_place
 
 BY_METHOD = "by method"  # marks fields whose default train/choose.py sets by what is trained
 
@@ -246,6 +247,16 @@ class Recipe:
     def budget(self) -> float | None:
         """`time` in seconds."""
         return None if self.time is None else parse_duration(self.time)
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """The recipe as others may read it: data, weights and teacher without where they lie."""
+    teacher = recipe.teacher
+    if teacher is not None:
+        model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
+        teacher = f"{model}:{without_place(file)}" if colon and Path(file).is_absolute() else without_place(teacher)
+    data = None if recipe.data is None else without_place(recipe.data)
+    return dataclasses.replace(recipe, data=data, weights=without_place(recipe.weights), teacher=teacher)
 
 
 def name_of(recipe: Recipe) -> str:

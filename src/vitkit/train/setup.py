@@ -21,11 +21,12 @@ from vitkit.data.source import ImageTable
 from vitkit.engine.precision import best_precision
 from vitkit.errors import VitkitError
 from vitkit.evaluate.multilabel import NO_THRESHOLD
+from vitkit.files import without_place
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
 from vitkit.train.folder import Progress
 from vitkit.train.patches import check_patch_dropout
-from vitkit.train.recipe import Recipe
+from vitkit.train.recipe import Recipe, without_places
 from vitkit.weights import inspect, load
 
 _LIBRARIES = ("torch", "torchvision", "lightning", "numpy", "pillow")
@@ -76,9 +77,9 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     torch.manual_seed(mix_seeds(recipe.seed))
     model = VisionTransformer(config)
     provenance: dict[str, Any] = {
-        "data": table.name,
+        "data": without_place(table.name),
         "data_hash": data_hash,
-        "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(recipe).items()},
+        "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(without_places(recipe)).items()},
         "versions": versions(),
     }
     report = None
@@ -86,7 +87,7 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
         source = load(weights_of(recipe), 0, recipe.image_size, use="training", progress=progress)
         report = source.report
         take_weights(model, source.model)
-        provenance["weights"] = {"source": weights_of(recipe), "from": source.provenance}
+        provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
     thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
     return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
 

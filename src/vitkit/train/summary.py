@@ -32,10 +32,10 @@ from vitkit.evaluate.operating import operating_points
 from vitkit.evaluate.report import draw, write_report
 from vitkit.evaluate.unseen import describe, second_figure, seen_of
 from vitkit.explain import worst_mistakes_page
-from vitkit.files import write_json
+from vitkit.files import without_place, write_json
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.finalize import BALANCE, settle_confidence, standing_of
-from vitkit.train.recipe import Recipe, name_of
+from vitkit.train.recipe import Recipe, name_of, without_places
 from vitkit.weights import load
 
 FINDINGS, EVALUATION, REPORT, LABEL_ERRORS = "findings.json", "evaluation.json", "report.html", "label_errors.csv"
@@ -114,7 +114,7 @@ def report(
     pictures = {caption: folder / name for caption, name in PICTURES.items()}
     write_report(
         folder / REPORT,
-        title=f"{name_of(recipe)} on {table.name}",
+        title=f"{name_of(recipe)} on {without_place(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
         root=table.root,
@@ -122,7 +122,7 @@ def report(
         findings=[*([f"problem: {spoilt}"] if spoilt else []), *json.loads((folder / FINDINGS).read_text("utf-8"))],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         doubts=doubts or (),
-        recipe=recipe.to_toml(),
+        recipe=without_places(recipe).to_toml(),
         explained=_explain_mistakes(folder, classifier, evaluation, table.root, progress),
     )
     return evaluation
@@ -228,7 +228,7 @@ def _facts(
     kept = classifier.provenance["metrics"]["epoch"] + 1
     return {
         "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
-        "data": f"{table.root}: {splits} images, {len(table.classes)} classes",
+        "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe, table)}",
         **_unseen(folder),

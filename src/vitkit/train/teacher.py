@@ -10,12 +10,14 @@ import difflib
 import hashlib
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitkit.cache import offline
 from vitkit.classifier import is_model_folder, read_description
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
@@ -151,6 +153,12 @@ def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
     from torchvision import models
 
     weights = models.get_model_weights(name).DEFAULT
+    file = Path(torch.hub.get_dir(), "checkpoints", PurePosixPath(urlsplit(weights.url).path).name)
+    if not file.is_file() and (switch := offline()):
+        raise VitkitError(
+            f"teacher {name}: its weights are not in {file}, and {switch} forbids downloading: put them there, "
+            f"or name a file that you have: {name}:FILE"
+        )
     try:
         network = models.get_model(name, weights=weights)
     except (OSError, RuntimeError) as error:  # torch's word for a download that arrived damaged is a RuntimeError

@@ -17,7 +17,7 @@ from vitkit.classifier import Classifier
 from vitkit.config import Pair, as_pair
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.weights.catalog import Entry, find, is_hub_id, suggest
+from vitkit.weights.catalog import HUB, Entry, find, is_hub_id, missing
 from vitkit.weights.meaning import Use, meaning_of, split_timm
 from vitkit.weights.origin import read_foreign, read_own, with_pixels
 from vitkit.weights.plan import Plan, make_plan, target_of
@@ -48,7 +48,8 @@ def load(
     Args:
         source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
             a name of `weights.catalog`, MODEL.TAG; a bare model name, which means what `use` says; `timm:` ahead of
-            either, for timm's pixels; a hub id such as `facebook/dinov2-small`.
+            either, for timm's pixels; a hub id such as `facebook/dinov2-small`, or `hf:` before it
+            where a folder has the owner's name.
         num_classes: another number than the checkpoint's gives a new head, all zeros (as the paper's for fine-tuning),
             and leaves out the representation layer; 0 gives no head; None keeps what there is.
         image_size: pixels; None is the size that the weights are published for. Learned positions are resized under the
@@ -140,9 +141,12 @@ def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
         return path, None
     from vitkit.weights import download
 
+    if str(source).startswith(HUB):
+        repository = str(source).removeprefix(HUB)
+        return download.fetch_hub(repository, progress), find(repository)
     entry = find(str(source))
     if entry is not None:
         return download.fetch(entry, progress), entry
     if is_hub_id(str(source)):
         return download.fetch_hub(str(source), progress), None
-    raise VitkitError(f"no such file, folder or published weights: {source}{suggest(str(source))}")
+    raise VitkitError(missing(str(source)))

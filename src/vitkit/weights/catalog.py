@@ -8,6 +8,7 @@ conversion with the representation layer, `tv_*` torchvision's. Repositories on 
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
 from collections.abc import Iterator
@@ -60,6 +61,8 @@ class Entry:
         return self.url.rpartition("/")[2] if self.url else None
 
 
+HUB = "hf:"  # before a repository on the hub, whatever lies on disk
+
 # Names by timm's rule that timm itself does not have.
 _NOT_TIMMS = (
     "vit_base_patch8_224.orig_in21k",
@@ -86,16 +89,28 @@ def suggest(name: str) -> str:
     return config.suggest(name, list(CATALOG))
 
 
+def missing(path: str) -> str:
+    """That there is no such file or folder, with what lies beside it under names like it, or what else was meant."""
+    place = Path(path)
+    if place.parent.name and (place.parent.is_dir() or place.parent.name == "runs"):
+        beside = [own.name for own in place.parent.iterdir()] if place.parent.is_dir() else []
+        close = difflib.get_close_matches(place.name, beside, n=2)
+        meant = f" (did you mean {' or '.join(str(place.parent / own) for own in close)}?)" if close else ""
+        return f"no such file, folder or published weights: {path}{meant}"
+    return f"no such file, folder or published weights: {path}{suggest(path)}"
+
+
 def is_hub_id(name: str) -> bool:
     """Whether a name that nothing else explains is a repository on the hub: `owner/name`, and not a path.
 
-    What exists on disk, or ends as a weight file does, is a path.
+    What exists on disk, lies in a folder that does, or in `runs`, or ends as a weight file does, is a path.
     """
     if not re.fullmatch(r"\w[\w-]*/\w[\w.-]*", name, re.ASCII) or ".." in name or "--" in name:
         return False
     if name.endswith((".", "-")) or Path(name).suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt"):
         return False
-    return not Path(name).exists()
+    owner = Path(name).parent
+    return owner.name != "runs" and not owner.exists()
 
 
 # --- The pixels -------------------------------------------------------------------------------------

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 
 from vitkit.names import IMAGENET_21K
+
+INDICES = "class_indices.json"  # as many training scripts write it beside their weights
 
 
 def class_names(count: int) -> tuple[tuple[str, ...], str]:
@@ -15,6 +19,32 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
         return tuple(text.splitlines()), "ImageNet's names, as the head has 1000 classes"
     which = " (ImageNet-21k)" if count == IMAGENET_21K else ""
     return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes{which}"
+
+
+def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
+    """Names for a head of so many classes from the `class_indices.json` beside its weights, and a note on them.
+
+    Both ways of writing it are read: {"0": "daisy"} and {"daisy": 0}. There are no names where there is no such file,
+    or where it does not number as many classes from 0 on; what is wrong with it is then the note.
+    """
+    path = (weights if weights.is_dir() else weights.parent) / INDICES
+    if not path.is_file():
+        return None, None
+    try:
+        numbered = _numbered(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        return None, f"{INDICES} beside the weights was passed over: it does not name classes by number ({error})"
+    if len(numbered) != count:
+        return None, f"{INDICES} beside the weights was passed over: it names {len(numbered)} classes for {count}"
+    return numbered, f"classes are named by {INDICES} beside the weights"
+
+
+def _numbered(mapping: dict[str, str | int]) -> tuple[str, ...]:
+    by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
+    by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
+    if sorted(by_number) != list(range(len(mapping))):
+        raise ValueError("expected every number from 0 on, once")
+    return tuple(by_number[number] for number in range(len(mapping)))
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:

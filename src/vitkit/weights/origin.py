@@ -13,11 +13,12 @@ from vitkit import classifier as folders
 from vitkit.config import Pair, ViTConfig
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.files import without_place
 from vitkit.model import VisionTransformer
 from vitkit.weights import dino, google_npz, huggingface, timm, torchvision
 from vitkit.weights.account import account_for, joined_shape, shapes_of, some
 from vitkit.weights.catalog import Entry
-from vitkit.weights.classes import class_names, unique
+from vitkit.weights.classes import class_names, names_beside, unique
 from vitkit.weights.families import family_of
 from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
@@ -152,14 +153,16 @@ def read_foreign(
         assumed["preprocess"] = f"{_say_pixels(pixels)}, as is usual for {layout.format}"
     if classes and config.num_classes and len(classes) != config.num_classes:
         raise VitkitError(f"{checkpoint.path} names {len(classes)} classes for a head of {config.num_classes}")
+    notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
+    notes += tuple(f"{name} was passed over: {reason}" for name, reason in checkpoint.passed_over.items())
     if not config.num_classes:
         classes = ()
     elif classes is None:
-        classes, reason = class_names(config.num_classes)
-        assumed["classes"] = reason
+        classes, told = (None, None) if entry is not None else names_beside(checkpoint.path, config.num_classes)
+        notes += (told,) if told is not None else ()
+        if classes is None:
+            classes, assumed["classes"] = class_names(config.num_classes)
     fits = [name for name in account.expected if name not in account.unfit]
-    notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
-    notes += tuple(f"{name} was passed over: {reason}" for name, reason in checkpoint.passed_over.items())
     return Origin(
         format=layout.format,
         config=config,
@@ -173,7 +176,7 @@ def read_foreign(
         left_over=tuple(account.left_over),
         assumed=assumed,
         notes=notes if config.num_classes else (*notes, "there is no head: the model returns features"),
-        provenance={"weights": entry.name if entry else str(checkpoint.path), "format": layout.format},
+        provenance={"weights": entry.name if entry else without_place(checkpoint.path), "format": layout.format},
         pictures=checkpoint.pictures,
     )
 

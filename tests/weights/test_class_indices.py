@@ -1,0 +1,72 @@
+"""`class_indices.json` beside a checkpoint, as many training scripts write it, names its classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from vitkit.model import VisionTransformer
+from vitkit.names import config_for
+from vitkit.weights import load
+
+NAMES = ("daisy", "dandelion", "roses")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    model = tiny.randomise(VisionTransformer(config_for("vit_micro_patch8_16", 3)))
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    return tmp_path / "model.pth"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"0": "daisy", "1": "dandelion", "2": "roses"},
+        {"daisy": 0, "dandelion": 1, "roses": 2},
+        {"2": "roses", "1": "dandelion", "0": "daisy"},
+        {"roses": 2, "daisy": 0, "dandelion": 1},
+    ],
+    ids=str,
+)
+def test_it_is_read_in_both_directions_and_the_report_says_so(checkpoint: Path, written: dict[str, object]) -> None:
+    (checkpoint.parent / "class_indices.json").write_text(json.dumps(written))
+    classifier = load(checkpoint)
+    assert classifier.classes == NAMES
+    assert classifier.report is not None
+    assert "classes" not in classifier.report.assumed
+    assert "classes are named by class_indices.json beside the weights" in classifier.report.notes
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"0": "daisy", "1": "roses"}, "names 2 classes for 3"),
+        ({str(i): f"class {i}" for i in range(4)}, "names 4 classes for 3"),
+        ({"1": "daisy", "2": "dandelion", "3": "roses"}, "does not name classes by number"),
+        ({"daisy": 0, "dandelion": 0, "roses": 2}, "does not name classes by number"),
+        ({"daisy": "a", "dandelion": "b", "roses": "c"}, "does not name classes by number"),
+        (["daisy", "dandelion", "roses"], "does not name classes by number"),
+        ("{", "does not name classes by number"),
+    ],
+    ids=str,
+)
+def test_one_that_does_not_fit_is_passed_over_and_said_to_be(checkpoint: Path, written: object, said: str) -> None:
+    text = written if isinstance(written, str) else json.dumps(written)
+    (checkpoint.parent / "class_indices.json").write_text(text)
+    classifier = load(checkpoint)
+    assert classifier.classes == ("0", "1", "2")
+    assert classifier.report is not None
+    assert "numbers" in classifier.report.assumed["classes"]
+    (note,) = (note for note in classifier.report.notes if "class_indices.json" in note)
+    assert "was passed over" in note and said in note
+
+
+def test_names_that_are_given_come_first(checkpoint: Path) -> None:
+    (checkpoint.parent / "class_indices.json").write_text(json.dumps(dict(enumerate(NAMES))))
+    assert load(checkpoint, classes=("a", "b", "c")).classes == ("a", "b", "c")
+    assert load(checkpoint, 5).classes == ("0", "1", "2", "3", "4"), "another head has other classes"
