@@ -49,7 +49,7 @@ PLAN: dict[str, set[str]] = {
     "explain": _USES_MODELS | {"page", "position"},
     "export": _USES_MODELS | {"engine"},
     "bench": {"config", "engine", "errors", "evaluate", "model"},
-    "train": _USES_MODELS | {"cache", "engine", "evaluate", "explain", "page", "regression"},
+    "train": _USES_MODELS | {"cache", "engine", "evaluate", "explain", "layers", "page", "regression"},
 }
 PLAN["lab"] = set(PLAN) - {"__init__"}
 PLAN["cli"] = set(PLAN) - {"__init__"}
