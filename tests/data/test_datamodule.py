@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
 from photos import folder, save, smooth
@@ -253,3 +256,24 @@ def test_validation_shares_are_put_together_in_order(table: ImageTable, size: in
     whole = data((0, 1))
     expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
     assert torch.equal(data((0, size)).put_together(shares), expected)
+
+
+@pytest.mark.parametrize("lowest", [0.05, 0.08, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize(("width", "height"), [(900, 640), (640, 900), (1301, 333)])
+def test_no_crop_of_a_large_jpeg_is_enlarged(lowest: float, width: int, height: int, tmp_path: Path) -> None:
+    """Decoding at a smaller scale leaves what the smallest crop needs, unless the file itself has less."""
+    save(smooth(width, height), tmp_path / "photos" / "a" / "1.jpg", quality=95)
+    save(smooth(width, height), tmp_path / "photos" / "b" / "1.jpg", quality=95)
+    table = read_source(tmp_path / "photos")
+    preprocess, augment = Preprocess(size=(32, 32)), Augment(crop_scale=(lowest, 1.0))
+    images = TrainingImages(table, preprocess, augment, seed=0)
+    seen: list[Image.Image] = []
+
+    def look(picture: Image.Image) -> torch.Tensor:
+        seen.append(picture)
+        return torch.from_numpy(preprocess(picture))
+
+    images._augment = look  # type: ignore[method-assign]
+    images[0, 0]
+    smallest = min(math.sqrt(lowest * seen[0].width * seen[0].height * 3 / 4), min(seen[0].size))
+    assert smallest >= min(32, math.sqrt(lowest * 3 / 4) * min(width, height)) - 1

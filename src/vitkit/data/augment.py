@@ -69,6 +69,10 @@ class Augment:
             return None
         return math.ceil(max(preprocess.size) / math.sqrt(self.crop_scale[0] * 3 / 4))
 
+    def decoded_side(self, preprocess: Preprocess) -> int:
+        """The hint that `decode` takes, which leaves twice as many pixels: as evaluation's, or what crops need."""
+        return max(preprocess.short_side, math.ceil((self.short_side(preprocess) or 0) / 2))
+
     def build_random(self, preprocess: Preprocess) -> v2.Transform:
         """The transform from what `reduce` returns to a picture of the model's size."""
         interpolation = InterpolationMode[preprocess.interpolation.upper()]

@@ -34,7 +34,11 @@ class EvaluationImages(Dataset[tuple[Tensor, int]]):
         return len(self.table)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.keeper.picture(index, self.table.file(index), lambda: self.preprocess.resize(_decode(self, index)))
+        image = self.keeper.picture(
+            index,
+            self.table.file(index),
+            lambda: self.preprocess.resize(_decode(self, index, self.preprocess.short_side)),
+        )
         return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
 
 
@@ -45,7 +49,7 @@ class TrainingImages(Dataset[tuple[Tensor, int]]):
         self, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int, keeper: Keeper | None = None
     ) -> None:
         self.table, self.preprocess, self.augment, self.seed = table, preprocess, augment, seed
-        self.keeper = keeper or NoKeeper()
+        self.keeper, self.decoded_side = keeper or NoKeeper(), augment.decoded_side(preprocess)
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __len__(self) -> int:
@@ -56,7 +60,7 @@ class TrainingImages(Dataset[tuple[Tensor, int]]):
         picture = self.keeper.picture(
             index,
             self.table.file(index),
-            lambda: self.augment.reduce(_decode(self, index), self.preprocess),
+            lambda: self.augment.reduce(_decode(self, index, self.decoded_side), self.preprocess),
         )
         return apply_seeded(self._augment, picture, self.seed, *key), self.table.labels[index]
 
@@ -69,10 +73,10 @@ def _files(table: ImageTable) -> list[Path]:
     return [table.file(index) for index in range(len(table))]
 
 
-def _decode(images: EvaluationImages | TrainingImages, index: int) -> Image.Image:
+def _decode(images: EvaluationImages | TrainingImages, index: int, short_side: int) -> Image.Image:
     path = images.table.file(index)
     try:
-        return decode(path, images.preprocess.short_side)
+        return decode(path, short_side)
     except UnreadableImageError as error:  # it was readable when the run began
         raise VitkitError(f"{path}: {error}") from error
 
@@ -201,7 +205,7 @@ class ImageData(LightningDataModule):
         ]
         cache = choose_cache(cache, sum(needs), workers=workers, processes=processes)
         evaluated = f"evaluation {preprocess.to_dict()}"
-        rule = evaluated if short_side is None else f"short side {short_side}, decoded for {preprocess.short_side}"
+        rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
         train.keeper = make_keeper(cache, len(train), needs[0], rule)
         val.keeper = make_keeper(cache, len(val), needs[1], evaluated)
         return cache, sum(needs)

@@ -19,6 +19,7 @@ from vitkit.data.pictures import DIGEST, PictureRecord, make_record
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS, split
 from vitkit.errors import VitkitError
+from vitkit.files import without_place
 from vitkit.train.folder import SPLIT, Progress, fold_folder
 from vitkit.train.recipe import Recipe
 from vitkit.train.setup import weights_of
@@ -121,7 +122,7 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
     overlap = find_overlap(before, images.table, images.facts, lambda *step: progress("comparing with weights", *step))
     kept_of, source = None, _source(recipe)
     if recipe.split_from is not None:
-        record, source = record_of_run(recipe.split_from, progress), recipe.split_from
+        record, source = record_of_run(recipe.split_from, progress), without_place(recipe.split_from)
         kept_of = find_overlap(record, images.table, images.facts, lambda *step: progress("comparing with run", *step))
     elif overlap.seen():
         kept_of = overlap
@@ -176,8 +177,8 @@ def contents_of(images: Images) -> dict[str, str]:
 
 
 def _source(recipe: Recipe) -> str:
-    """Who knows pictures before the run begins."""
-    return weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher)
+    """Who knows pictures before the run begins, as others may read it."""
+    return without_place(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
 
 
 # --- In words --------------------------------------------------------------------------------------------------
