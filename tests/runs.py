@@ -27,9 +27,9 @@ QUICK: dict[str, Any] = {
 FLAGS = tuple(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value)))
 
 
-def photos(root: Path, images: int = 12, noise: float = 30.0) -> Path:
+def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> Path:
     """`root/red/img1.png` and so on: three classes that a few steps can tell apart."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for name, colour in COLOURS.items():
         (root / name).mkdir(parents=True)
         for i in range(images):

@@ -175,7 +175,7 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
     second, said = go_on(tmp_path / "split", first, tmp_path / "second")
     tests = {digest for digest, role in roles(second).items() if role == "test"}
     seen = {digest for digest, role in roles(first).items() if role != "test"} & tests
-    assert f"problem: {first} had seen {len(seen)} of the {len(tests)} test images" in said
+    assert f"problem: {first.name} had seen {len(seen)} of the {len(tests)} test images" in said
     numbers = json.loads((second / "evaluation.json").read_text())
     assert numbers["seen"]["images"] == len(seen) == len(numbers["seen"]["paths"])
     assert numbers["seen"]["trained_on"] == len(tests & set(trained))

@@ -49,6 +49,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "rand_augment": st.integers(0, 10),
     "find_lr": st.just(False),
     "folds": st.none() | st.integers(2, 10**4),
+    "split_from": st.none(),  # not together with folds
     "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
     "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
     "weights": st.sampled_from(["auto", "none"]),

@@ -117,7 +117,7 @@ def test_the_kept_models_val_accuracy_is_the_one_in_its_provenance(finished: Pat
 def test_metrics_have_a_row_an_epoch(finished: Path) -> None:
     with (finished / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "3"), ("1", "6"), ("2", "9")]
+    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "4"), ("1", "8"), ("2", "12")]
     assert all(value for row in rows for value in row.values())
 
 

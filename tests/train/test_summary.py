@@ -39,6 +39,13 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run", say=lambda line: None)
 
 
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of other photographs, to begin from."""
+    root = tmp_path_factory.mktemp("before")
+    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=1), root / "run", say=lambda line: None)
+
+
 def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished: Path) -> None:
     classifier, table = load(finished), split_from_file(finished / "split.json")
     assert classifier.temperature != 1
@@ -83,11 +90,11 @@ def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Pat
 
 
 def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_from(
-    finished: Path, data: Path, tmp_path: Path
+    before: Path, data: Path, tmp_path: Path
 ) -> None:
     said: list[str] = []
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
-    recipe = runs.quick(data, weights=str(finished), model=None, epochs=1, method="full", **steps)
+    recipe = runs.quick(data, weights=str(before), model=None, epochs=1, method="full", **steps)
     folder = train(recipe, tmp_path / "run", say=said.append)
     assert any("of 36 labels are doubtful" in line for line in said)
     with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
@@ -109,13 +116,13 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     assert said == ["label errors are looked for among held-out images only: there are more than 35 images"]
 
 
-def test_an_image_that_vanished_does_not_cost_the_report(finished: Path, data: Path, tmp_path: Path) -> None:
+def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Path, tmp_path: Path) -> None:
     copied = runs.copy_of(data, tmp_path / "photos")
     (copied / "red" / "img1.png").unlink()
     table = read_source(data)
     table = type(table)(**{**table.__dict__, "root": copied})
     said: list[str] = []
-    recipe = runs.quick(data, weights=str(finished), model=None, method="full")
+    recipe = runs.quick(data, weights=str(before), model=None, method="full")
     assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, {}) is None
     assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]
 
@@ -140,6 +147,7 @@ def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_p
     assert len(groups) == 24 and groups["red/img3.png"] == groups["red/copy3.png"]
     outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")
     told = json.loads((folder / "evaluation.json").read_text())
+    assert told.pop("seen")["images"] == 0
     assert told == figures(grouped(outcome, groups))
     assert told["independent_groups"] < told["images"]
     assert told["intervals_95"]["accuracy"] != list(intervals(outcome)["accuracy"])

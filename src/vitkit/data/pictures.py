@@ -22,6 +22,7 @@ from vitkit.data.duplicates import cosines
 from vitkit.data.memory import Facts
 from vitkit.data.scan import THUMBNAIL
 from vitkit.errors import VitkitError
+from vitkit.files import to_json
 
 ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
@@ -107,7 +108,7 @@ class PictureRecord:
 
     def to_bytes(self) -> bytes:
         """As a compressed .npz file, whose parts have checksums."""
-        about = json.dumps({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
+        about = to_json({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
         arrays: dict[str, Any] = {
             "about": np.frombuffer(about.encode(), np.uint8),
             "digests": self.digests,

@@ -6,6 +6,7 @@ was better, to go on with a lower learning rate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def has_collapsed(outcome: Outcome, best_accuracy: float = 0.0, fell_before: boo
     That is when 99 % of the predictions are one class, no class has more than 90 % of the images, and the accuracy is
     no better than always answering the largest class gives. A model that has only just begun to learn looks the same,
     so there must be a sign of harm too: logits that are not finite, a loss half as large again as the entropy of the
-    true classes, logits that (almost) do not depend on the image, or a better accuracy before.
+    true classes and larger than that of knowing nothing, logits that (almost) do not depend on the image, or a better
+    accuracy before.
 
     Args:
         outcome: of the validation images; of fewer than ten it says nothing.
@@ -79,9 +81,12 @@ def has_collapsed(outcome: Outcome, best_accuracy: float = 0.0, fell_before: boo
         return True
     shares = labels.bincount() / len(labels)
     entropy = -torch.xlogy(shares, shares).sum().item()
-    if F.cross_entropy(logits, labels).item() > 1.5 * entropy or best_accuracy > outcome.largest_class + 0.1:
-        return True
     learned = logits if outcome.shift is None else logits - outcome.shift
+    # One of the two is for classes as frequent as they are: which one, depends on --balance and --prior.
+    loss = min(F.cross_entropy(each, labels).item() for each in (logits, learned))
+    ignorant = math.log(logits.shape[1])  # the loss of calling all classes equally likely, which harms nobody
+    if loss > max(1.5 * entropy, 1.05 * ignorant) or best_accuracy > outcome.largest_class + 0.1:
+        return True
     relative = learned - learned.mean(dim=1, keepdim=True)  # softmax sees no more than that
     by_image, by_class = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
     return by_image < 0.01 * by_class

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +19,9 @@ from vitkit.data.scan import scan
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluate.doubts import Doubt, from_features
-from vitkit.train.folder import Progress, Run
+from vitkit.train.folder import RECIPE, Progress, Run
 from vitkit.train.probe import compute_features
-from vitkit.train.recipe import Recipe
+from vitkit.train.recipe import Recipe, build, load_fields
 from vitkit.train.setup import choose_precision, new_classifier, weights_of
 from vitkit.weights import inspect
 
@@ -100,11 +102,22 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> s
         if plan.pictures is None or not _has_seen(PictureRecord.from_bytes(plan.pictures, source), table):
             return source
         passed.add(source)
-        before = plan.provenance.get("weights")
-        if not isinstance(before, Mapping) or not isinstance(before.get("source"), str):
+        before = _weights_before(source, plan.provenance)
+        if before is None:
             return None
-        source = before["source"]
+        source = before
     return None
+
+
+def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
+    """What a model began from; a run's recipe says where that lies, its model.json, which travels, only its name."""
+    recipe = Path(source) / RECIPE
+    if recipe.is_file():
+        began = build(load_fields(recipe), str(recipe))
+        return None if began.weights == "none" else weights_of(began)
+    before = provenance.get("weights")
+    found = before.get("source") if isinstance(before, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def _has_seen(record: PictureRecord, table: ImageTable) -> bool:
