@@ -26,7 +26,7 @@ Job = tuple[str, int, dict[str, Any], int | None]
 
 
 def spare_reports() -> None:
-    nothing = SimpleNamespace(accuracy=0.0, labels=[], split="test", loss=0.0)
+    nothing = SimpleNamespace(accuracy=0.0, labels=[], split="test", loss=0.0, described="nothing")
     fit.report = lambda *_: nothing  # type: ignore[assignment,misc]
     fit.doubt_labels = fit.draw_data = lambda *_: None  # type: ignore[assignment,misc]
 

@@ -18,7 +18,7 @@ def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, t
     teacher, out = runs.copy_of(trained, tmp_path / "teacher"), tmp_path / "run"
     done = vitkit("train", data, *FLAGS, "--teacher", teacher, "--distillation", "soft", "--out", out)
     assert (done.code, done.err) == (0, "")
-    assert load(out).provenance["teacher"]["name"] == str(teacher)
+    assert load(out).provenance["teacher"]["name"] == teacher.name
     assert vitkit("eval", out).code == 0
     assert vitkit("train", "--resume", out).code == 0
 

@@ -112,7 +112,12 @@ def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp
         cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    starts = ["vitkit ", "3 classes; images: 27 train, 3 val, 6 test", "3 epochs of 4 steps in float32"]
+    starts = [
+        "vitkit ",
+        "folders read as classes: 3",
+        "3 classes; images: 27 train, 3 val, 6 test",
+        "3 epochs of 4 steps in float32",
+    ]
     starts += [f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3)]
     starts += ["temperature ", "accuracy "]
     lines = done.stdout.splitlines()

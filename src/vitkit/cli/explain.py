@@ -104,7 +104,7 @@ def _explain_images(
                 explanation = classifier.explain(path, method, target, layer)
             except (UnreadableImageError, UnansweredError) as error:
                 unreadable.append(f"{without_place(path)}: {error}")
-                bar.say(unreadable[-1])
+                bar.say(f"{path}: {error}")
                 continue
             place = Path(_IMAGES) / os.path.relpath(os.path.abspath(path), root)  # noqa: PTH100  # not through links
             (out / place).mkdir(parents=True, exist_ok=True)

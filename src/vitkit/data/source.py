@@ -148,6 +148,8 @@ def read_source(data: str | Path, progress: named.Progress | None = None, layout
     root = Path(data)
     if not root.exists() and str(data) in named.DATASETS:
         root = named.materialise(str(data), progress=progress)
+        if layout == "auto":  # which is known of a named set, and need not be told by its folders
+            layout = "splits" if named.DATASETS[str(data)].splits else "classes"
     if not root.exists():
         known = ", ".join(sorted(named.DATASETS))
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
