@@ -84,6 +84,7 @@ def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str,
 
 def test_every_way_is_measured_in_turn_and_beside_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(plan, "_PATIENCE", 600.0)
     ratios = _real_measure(build())
     assert set(ratios) == set(WAYS) and ratios["plain"] == 1.0
     assert all(ratio > 0 for ratio in ratios.values())
@@ -97,9 +98,15 @@ def test_measuring_takes_any_model_and_leaves_threads_as_they_were(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "_PATIENCE", 600.0)
     before = torch.get_num_threads()
     assert set(_real_measure(build(**fields))) == set(WAYS)
     assert torch.get_num_threads() == before
+
+
+def test_where_time_is_up_before_it_can_tell_it_is_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_PATIENCE", 0.0)
+    assert _real_measure(build()) == {"plain": 1.0}
 
 
 def test_blocks_of_a_kind_are_timed_once_and_counted_as_often_as_they_are() -> None:

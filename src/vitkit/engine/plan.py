@@ -36,6 +36,7 @@ from vitkit.model import VisionTransformer
 GAIN = 1.05  # times as fast as the model itself, or more, is worth another way
 _HOPELESS = 0.8  # times as fast, after the first round: not timed again
 _SECONDS = 1.0  # that the rounds may take
+_PATIENCE = 5.0  # seconds for fewer rounds than the least, beside others' work or with a large model; then it is plain
 _ROUNDS = (3, 15)  # at least, at most
 
 Say = Callable[[str], None]
@@ -84,18 +85,21 @@ def _told(plan: str, ratios: Mapping[str, float]) -> str:
 def measure(model: VisionTransformer) -> dict[str, float]:
     """How many times as fast as the model itself each way is, in processor time of a batch; medians over rounds.
 
-    Blocks of one kind cost the same, so one of each kind is timed, and counts as often as the model has it.
+    Blocks of one kind cost the same, so one of each kind is timed, and counts as often as the model has it. Where the
+    time is up before there are rounds enough to tell, the model itself alone is named.
     """
     cut, times = _one_of_each_kind(model)
     plans = [name for name in PLANS if name != "auto" and (can_pack(torch.bfloat16) or not name.startswith("packed"))]
     doubles = {name: build(cut, name) for name in plans}
     config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
-    deadline = time.monotonic() + _SECONDS
+    began = time.monotonic()
     with ThreadPoolExecutor(cores(), initializer=partial(torch.set_num_threads, 1)) as pool:
         before = torch.get_num_threads()
-        own = list(pool.map(lambda _: _take_turns(doubles, times, images, deadline), range(cores())))
+        own = list(pool.map(lambda _: _take_turns(doubles, times, images, began), range(cores())))
     torch.set_num_threads(before)  # what the pool's threads have set is also the default of later threads
+    if any(len(of_core) <= _ROUNDS[0] for of_core in own):
+        return {"plain": 1.0}
     rounds = [each for of_core in own for each in of_core]
     return {name: statistics.median(each["plain"] / each[name] for each in rounds if name in each) for name in plans}
 
@@ -110,15 +114,18 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
 
 @torch.inference_mode()
 def _take_turns(
-    doubles: Mapping[str, Double], times: Sequence[int], images: Tensor, deadline: float
+    doubles: Mapping[str, Double], times: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
     """Seconds of a batch by each way, round after round; the first round only tells which are hopeless."""
-    racing = {name: _seconds(double, times, images) for name, double in doubles.items()}
-    racing = {name: _seconds(doubles[name], times, images) for name in racing}  # kernels are chosen by now
+    racing: dict[str, float] = {}
+    for name in [*doubles, *doubles]:  # the second time kernels are chosen
+        racing[name] = _seconds(doubles[name], times, images)
+        if time.monotonic() > began + _PATIENCE:
+            return []
     least, most = _ROUNDS
     running = [name for name, seconds in racing.items() if racing["plain"] / seconds >= _HOPELESS]
     rounds = [racing]
-    while len(rounds) <= least or (len(rounds) <= most and time.monotonic() < deadline):
+    while len(rounds) <= most and time.monotonic() < began + (_PATIENCE if len(rounds) <= least else _SECONDS):
         rounds.append({name: _seconds(doubles[name], times, images) for name in running})
     return rounds
 
