@@ -12,6 +12,11 @@ class VitkitError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception of somebody else's says, in one line; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class UnansweredError(VitkitError):
     """A model computed numbers for an image that are not finite, which is no answer."""
 

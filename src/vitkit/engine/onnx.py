@@ -14,7 +14,7 @@ from torch import Tensor
 import vitkit
 from vitkit.engine.graph import Activation, Pads, draw
 from vitkit.engine.runner import GraphRunner, Runner
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.model import VisionTransformer
 
 _OPSET, _IR_VERSION = 20, 9  # the first with GELU, and the container of that time: runtimes since 2024 read them
@@ -40,7 +40,7 @@ def from_file(path: Path, precision: str) -> OnnxRunner:
     try:
         return OnnxRunner(path, "float32" if precision == "auto" else precision)
     except _runtime_errors() as error:
-        raise VitkitError(f"{path} is no ONNX model that can be read: {str(error).splitlines()[0]}") from error
+        raise VitkitError(f"{path} is no ONNX model that can be read: {first_line(error)}") from error
 
 
 def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:

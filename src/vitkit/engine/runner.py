@@ -7,7 +7,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 
 Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -71,8 +71,8 @@ class GraphRunner:
         except VitkitError:
             raise
         except Exception as error:  # each runtime has its own kinds
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise VitkitError(f"the engine {self.engine} cannot compute {tuple(images.shape)}: {reason}") from error
+            shape = tuple(images.shape)
+            raise VitkitError(f"the engine {self.engine} cannot compute {shape}: {first_line(error)}") from error
         if logits.shape != (len(images), self.outputs or logits.shape[-1]):
             raise VitkitError(f"the engine {self.engine} answers {tuple(logits.shape)} for {len(images)} images")
         return logits

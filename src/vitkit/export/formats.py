@@ -52,9 +52,7 @@ def _write_onnx(model: VisionTransformer, path: Path, card: str, batch: int | No
     entry = graph.metadata_props.add()
     entry.key, entry.value = CARD, card
     content = graph.SerializeToString()
-    place = seal.place_of(content, content.rindex(card.encode()))
-    digits = seal.checksum(seal.blanked(content, place)).encode()
-    path.write_bytes(content[: place.start] + digits + content[place.stop :])
+    path.write_bytes(seal.sealed(content, start=content.rindex(card.encode())))
 
 
 def _open_onnx(path: Path, precision: str) -> tuple[GraphRunner, str]:
@@ -69,10 +67,7 @@ def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int 
         openvino_engine.import_openvino().serialize(graph, path, path.with_suffix(".bin"))
     except RuntimeError as error:  # how OpenVINO reports a full disk
         raise OSError(f"cannot write {path}: is the disk full?") from error
-    content = path.read_bytes()
-    place = seal.place_of(content)
-    digits = seal.checksum([*seal.blanked(content, place), path.with_suffix(".bin").read_bytes()]).encode()
-    path.write_bytes(content[: place.start] + digits + content[place.stop :])
+    path.write_bytes(seal.sealed(path.read_bytes(), path.with_suffix(".bin").read_bytes()))
 
 
 def _open_openvino(path: Path, precision: str) -> tuple[GraphRunner, str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
-from vitkit.export import program_file, seal
+from vitkit.export import program_file
 from vitkit.export.check import Refused
 from vitkit.model import VisionTransformer
 
@@ -61,11 +61,7 @@ def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dt
     torch.export.save(program, buffer, extra_files={program_file.CARD_ENTRY.removeprefix("extra/"): card})
     entries = program_file.read_entries(buffer)
     entries[program_file.MODEL_ENTRY] = _without_traces(entries[program_file.MODEL_ENTRY])
-    content = entries[program_file.CARD_ENTRY]
-    place = seal.place_of(content)
-    digits = seal.checksum(program_file.parts_of(entries)).encode()
-    entries[program_file.CARD_ENTRY] = content[: place.start] + digits + content[place.stop :]
-    program_file.write_entries(entries, path)
+    program_file.write_entries(program_file.sealed(entries), path)
     _read_as_torch_does(path, torch.rand_like(example))
 
 

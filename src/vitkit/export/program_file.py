@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitkit.engine.graph import CARD
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.export import seal
 
 CARD_ENTRY = f"extra/{CARD}.json"
@@ -115,15 +115,12 @@ def read_program(path: Path) -> Program:
     try:
         entries = read_entries(path)
         card = entries[CARD_ENTRY].decode()
-        place = seal.place_of(entries[CARD_ENTRY])
-        said = entries[CARD_ENTRY][place]
-        parts = parts_of(entries)
         program = _parse(entries, card)
     except VitkitError as error:
         raise VitkitError(f"{path} is no program of vitkit's: {error}") from error
     except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        raise VitkitError(f"{path} is no program that can be read: {_first_line(error)}") from error
-    seal.check(path, said, parts)
+        raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
+    seal.check(path, entries[CARD_ENTRY], *_beside_card(entries))
     return program
 
 
@@ -158,14 +155,15 @@ def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
             archive.writestr(zipfile.ZipInfo(_ROOT + name), content)
 
 
-def parts_of(entries: Mapping[str, bytes]) -> list[bytes | memoryview]:
-    """What the checksum is taken of: all entries by name, zeros in its own place."""
-    parts: list[bytes | memoryview] = []
-    for name in sorted(entries):
-        content = entries[name]
-        parts.append(name.encode())
-        parts += seal.blanked(content, seal.place_of(content)) if name == CARD_ENTRY else [content]
-    return parts
+def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The entries with the checksum of them all in the card."""
+    return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
+
+
+def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
+    """Name and content of each other entry, by name."""
+    others = sorted(entries.keys() - {CARD_ENTRY})
+    return [part for name in others for part in (name.encode(), entries[name])]
 
 
 def _parse(entries: Mapping[str, bytes], card: str) -> Program:
@@ -320,7 +318,3 @@ def _integer(value: Any) -> int:
     if type(value) is not int:
         raise ValueError(f"{value!r} is no whole number")
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -18,42 +18,41 @@ BLANK = "0" * 64
 _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{64})(?:"|&quot;)')
 
 
-def checksum(parts: Iterable[bytes | memoryview]) -> str:
-    """The SHA-256 of some parts and their lengths, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def place_of(content: bytes | memoryview, start: int = 0) -> slice:
-    """Where the checksum's digits are.
+def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
+    """The content with its checksum filled in.
 
     Args:
-        content: holds one card.
-        start: bytes before it, which do not.
-
-    Raises:
-        VitkitError: there is none, or more than one.
+        content: holds one card, whose checksum is blank.
+        beside: what else the checksum is of.
+        start: bytes of the content before the card, which are not searched for it.
     """
-    found = list(_FIELD.finditer(content, start))
-    if len(found) != 1:
-        raise VitkitError(f"{len(found) or 'no'} checksums in it: it was not exported by this vitkit, or is damaged")
-    return slice(*found[0].span(1))
+    place, digits = _digest(content, beside, start)
+    return content[: place.start] + digits + content[place.stop :]
 
 
-def blanked(content: bytes | memoryview, place: slice) -> list[bytes | memoryview]:
-    """The content with zeros in the checksum's place, in pieces."""
-    view = memoryview(content)
-    return [view[: place.start], BLANK.encode(), view[place.stop :]]
-
-
-def check(path: Path, said: bytes | memoryview, parts: Iterable[bytes | memoryview]) -> None:
-    """Whether the file is what was written.
+def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
+    """Whether the file is what was written; the arguments are those of `sealed`.
 
     Raises:
         VitkitError: it is not.
     """
-    if bytes(said).decode() != checksum(parts):
+    try:
+        place, digits = _digest(content, beside, start)
+    except ValueError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    if content[place] != digits:
         raise VitkitError(f"{path} is damaged: its content does not match its checksum; export it again")
+
+
+def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
+    """Where the checksum's digits are, and what they should be: a SHA-256 of all parts and their lengths."""
+    found = list(_FIELD.finditer(content, start))
+    if len(found) != 1:
+        raise ValueError(f"it has {len(found)} checksums")
+    place, view = slice(*found[0].span(1)), memoryview(content)
+    parts: list[bytes | memoryview] = [view[: place.start], BLANK.encode(), view[place.stop :], *beside]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return place, digest.hexdigest().encode()
