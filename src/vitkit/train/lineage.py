@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from vitkit.classifier import RECORD
@@ -26,6 +27,7 @@ from vitkit.train.setup import weights_of
 from vitkit.weights import inspect
 
 _SHOWN, _MOST_RUNS = 3, 10
+_FLATTERED = {"test": "flatters results; a second figure leaves them out", "val": "flatters the choice by them"}
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,12 @@ def ancestry_of(recipe: Recipe, teacher: bytes | None, progress: Progress) -> Pi
         teacher: the record of the teacher, where it has one.
         progress: told of a download.
     """
-    nothing = make_record([], [], [], is_whole=True)
-    records = [nothing]
+    whole = make_record([], [], [], is_whole=True)
     if recipe.weights != "none":
         plan = inspect(weights_of(recipe), use="training", progress=progress)
-        records.append(_decode(plan.pictures, weights_of(recipe)))
+        whole = whole.merge(_decode(plan.pictures, weights_of(recipe)))
     if recipe.teacher is not None:
-        records.append(_decode(teacher, recipe.teacher))
-    whole = nothing
-    for record in records:
-        whole = whole.merge(record)
+        whole = whole.merge(_decode(teacher, recipe.teacher))
     return whole
 
 
@@ -119,11 +117,11 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
     Raises:
         VitkitError: `split_from` names no run, or nothing is left to train on.
     """
-    overlap = find_overlap(before, images.table, images.facts, lambda *step: progress("comparing with weights", *step))
+    overlap = _compare(images, before, "weights", progress)
     kept_of, source = None, _source(recipe)
     if recipe.split_from is not None:
         record, source = record_of_run(recipe.split_from, progress), without_place(recipe.split_from)
-        kept_of = find_overlap(record, images.table, images.facts, lambda *step: progress("comparing with run", *step))
+        kept_of = _compare(images, record, "run", progress)
     elif overlap.seen():
         kept_of = overlap
     if kept_of is None:
@@ -154,13 +152,17 @@ def refuse_folds(images: Images, recipe: Recipe, before: PictureRecord, progress
     Raises:
         VitkitError: they were trained on some.
     """
-    overlap = find_overlap(before, images.table, images.facts, lambda *step: progress("comparing with weights", *step))
+    overlap = _compare(images, before, "weights", progress)
     if seen := len(overlap.seen()):
         raise VitkitError(
             f"--folds tests every picture, and {_source(recipe)} has seen {seen} of these {len(images.table)}: name "
             "other --weights, such as those that it began from, or leave out --folds to keep its split"
         )
     return overlap
+
+
+def _compare(images: Images, record: PictureRecord, whose: str, progress: Progress) -> Overlap:
+    return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {whose}"))
 
 
 def record_after(divided: Divided, before: PictureRecord) -> PictureRecord:
@@ -191,15 +193,11 @@ def of_ancestry(divided: Divided, recipe: Recipe) -> list[Finding]:
     for name in ("test", "val"):
         own = [i for i in overlap.seen() if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")]
         if own:
-            flattered = {
-                "test": "flatters results; a second figure leaves them out",
-                "val": "flatters the choice by them",
-            }
             images = sum(split == name for split in table.splits)
             found.append(
                 Finding(
                     "problem",
-                    f"{source} had seen {len(own)} of the {images} {name} images, which {flattered[name]}: "
+                    f"{source} had seen {len(own)} of the {images} {name} images, which {_FLATTERED[name]}: "
                     f"{_list([table.paths[i] for i in own])}",
                 )
             )
