@@ -61,8 +61,6 @@ def evaluate(
     from vitkit.data.whereabouts import groups_of_run
     from vitkit.evaluate import metrics, unseen
     from vitkit.evaluate.chosen import chosen_on
-    from vitkit.evaluate.figures import figures
-    from vitkit.evaluate.operating import operating_points
 
     classifier = load_model(model)
     with Bar() as bar:
@@ -78,14 +76,13 @@ def evaluate(
             outcome = metrics.grouped(outcome, groups_of_run(Path(model), table))
             chosen = chosen_on(name, classifier.provenance.get("recipe", {}), is_multi=classifier.task == "multi")
             outcome = replace(outcome, chosen=chosen)
-        numbers = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge, **figures(outcome)}
         seen = None
         if classifier.pictures is not None:
             record = PictureRecord.from_bytes(classifier.pictures, model)
             seen = unseen.find_seen(record, table, name, bar, is_own=data is None)
-        numbers = {"accuracy": numbers["accuracy"], **numbers, **unseen.second_figure(outcome, seen)}
-        points = operating_points(outcome, classifier.provenance.get("balance"))
-        numbers |= {} if points is None else {"operating_points": points}
+        found = unseen.all_figures(outcome, seen, classifier.provenance.get("balance"))
+        computed = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge}
+        numbers = {"accuracy": found["accuracy"], **computed, **found}
         notes = [*_notes(outcome), *filter(None, [unseen.describe(numbers)])]
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
@@ -144,12 +141,13 @@ def _notes(outcome: Evaluation) -> list[str]:
 
 def _operating_lines(numbers: dict[str, Any]) -> list[str]:
     """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
+    from vitkit.evaluate.operating import SHARES
+
     points = numbers.get("operating_points", {})
-    words = {"data": "for classes as frequent as in training", "uniform": "for classes all alike"}
     return [
-        f"{words[name]}: accuracy {points[name]['accuracy']:.4f}, balanced {points[name]['balanced_accuracy']:.4f}"
-        + (" (chosen)" if name == points["chosen"] else "")
-        for name in words
+        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
+        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
+        for name, shares in SHARES.items()
         if name in points
     ]
 

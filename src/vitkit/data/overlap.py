@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vitkit.data.duplicates import Kind, find_known
-from vitkit.data.memory import Facts
+from vitkit.data.memory import Facts, Memory
 from vitkit.data.pictures import DIGEST, ROLES, PictureRecord
+from vitkit.data.scan import scan
 from vitkit.data.source import ImageTable
 
 
@@ -80,6 +82,23 @@ def find_overlap(
             kinds[i] = "near" if "near" in (kind, kinds[i]) else "mirrored"
             roles[i] = highest(role, roles[i])
     return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), could_tell)
+
+
+def look_up(
+    record: PictureRecord, table: ImageTable, progress: Callable[[str, int, int], None]
+) -> tuple[ImageTable, Overlap]:
+    """The readable images of a table, and what a record says of each.
+
+    Args:
+        record: of what weights were trained on.
+        table: images, which are read if they have not been before.
+        progress: told what is being done, how many are done, of how many.
+    """
+    with Memory() as memory:
+        facts = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
+    readable = [i for i, fact in enumerate(facts) if fact.error is None]
+    rows = table.take(readable)
+    return rows, find_overlap(record, rows, [facts[i] for i in readable], partial(progress, "comparing images"))
 
 
 def highest(*roles: str | None) -> str | None:

@@ -143,6 +143,8 @@ class PictureRecord:
                     is_whole=bool(about["is_whole"]),
                 )
             record._check()
+        except VitkitError:
+            raise
         except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, OSError) as error:
             raise VitkitError(f"the picture record of {source} is damaged: {error}") from error
         return record

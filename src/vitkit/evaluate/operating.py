@@ -17,9 +17,15 @@ from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.page import table
 
-UNEQUAL = 3  # times the images of the smallest class
+UNEQUAL = 3  # times the images of the smallest class: with more, classes differ much in size
 _HEADLINES = ("accuracy", "balanced_accuracy")
-_WORDS = {"data": "as frequent as in training", "uniform": "all alike"}
+SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
+
+
+def differ_much(counts: Sequence[int]) -> bool:
+    """Whether the largest class has more than `UNEQUAL` times the images of the smallest that has any."""
+    occurring = [count for count in counts if count]
+    return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)
 
 
 def operating_points(evaluation: Evaluation, standing: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -32,8 +38,7 @@ def operating_points(evaluation: Evaluation, standing: Mapping[str, Any] | None)
     if standing is None or isinstance(evaluation, MultiEvaluation):
         return None
     counts, own = standing["counts"], standing["prior"]
-    occurring = [count for count in counts if count]
-    if not occurring or max(occurring) <= UNEQUAL * min(occurring):
+    if not differ_much(counts):
         return None
     points = {
         prior: evaluation if prior == own else for_prior(evaluation, counts, prior) for prior in ("data", "uniform")
@@ -69,7 +74,7 @@ def operating_table(numbers: Mapping[str, Any]) -> list[str]:
     if found is None:
         return []
     names = ("data", "uniform")
-    heads = [f"{_WORDS[name]}{' (chosen)' if name == found['chosen'] else ''}" for name in names]
+    heads = [f"{SHARES[name]}{' (chosen)' if name == found['chosen'] else ''}" for name in names]
     rows = [[what.replace("_", " "), *(f"{found[name][what]:.3f}" for name in names)] for what in _HEADLINES]
     for own in found["data"]["recall"]:
         values = [found[name]["recall"][own] for name in names]

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitkit.data.memory import Memory
-from vitkit.data.overlap import find_overlap
+from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.scan import scan
 from vitkit.data.source import ImageTable
 from vitkit.evaluate.figures import figures, interval_text
 from vitkit.evaluate.metrics import Evaluation
+from vitkit.evaluate.operating import operating_points
 
 _SHOWN = 3
 
@@ -35,11 +34,7 @@ def find_seen(
         is_own: they are the run's own images; that validation images chose the weights then goes without saying.
     """
     rows = table if split == "all" else table.of_split(split)
-    with Memory() as memory:
-        facts = scan([rows.file(i) for i in range(len(rows))], memory, lambda *step: progress("reading images", *step))
-    readable = [i for i, fact in enumerate(facts) if fact.error is None]
-    rows, facts = rows.take(readable), [facts[i] for i in readable]
-    overlap = find_overlap(record, rows, facts, lambda *step: progress("comparing images", *step))
+    rows, overlap = look_up(record, rows, progress)
     return seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
 
 
@@ -47,6 +42,24 @@ def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
     """Those of the images whose role spoils the figures of a split."""
     spoil = ("train",) if split == "val" else ("train", "val")
     return {path: role for path, role in roles.items() if role is not None and role in spoil}
+
+
+def all_figures(
+    evaluation: Evaluation, seen: Mapping[str, str] | None, standing: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The figures of an evaluation, those without what was seen (`second_figure`), and the operating points.
+
+    Args:
+        evaluation: of the images.
+        seen: role by path; None where there is no record, and so it cannot be known.
+        standing: the model's `balance` in its provenance; None of a model that knows of no training images.
+    """
+    points = operating_points(evaluation, standing)
+    return {
+        **figures(evaluation),
+        **second_figure(evaluation, seen),
+        **({} if points is None else {"operating_points": points}),
+    }
 
 
 def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitkit.evaluate.operating import differ_much
 from vitkit.model import VisionTransformer
 
 Balance = Literal["loss", "sampler", "none"]
-UNEQUAL = 3  # the largest class has more than so many times the images of the smallest: `auto` balances
 
 
 def settle_balance(
@@ -33,9 +33,9 @@ def settle_balance(
     """
     if balance != "auto":
         return balance, None
-    occurring = [count for count in counts if count]
-    if not occurring or max(occurring) <= UNEQUAL * min(occurring):
+    if not differ_much(counts):
         return "none", None
+    occurring = [count for count in counts if count]
     return "loss", (
         f"balance loss: classes have {min(occurring)} to {max(occurring)} training images, so rare ones weigh more"
         " (--balance none to leave it)"

@@ -136,7 +136,6 @@ def _prepare(
             _settle(run.folder, recipe, own, before, _tell(run, found))
             if (line := of_earlier_runs(out, own)) is not None:
                 run.say(line)
-            write_json(run.folder / GROUPS, groups_to_list(own.images.table, own.images.groups))
         else:
             told = _tell(run, diagnosis.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
@@ -145,7 +144,6 @@ def _prepare(
                 folder.mkdir()
                 lacking = map(str, of_splits(own.images.table))
                 _settle(folder, recipe.replace(folds=None), own, before, [*told, *lacking])
-                write_json(folder / GROUPS, groups_to_list(own.images.table, own.images.groups))
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -240,5 +238,6 @@ def _settle(folder: Path, recipe: Recipe, own: Divided, before: PictureRecord, f
     write_json(folder / FINDINGS, findings)
     write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
     write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(own.images)})
+    write_json(folder / GROUPS, groups_to_list(table, own.images.groups))
     write_bytes(folder / RECORD, record_after(own, before).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())

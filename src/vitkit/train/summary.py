@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitkit.classifier import RECORD, Classifier
+from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.datamodule import TrainingImages
 from vitkit.data.pictures import PictureRecord
@@ -25,12 +25,12 @@ from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import most_rise
 from vitkit.evaluate.chosen import chosen_on
 from vitkit.evaluate.doubts import Doubt, from_predictions, write_doubts
-from vitkit.evaluate.figures import at_temperature, figures
+from vitkit.evaluate.figures import at_temperature
 from vitkit.evaluate.metrics import Evaluation, evaluate, grouped, held_out_split
 from vitkit.evaluate.multilabel import MultiEvaluation
-from vitkit.evaluate.operating import operating_points
+from vitkit.evaluate.operating import SHARES
 from vitkit.evaluate.report import draw, write_report
-from vitkit.evaluate.unseen import describe, second_figure, seen_of
+from vitkit.evaluate.unseen import all_figures, describe, seen_of
 from vitkit.explain import worst_mistakes_page
 from vitkit.files import without_place, write_json
 from vitkit.train.callbacks import read_metrics
@@ -94,12 +94,12 @@ def report(
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
-    numbers = {**figures(evaluation), **second_figure(evaluation, _seen(folder, evaluation.split))}
+    record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
+    seen_before = None if record is None else seen_of(roles_in_run(folder / "split.json", record), evaluation.split)
+    numbers = all_figures(evaluation, seen_before, classifier.provenance.get(BALANCE))
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")
-    points = operating_points(evaluation, classifier.provenance.get(BALANCE))
-    numbers |= {} if points is None else {"operating_points": points}
     if not table.is_multi:
         if seen is not None:
             say(_calibrated(numbers, seen, evaluation))
@@ -118,7 +118,7 @@ def report(
         evaluation=evaluation,
         numbers=numbers,
         root=table.root,
-        facts=_facts(folder, classifier, recipe, table, rows),
+        facts=_facts(classifier, record, recipe, table, rows),
         findings=[*([f"problem: {spoilt}"] if spoilt else []), *json.loads((folder / FINDINGS).read_text("utf-8"))],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         doubts=doubts or (),
@@ -126,14 +126,6 @@ def report(
         explained=_explain_mistakes(folder, classifier, evaluation, table.root, progress),
     )
     return evaluation
-
-
-def _seen(folder: Path, split: str) -> dict[str, str] | None:
-    """What the run's weights had seen of a split, by path; None where it has no record of that."""
-    if not (folder / RECORD).is_file():
-        return None
-    record = PictureRecord.from_bytes((folder / RECORD).read_bytes(), folder)
-    return seen_of(roles_in_run(folder / "split.json", record), split)
 
 
 def _explain_mistakes(
@@ -176,8 +168,8 @@ def _calibrate(
         say("no validation images: the confidences are not calibrated (temperature 1)")
     standing = standing_of(classifier)
     if standing is not None and any(standing.shift):
-        shares = {"data": "as frequent as in training", "uniform": "all alike"}[standing.prior]
-        say(f"confidences are for classes {shares}: {standing.strength:.2f} of the shift between shares holds")
+        held = f"{standing.strength:.2f} of the shift between shares holds"
+        say(f"confidences are for classes {SHARES[standing.prior]}: {held}")
     return seen
 
 
@@ -208,17 +200,21 @@ def _kept(recipe: Recipe, table: ImageTable) -> str:
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
 
-def _unseen(folder: Path) -> dict[str, str]:
+def _unseen(record: PictureRecord | None) -> dict[str, str]:
     """What is known of what the weights had seen before the run."""
-    if not (folder / RECORD).is_file():
+    if record is None:
         return {}
-    if PictureRecord.from_bytes((folder / RECORD).read_bytes(), folder).is_whole:
+    if record.is_whole:
         return {"seen before": "all that the weights were ever trained on is recorded, in pictures.npz"}
     return {"seen before": "not known: what the first weights were trained on is not recorded"}
 
 
 def _facts(
-    folder: Path, classifier: Classifier, recipe: Recipe, table: ImageTable, rows: list[dict[str, float]]
+    classifier: Classifier,
+    record: PictureRecord | None,
+    recipe: Recipe,
+    table: ImageTable,
+    rows: list[dict[str, float]],
 ) -> dict[str, str]:
     config, preprocess = classifier.model.config, classifier.preprocess
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
@@ -231,7 +227,7 @@ def _facts(
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe, table)}",
-        **_unseen(folder),
+        **_unseen(record),
         "seed": str(recipe.seed),
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.memory import Memory
-from vitkit.data.overlap import find_overlap
+from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.scan import scan
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluate.doubts import Doubt, from_features
@@ -99,7 +97,10 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> s
             plan = inspect(source, use="training", progress=progress)
         except VitkitError:
             return None
-        if plan.pictures is None or not _has_seen(PictureRecord.from_bytes(plan.pictures, source), table):
+        if plan.pictures is None:
+            return source
+        _, overlap = look_up(PictureRecord.from_bytes(plan.pictures, source), table, progress)
+        if not overlap.seen():
             return source
         passed.add(source)
         before = _weights_before(source, plan.provenance)
@@ -118,10 +119,3 @@ def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
     before = provenance.get("weights")
     found = before.get("source") if isinstance(before, Mapping) else None
     return found if isinstance(found, str) else None
-
-
-def _has_seen(record: PictureRecord, table: ImageTable) -> bool:
-    with Memory() as memory:
-        facts = scan([table.file(i) for i in range(len(table))], memory)
-    readable = [i for i, fact in enumerate(facts) if fact.error is None]
-    return bool(find_overlap(record, table.take(readable), [facts[i] for i in readable]).seen())
