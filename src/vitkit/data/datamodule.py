@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.keeping import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
+from vitkit.data.split import in_proportion
 from vitkit.errors import VitkitError
 
 
@@ -123,12 +123,8 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
 def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
     """At most so many places, drawn at random so that the labels there have their proportions."""
-    counts, seen = Counter(labels), Counter[int]()
-    ranked = []
-    for i in torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist():
-        ranked.append(((seen[labels[i]] + 0.5) / counts[labels[i]], i))
-        seen[labels[i]] += 1
-    return sorted(i for _, i in sorted(ranked)[:images])
+    drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
+    return sorted(in_proportion(drawn, labels)[:images])
 
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):

@@ -299,15 +299,12 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
         VitkitError: there are more classes to keep an image of than images to keep.
     """
     rng = np.random.default_rng(seed)
-    sets: dict[int, list[int]] = {}
-    for i in rng.permutation([i for i, own in enumerate(table.splits) if own == "train"]).tolist():
-        sets.setdefault(table.labels[i], []).append(i)
-    # One order for every limit: each image by its depth within its class (or set of classes), one of each class first.
-    ranked = sorted(((depth + 0.5) / len(own), i) for own in sets.values() for depth, i in enumerate(own))
+    drawn = rng.permutation([i for i, own in enumerate(table.splits) if own == "train"]).tolist()
+    ranked = in_proportion(drawn, table.labels)  # one order for every limit
     if limit >= len(ranked):
         return table
     first: dict[int, int] = {}
-    for _, i in ranked:
+    for i in ranked:
         for label in table.classes_of(i):
             first.setdefault(label, i)
     of_each_class = set(first.values())
@@ -315,8 +312,23 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
         raise VitkitError(
             f"--limit {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images"
         )
-    kept = {i for _, i in sorted(ranked, key=lambda row: (row[1] not in of_each_class, *row))[:limit]}
+    kept = set(sorted(ranked, key=lambda i: i not in of_each_class)[:limit])
     return table.take([i for i, own in enumerate(table.splits) if own != "train" or i in kept])
+
+
+def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
+    """The images in an order of which every beginning has the labels (or sets of them) in about their proportions.
+
+    Args:
+        images: indices, in the order in which images of one label are to come.
+        labels: of all images.
+    """
+    own: dict[int, list[int]] = {}
+    for i in images:
+        own.setdefault(labels[i], []).append(i)
+    return [
+        i for _, i in sorted(((depth + 0.5) / len(same), i) for same in own.values() for depth, i in enumerate(same))
+    ]
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:

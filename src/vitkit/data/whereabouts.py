@@ -23,8 +23,8 @@ Progress = Callable[[str, int, int], None]  # what is being done, how many are d
 def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:
     """The split images of a run, with their files where they are now.
 
-    Under a root that is given anew, an image is the file that has its
-    content, whatever it is called there; one that is nowhere keeps its path, and is unreadable.
+    Under a root that is given anew, an image is the file that has its content, whatever it is called there; one that
+    is nowhere keeps its path, and is unreadable.
 
     Args:
         split_file: the run's split.json.
@@ -83,8 +83,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     after = _under(before, root, contents, progress)
     if gone := [path for i, path in enumerate(after.paths) if not after.file(i).is_file()]:
         raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
-    known = zip(before.paths, after.paths, strict=True)
-    place = dict(known)
+    place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
     if (groups := split_file.with_name(_GROUPS)).is_file():
         stored = json.loads(groups.read_text(encoding="utf-8"))

@@ -38,7 +38,14 @@ from vitkit.train.patches import drop_patches
 from vitkit.train.probe import fit_head, start_head
 from vitkit.train.recipe import Recipe, checkpoint_every, without_places
 from vitkit.train.search import STEPS, find_lr
-from vitkit.train.setup import augment_of, choose_compile, choose_precision, choose_workers, new_classifier
+from vitkit.train.setup import (
+    augment_of,
+    choose_compile,
+    choose_precision,
+    choose_workers,
+    new_classifier,
+    trainer_options,
+)
 from vitkit.train.summary import draw_data, report
 from vitkit.train.suspects import doubt_labels
 from vitkit.train.task import ClassificationTask
@@ -106,9 +113,7 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     balance, why = settle_balance(recipe.balance, in_train)
     if why is not None:
         run.say(why)
-    has_teacher = teacher is not None
-    is_multi = table.is_multi
-    model = classifier.model
+    model, is_multi, has_teacher = classifier.model, table.is_multi, teacher is not None
     standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
     keep_standing(classifier, standing)
     data = _data_of(recipe, table, classifier, balance, run.team)
@@ -120,7 +125,7 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
     if recipe.patch_dropout:
         drop_patches(classifier.model, recipe.patch_dropout)
-    spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=table.is_multi))
+    spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=is_multi))
     if recipe.method == "linear":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
@@ -128,8 +133,8 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
         run.say(f"changes of rank {recipe.rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
     objective: dict[str, Any] = {
         "imitate": None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
-        "class_weights": class_weights(in_train, is_multi=table.is_multi) if balance == "loss" else None,
-        "sets": torch.tensor(table.set_targets()) if table.is_multi else None,
+        "class_weights": class_weights(in_train, is_multi=is_multi) if balance == "loss" else None,
+        "sets": torch.tensor(table.set_targets()) if is_multi else None,
         "shift": shift_answers(model, standing),
     }
     if recipe.find_lr:
@@ -206,20 +211,13 @@ def _describe(recipe: Recipe, steps: int) -> str:
 
 
 def _trainer_of(run: Run, recipe: Recipe, data: ImageData, writer: RunWriter) -> Trainer:
-    is_bfloat16 = choose_precision(recipe.precision) == "bfloat16"
     return Trainer(
-        accelerator="auto",
+        **trainer_options(choose_precision(recipe.precision)),
         devices=run.team.size // run.team.machines,
         num_nodes=run.team.machines,
         strategy=strategy_of(recipe, run.team),
-        precision="bf16-mixed" if is_bfloat16 else "32-true",
         max_epochs=recipe.epochs,
         callbacks=[StopOnSignal(run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
         limit_val_batches=1.0 if len(data.val) else 0,
     )
 

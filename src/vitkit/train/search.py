@@ -20,6 +20,7 @@ from vitkit.model import VisionTransformer
 from vitkit.train.callbacks import StopOnSignal
 from vitkit.train.guard import DivergedError, Guard
 from vitkit.train.recipe import Recipe
+from vitkit.train.setup import trainer_options
 from vitkit.train.task import ClassificationTask
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the recipe's learning rate
@@ -72,19 +73,13 @@ def find_lr(
 def _score(task: ClassificationTask, data: ImageData, precision: str, show: Callback) -> float:
     """Train for a few steps, and the loss of the images that judge."""
     trainer = Trainer(
-        accelerator="auto",
+        **trainer_options(precision),
         devices=1,
         plugins=[LightningEnvironment()],  # whatever else has started processes
-        precision="bf16-mixed" if precision == "bfloat16" else "32-true",
         max_epochs=-1,
         max_steps=STEPS,
         callbacks=[StopOnSignal(), show],
-        logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
         limit_val_batches=1.0,
         check_val_every_n_epoch=STEPS + 1,  # once, at the end
     )

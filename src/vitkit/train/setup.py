@@ -133,6 +133,19 @@ def choose_precision(precision: str) -> str:
     return best_precision() if precision == "auto" else precision
 
 
+def trainer_options(precision: str) -> dict[str, Any]:
+    """What every Trainer here is told: how to compute, and to leave talking, batches and checks before to the run."""
+    return {
+        "accelerator": "auto",
+        "precision": "bf16-mixed" if precision == "bfloat16" else "32-true",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+    }
+
+
 def choose_compile(recipe: Recipe) -> bool:
     """Whether torch.compile is to make the steps quicker: by default on GPUs, where its compiler is installed."""
     if recipe.compile != "auto":
