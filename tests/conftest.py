@@ -26,3 +26,11 @@ def _any_processor() -> Iterator[None]:
         patch.setattr("vitkit.engine.best_precision", lambda: "float32")
         patch.setattr("vitkit.engine.plan.measure", lambda model: {"plain": 1.0})
         yield
+
+
+@pytest.fixture(scope="module")
+def blank_pictures() -> Iterator[None]:
+    """For runs of which nobody looks at the pictures: drawing takes half of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitkit.evaluate.plots.save_figure", lambda figure, path: path.write_bytes(b"a picture"))
+        yield

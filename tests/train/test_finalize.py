@@ -22,7 +22,6 @@ import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.datamodule import EpochSampler
 from vitkit.errors import VitkitError
-from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import Calibration, calibrate, fit_temperature, log_odds, to_probabilities
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.operating import for_prior, operating_points
@@ -40,6 +39,8 @@ from vitkit.train.distill import binary_loss, label_loss
 from vitkit.train.finalize import BALANCE, standing_of
 from vitkit.train.run import resume, train
 from vitkit.weights import load
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 # --- Where the truth is known: Gaussian clouds, whose posterior is linear in the point ---------------------
 
@@ -246,13 +247,6 @@ def test_what_is_learned_and_what_is_given_cancel_out() -> None:
 # --- Runs ---------------------------------------------------------------------------------------------------
 
 COUNTS = {"common": 110, "rare": 20}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def blank_pictures() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,13 @@ import photos as pictures
 import runs
 from vitkit.data.split import split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluate import plots
 from vitkit.evaluate.metrics import evaluate
 from vitkit.train import folds, run
 from vitkit.train.folds import Spread
 from vitkit.train.recipe import Recipe, build, load_fields
 from vitkit.weights import load
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 MEASURES = ("accuracy", "balanced_accuracy", "loss")
 REMOVED = "train/run.py: discard_if_empty(run.folder) takes a cross-validation for empty and removes its folds"
@@ -37,13 +38,6 @@ REMOVED = "train/run.py: discard_if_empty(run.folder) takes a cross-validation f
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("folds-data") / "photos", images=7)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_drawing() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
-        yield
 
 
 def cross_validate(recipe: Recipe, folder: Path, **options: Any) -> tuple[Path, str]:

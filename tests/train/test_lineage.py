@@ -17,10 +17,11 @@ from vitkit.data.pictures import PictureRecord
 from vitkit.data.split import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
-from vitkit.evaluate import plots
 from vitkit.train import run
 from vitkit.weights import load
 from vitkit.weights.export import write
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 CLASSES = ("a", "b", "c")
 START = {"weights": "WEIGHTS", "model": None, "method": "linear", "epochs": 1}
@@ -38,13 +39,6 @@ def scenes(root: Path, start: int = 0, each: int = 10) -> Path:
         for i in range(each):
             scene(1000 * number + start + i).save(root / name / f"{start + i}.png")
     return root
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_drawing() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
-        yield
 
 
 def train(data: Path, folder: Path, **fields: Any) -> tuple[Path, str]:

@@ -18,7 +18,6 @@ import runs
 from vitkit.data.source import read_source
 from vitkit.data.split import split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluate import plots
 from vitkit.evaluate.multilabel import best_thresholds
 from vitkit.regression import regress
 from vitkit.train.callbacks import append_metrics, read_metrics, truncate_metrics
@@ -26,6 +25,8 @@ from vitkit.train.choose import complete
 from vitkit.train.distill import binary_loss
 from vitkit.train.run import resume, train
 from vitkit.weights import load
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 CLASSES = ("blue", "green", "red")
 
@@ -38,13 +39,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scratch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(quick(data, epochs=4), tmp_path_factory.mktemp("runs") / "scratch", say=silent)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def blank_pictures() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
-        yield
 
 
 def photos(root: Path, images: int, header: str = "labels") -> Path:
