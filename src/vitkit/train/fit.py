@@ -62,7 +62,8 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
     for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
-        run.say(f"note: {name} assumed: {taken}")
+        if name != "classes":  # they go with the head that is replaced
+            run.say(f"note: {name} assumed: {taken}")
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     teacher = None
