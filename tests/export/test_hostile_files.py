@@ -18,7 +18,7 @@ from tiny import VARIETY, build, images
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.export import Pictures, export, load_exported, program, program_file, seal
+from vitkit.export import Pictures, export, load_exported, program, program_archive, seal
 
 FILES = ("model.onnx", "model.xml", "model.pt2")
 Entries = dict[str, bytes]
@@ -54,15 +54,15 @@ def forge(exported: Path, path: Path, change: Callable[[Entries], Entries], root
     with zipfile.ZipFile(exported / "model.pt2") as archive:
         entries = {name.removeprefix("archive/"): archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in program_file.sealed(change(entries)).items():  # a forger can compute it too
+        for name, content in program_archive.sealed(change(entries)).items():  # a forger can compute it too
             archive.writestr(root + name, content)
 
 
 def in_model(change: Callable[[dict[str, Any]], None]) -> Callable[[Entries], Entries]:
     def changed(entries: Entries) -> Entries:
-        described = json.loads(entries[program_file.MODEL_ENTRY])
+        described = json.loads(entries[program_archive.MODEL_ENTRY])
         change(described)
-        return {**entries, program_file.MODEL_ENTRY: json.dumps(described).encode()}
+        return {**entries, program_archive.MODEL_ENTRY: json.dumps(described).encode()}
 
     return changed
 
@@ -160,7 +160,7 @@ def test_a_compressed_archive_is_refused(exported: Path, place: Path) -> None:
 
 def test_a_program_says_nothing_of_the_folders_it_was_made_in(exported: Path) -> None:
     content = (exported / "model.pt2").read_bytes()
-    assert str(Path(program_file.__file__).parent).encode() not in content
+    assert str(Path(program.__file__).parent).encode() not in content
     assert b".py" not in content
 
 
@@ -297,13 +297,13 @@ def test_a_card_that_was_changed_is_noticed(
     exported: Path, old: str, new: str, complaint: str, is_forged: bool, place: Path
 ) -> None:
     def change(entries: Entries) -> Entries:
-        card = entries[program_file.CARD_ENTRY]
+        card = entries[program_archive.CARD_ENTRY]
         assert old.encode() in card
-        return {**entries, program_file.CARD_ENTRY: card.replace(old.encode(), new.encode())}
+        return {**entries, program_archive.CARD_ENTRY: card.replace(old.encode(), new.encode())}
 
     if is_forged:
         forge(exported, place / "model.pt2", change)
     else:
-        program_file.write_entries(change(program_file.read_entries(exported / "model.pt2")), place / "model.pt2")
+        program_archive.write_entries(change(program_archive.read_entries(exported / "model.pt2")), place / "model.pt2")
     with pytest.raises(VitkitError, match=complaint if is_forged else "does not match its checksum"):
         load_exported(place / "model.pt2")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
-from vitkit.export import program_file
+from vitkit.export import program_archive, program_file
 from vitkit.export.check import Refused
 from vitkit.model import VisionTransformer
 
@@ -58,10 +58,10 @@ def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dt
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
     program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
     buffer = BytesIO()
-    torch.export.save(program, buffer, extra_files={program_file.CARD_ENTRY.removeprefix("extra/"): card})
-    entries = program_file.read_entries(buffer)
-    entries[program_file.MODEL_ENTRY] = _without_traces(entries[program_file.MODEL_ENTRY])
-    program_file.write_entries(program_file.sealed(entries), path)
+    torch.export.save(program, buffer, extra_files={program_archive.CARD_ENTRY.removeprefix("extra/"): card})
+    entries = program_archive.read_entries(buffer)
+    entries[program_archive.MODEL_ENTRY] = _without_traces(entries[program_archive.MODEL_ENTRY])
+    program_archive.write_entries(program_archive.sealed(entries), path)
     _read_as_torch_does(path, torch.rand_like(example))
 
 

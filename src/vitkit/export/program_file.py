@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.engine.graph import CARD
 from vitkit.errors import VitkitError, first_line
-from vitkit.export import seal
+from vitkit.export.program_archive import CARD_ENTRY, CONSTANTS, MODEL_ENTRY, WEIGHTS, check, read_entries
 
-CARD_ENTRY = f"extra/{CARD}.json"
-MODEL_ENTRY = "models/model.json"
-_ROOT = "archive/"
-_WEIGHTS, _CONSTANTS = "data/weights", "data/constants"
-_ENTRIES = re.compile(
-    rf"{_WEIGHTS}/(weight_\d{{1,6}}|model_weights_config\.json)|{_CONSTANTS}/(tensor_\d{{1,6}}|model_constants_config\.json)"
-    rf"|{MODEL_ENTRY}|data/sample_inputs/model\.pt|{CARD_ENTRY}|archive_format|archive_version|byteorder"
-    r"|\.data/(version|serialization_id)"
-)
 _WRITTEN = (
     "_assert_tensor_metadata.default add.Tensor alias.default batch_norm.default cat.default chunk.default "
     "conv2d.default div.Tensor dropout.default expand.default flatten.using_ints gather.default gelu.default "
@@ -120,50 +109,8 @@ def read_program(path: Path) -> Program:
         raise VitkitError(f"{path} is no program of vitkit's: {error}") from error
     except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
         raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
-    seal.check(path, entries[CARD_ENTRY], *_beside_card(entries))
+    check(path, entries)
     return program
-
-
-def read_entries(source: Any) -> dict[str, bytes]:
-    """Name and content of each entry of an archive, if it has no others than ours, uncompressed, each once.
-
-    Raises:
-        VitkitError: it has.
-        ValueError: it is no archive, or damaged.
-    """
-    try:
-        with zipfile.ZipFile(source) as archive:
-            entries: dict[str, bytes] = {}
-            for info in archive.infolist():
-                name = info.filename.removeprefix(_ROOT)
-                if not info.filename.startswith(_ROOT) or not _ENTRIES.fullmatch(name) or name in entries:
-                    raise VitkitError(
-                        f"it is refused for its entry {info.filename[:80]!r}, which vitkit does not write"
-                    )
-                if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-                    raise VitkitError(f"it is refused for its entry {info.filename[:80]!r}, which is compressed")
-                entries[name] = archive.read(info)
-            return entries
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError) as error:
-        raise ValueError(str(error)) from error
-
-
-def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
-    """Write an archive of these entries, the same bytes for the same entries."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(zipfile.ZipInfo(_ROOT + name), content)
-
-
-def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The entries with the checksum of them all in the card."""
-    return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
-
-
-def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
-    """Name and content of each other entry, by name."""
-    others = sorted(entries.keys() - {CARD_ENTRY})
-    return [part for name in others for part in (name.encode(), entries[name])]
 
 
 def _parse(entries: Mapping[str, bytes], card: str) -> Program:
@@ -172,8 +119,8 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
     module = described["graph_module"]
     graph, signature = module["graph"], module["signature"]
     tensors = {
-        **_tensors(entries, _WEIGHTS, "model_weights_config.json"),
-        **_tensors(entries, _CONSTANTS, "model_constants_config.json"),
+        **_tensors(entries, WEIGHTS, "model_weights_config.json"),
+        **_tensors(entries, CONSTANTS, "model_constants_config.json"),
     }
     constants: dict[str, Tensor] = {}
     inputs: list[str] = []
