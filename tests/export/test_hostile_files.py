@@ -169,7 +169,7 @@ def test_a_program_says_nothing_of_the_folders_it_was_made_in(exported: Path) ->
 def test_our_own_program_of_every_model_is_let_through(fields: dict[str, Any], tmp_path: Path) -> None:
     from vitkit.export.card import Card
 
-    model = build(**{"layers": 2} | fields)
+    model = build(**fields)
     own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
     program.write(model, tmp_path / "model.pt2", Card.of(own, "float32").to_json(), None, torch.float32)
     assert load_exported(tmp_path / "model.pt2").classes == own.classes
