@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -14,11 +15,13 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 
+_LONGEST = 255  # bytes of a file's name
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` to write to; it takes the final name when the block ends well, else it goes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     try:
         yield temporary
         _flush(temporary)
@@ -26,6 +29,19 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def fitting(name: str, ending: str) -> str:
+    """A file name with an ending, within the 255 bytes that file systems allow: a name too long for it is cut.
+
+    Names that differ stay different: a digest of the whole takes the place of what was cut.
+    """
+    room = _LONGEST - len(os.fsencode(ending))
+    stored = os.fsencode(name)
+    if len(stored) > room:
+        digest = hashlib.sha256(stored).hexdigest()[:16]
+        name = f"{stored[: room - len(digest) - 1].decode('utf-8', 'ignore')}-{digest}"
+    return name + ending
 
 
 @contextmanager

@@ -60,6 +60,17 @@ FolderLayout = Annotated[
 ]
 
 
+def find_pictures(sources: Iterable[str]) -> tuple[list[str], bool]:
+    """The image files that SRC... names, and whether all that it names could be looked into; if not, stderr says so."""
+    from vitkit.data.walk import Overlooked, find_images
+
+    overlooked = Overlooked()
+    paths = find_images(sources, overlooked)
+    for line in overlooked.lines():
+        tell(line)
+    return paths, not overlooked.closed
+
+
 def load_model(source: str) -> Classifier:
     """The classifier that a MODEL argument names; what had to be assumed of it is said on stderr."""
     if Path(source).suffix.lower() in EXPORTED:

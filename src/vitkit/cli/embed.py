@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, check_out, load_model, source_folders
+from vitkit.cli.arguments import ModelSource, check_out, find_pictures, load_model, source_folders
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def embed(
     Example: vitkit embed runs/digits-1 photos -o features.npz
     """
     _check(out, near, what, sources, force=force)
-    from vitkit.data.walk import find_images
-
-    paths = find_images(sources)
+    paths, _ = find_pictures(sources)
     from vitkit.cli.progress import Bar
 
     classifier = load_model(model)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, check_out_folder, check_outside, load_model, source_folders
+from vitkit.cli.arguments import (
+    ModelSource,
+    check_out_folder,
+    check_outside,
+    find_pictures,
+    load_model,
+    source_folders,
+)
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.files import without_place
 
@@ -55,9 +62,7 @@ def explain(
     if anatomy and (method, target, layer) != ("gradient", "top", None):
         raise VitkitError("--anatomy is about the model, not about an answer: leave out --method, --target and --layer")
     folder = _check(out, sources, anatomy=anatomy, force=force)
-    from vitkit.data.walk import find_images
-
-    paths = list(dict.fromkeys(find_images(sources)))
+    paths = list(dict.fromkeys(find_pictures(sources)[0]))
     for path in paths:
         if folder.resolve() == Path(path).resolve().parent:
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")

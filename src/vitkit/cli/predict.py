@@ -22,6 +22,7 @@ from vitkit.cli.arguments import (
     PrecisionName,
     check_out,
     check_out_folder,
+    find_pictures,
     load_model,
     source_folders,
     tell,
@@ -62,7 +63,7 @@ def predict(
         bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over --out and --pictures.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any image cannot be read.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image or folder cannot be read.")] = False,
 ) -> None:
     """The class of each image with its probability; an image that cannot be read is a row with its reason.
 
@@ -75,9 +76,8 @@ def predict(
     folders = source_folders(sources)
     _check_out(out, folders, resume=resume, force=force)
     _check_pictures(pictures, folders, may_exist=resume or force)
-    from vitkit.data.walk import find_images
-
-    paths = list(dict.fromkeys(find_images(sources)))  # what is not there should be said before the model is loaded
+    found, is_whole = find_pictures(sources)
+    paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
     from vitkit.cli.progress import Bar
 
     with nullcontext() if out is None else sole(out):
@@ -101,7 +101,7 @@ def predict(
                 if out is not None:
                     bar("predicting", tally.images, len(paths))
     _conclude(tally, out, columns, classifier)
-    if tally.unreadable == tally.images or (strict and tally.unreadable):
+    if tally.unreadable == tally.images or (strict and (tally.unreadable or not is_whole)):
         raise typer.Exit(1)
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from vitkit.data.splitnames import split_of_folder
 from vitkit.data.tree import Folder, below, between, inside, survey
+from vitkit.data.walk import Overlooked
 from vitkit.errors import VitkitError
 
 LayoutName = Literal["auto", "classes", "splits"]
@@ -63,7 +64,7 @@ class _Split:
         return bool(self.inner.full)
 
 
-def understand(name: str, root: Path, asked: LayoutName = "auto") -> Layout:
+def understand(name: str, root: Path, asked: LayoutName, overlooked: Overlooked) -> Layout:
     """Tell classes from splits among the folders below `root`, by their names and by where images lie.
 
     Args:
@@ -71,11 +72,12 @@ def understand(name: str, root: Path, asked: LayoutName = "auto") -> Layout:
         root: the folder.
         asked: `classes` takes every folder in `root` for a class, `splits` only folders with a split's name for splits;
             `auto` tells by itself, or refuses.
+        overlooked: is told of folders that are not looked into.
 
     Raises:
         VitkitError: it is not clear what is meant, or there are no splits where they are asked for.
     """
-    top = survey(root)
+    top = survey(root, overlooked)
     if asked == "classes":
         return _as_classes(top, top)
     inner = _unwrap(top)
@@ -265,6 +267,10 @@ def _check_splits(name: str, top: Folder, splits: Sequence[_Split], asked: Layou
 
 def _check_same_classes(name: str, top: Folder, splits: Sequence[_Split]) -> None:
     first, *rest = splits
+    called = {own.name: split_of_folder(own.name) for split in splits for own in split.inner.full}
+    doubtful = [own for own in called if called[own] is not None]
+    if len({called[own] for own in doubtful}) > 1:
+        raise VitkitError(f"{name}: {_some(sorted(doubtful))} lie in splits and look like splits; {_OVERRIDE}")
     known = {own.name for own in first.inner.full}
     by_case = {own.casefold(): own for own in known}
     for split in rest:

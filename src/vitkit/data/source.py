@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitkit.data import named
 from vitkit.data.layout import LayoutName, understand
 from vitkit.data.splitnames import split_of_word
-from vitkit.data.walk import images_below, is_passed_over, why_ignored
+from vitkit.data.walk import SUFFIXES, Overlooked, images_below, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 
 _COLUMNS = {  # of a CSV file, by what people call them
@@ -41,6 +41,7 @@ class ImageTable:
         sets: of a multi-label table, the sets of classes that images have, each sorted; a label is an index into
             them. Empty where every image has one class.
         layout: how the folders were understood, in a line; empty where there were none to understand.
+        overlooked: sentences about folders that may hold images and were not looked into.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ImageTable:
     folders: tuple[Path, ...] = ()
     sets: tuple[tuple[int, ...], ...] = ()
     layout: str = ""
+    overlooked: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -145,6 +147,8 @@ def read_source(data: str | Path, progress: named.Progress | None = None, layout
         VitkitError: there is no such folder or name, it is not clear what its folders mean, or there is nothing in it
             to learn from.
     """
+    if not str(data):
+        raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
     root = Path(data)
     if not root.exists() and str(data) in named.DATASETS:
         root = named.materialise(str(data), progress=progress)
@@ -169,18 +173,20 @@ def read_source(data: str | Path, progress: named.Progress | None = None, layout
 
 
 def _read_folder(name: str, root: Path, asked: LayoutName) -> ImageTable:
-    layout = understand(name, root, asked)
-    ignored: Counter[str] = Counter()
+    overlooked = Overlooked()
+    layout = understand(name, root, asked, overlooked)
+    ignored = overlooked.ignored
     rows: list[_Row] = []
     for folder in layout.classes:
-        files = images_below(folder.path, ignored)
+        files = images_below(folder.path, overlooked)
         rows += [(file.relative_to(root).as_posix(), folder.name, folder.split) for file in files]
     for parent in layout.between:
         ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
         ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
     ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
     if not rows:
-        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{_hint(root)}")
+        told = "".join(f"; {line}" for line in overlooked.lines(root)) or _hint(root)
+        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{told}")
     table = _to_table(name, root, rows)
     return replace(
         table,
@@ -188,6 +194,7 @@ def _read_folder(name: str, root: Path, asked: LayoutName) -> ImageTable:
         empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
         folders=(table.root,),
         layout=layout.text,
+        overlooked=tuple(overlooked.lines(root)),
     )
 
 
@@ -219,14 +226,15 @@ def _read_csv(name: str, file: Path) -> ImageTable:
         with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
             header = text.readline()
             delimiter = max(",;\t", key=header.count)
-            titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter), [])]
+            titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
             columns = [_COLUMNS.get(title.lower(), title) for title in titles]
             is_multi = "labels" in map(str.lower, titles)
             if not {"path", "label"} <= set(columns) or len(set(columns)) < len(columns):
                 raise VitkitError(
                     f"{name} needs the columns path and label (and may have split); it has: {header.strip()}"
                 )
-            lines = [own for own in enumerate(csv.reader(text, delimiter=delimiter), start=2) if any(own[1])]
+            lines = [own for own in _numbered(name, text, delimiter) if any(own[1])]
+            _check_quotes(name, columns, delimiter, lines)
             if is_multi or delimiter == JOINT:
                 _check_width(name, columns, lines)
             cells = [(line, dict(zip(columns, own, strict=False))) for line, own in lines]
@@ -264,6 +272,33 @@ def _to_multi_table(name: str, root: Path, rows: Sequence[_Row]) -> ImageTable:
 
 def _names(text: str) -> set[str]:
     return {name.strip() for name in text.split(JOINT)} - {""}
+
+
+def _numbered(name: str, text: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows below the header with the number of the line that each begins in."""
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    line = 2
+    try:
+        for cells in reader:
+            yield line, cells
+            line = reader.line_num + 2
+    except csv.Error as error:
+        raise VitkitError(
+            f"{name} is no CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
+        ) from error
+
+
+def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
+    """Refuse a cell of several lines that look like rows: a quote that is not closed has swallowed them."""
+    place = columns.index("path")
+    for line, cells in lines:
+        swallowed = [part for cell in cells for part in cell.splitlines()[1:]]
+        is_short = bool(swallowed) and len(cells) < len(columns)
+        for part in swallowed:
+            inner = part.split(delimiter)
+            is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
+            if is_short or is_row:
+                raise VitkitError(f"{name}, line {line}: a quote is not closed, and takes the rows below into its cell")
 
 
 def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:

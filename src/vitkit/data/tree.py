@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from vitkit.data.walk import is_passed_over, why_ignored
+from vitkit.data.walk import Overlooked, is_passed_over, why_ignored
 
 
 @dataclass(frozen=True)
@@ -41,18 +40,28 @@ class Folder:
         return not self.has_images and bool(self.full)
 
 
-def survey(path: Path, above: tuple[str, ...] = ()) -> Folder:
-    """The folders below, links followed but for those that lead back up."""
+def survey(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Folder:
+    """The folders below, links followed but for those that lead back up; `overlooked` is told of the others."""
     real = os.path.realpath(path)
     has_images, folders = False, []
     if real not in above:
-        with suppress(PermissionError), os.scandir(path) as entries:  # what is in it cannot be read by anyone later
-            for entry in entries:
-                if _is_folder(entry):
-                    folders += [] if is_passed_over(entry.name) else [entry.name]
-                else:
-                    has_images = has_images or why_ignored(entry.name) is None
-    return Folder(path, has_images, tuple(survey(path / own, (*above, real)) for own in sorted(folders)))
+        for entry in _entries(path, overlooked):
+            if not _is_folder(entry):
+                has_images = has_images or why_ignored(entry.name) is None
+            elif is_passed_over(entry.name):
+                overlooked.hide(entry.path)
+            else:
+                folders.append(entry.name)
+    return Folder(path, has_images, tuple(survey(path / own, overlooked, (*above, real)) for own in sorted(folders)))
+
+
+def _entries(path: Path, overlooked: Overlooked) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except OSError as error:
+        overlooked.close(error)
+        return []
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

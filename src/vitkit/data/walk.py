@@ -6,7 +6,9 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from vitkit.errors import VitkitError
@@ -19,6 +21,54 @@ SUFFIXES = frozenset(
     )
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
+_LOOKED_AT = 10_000  # files of a hidden folder, for one that is an image
+_SHOWN = 3
+
+
+@dataclass
+class Overlooked:
+    """What a search for images passed over.
+
+    Attributes:
+        ignored: count of files and folders that are no images of the user's, by reason.
+        closed: why each folder could not be looked into; there may be images in it.
+        hidden: hidden folders with images in them.
+    """
+
+    ignored: Counter[str] = field(default_factory=Counter)
+    closed: dict[str, str] = field(default_factory=dict)
+    hidden: list[str] = field(default_factory=list)
+
+    def close(self, error: OSError) -> None:
+        """Note a folder that could not be read."""
+        self.closed[str(error.filename)] = (error.strerror or type(error).__name__).lower()
+
+    def hide(self, folder: str | Path) -> None:
+        """Note a folder that is passed over for its name, if images are in it."""
+        if Path(folder).name.startswith(".") and str(folder) not in self.hidden and _has_images(folder):
+            self.hidden.append(str(folder))
+
+    def lines(self, root: Path | None = None) -> list[str]:
+        """What the user should know of it, a sentence each, with folders as seen from `root`."""
+        told = []
+        if self.closed:
+            named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
+            folders = "1 folder" if len(named) == 1 else f"{len(named)} folders"
+            told.append(f"{folders} cannot be read, and what is in there is left out: {_some(named)}")
+        if self.hidden:
+            folders = "1 hidden folder" if len(self.hidden) == 1 else f"{len(self.hidden)} hidden folders"
+            names = _some([_from(root, folder) for folder in sorted(self.hidden)])
+            told.append(f"images in {folders} are left out; rename what is meant to be read: {names}")
+        return told
+
+
+def _from(root: Path | None, folder: str) -> str:
+    return folder if root is None else Path(folder).relative_to(root).as_posix()
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def is_passed_over(folder: str) -> bool:
@@ -37,61 +87,95 @@ def why_ignored(file: str) -> str | None:
     return None
 
 
-def images_below(folder: Path, ignored: Counter[str]) -> list[Path]:
-    """The image files below a folder, in the order of `walk`; the others are counted in `ignored`, by reason."""
+def _has_images(folder: str | Path) -> bool:
+    return any(why_ignored(file.name) is None for file in islice(walk(Path(folder)), _LOOKED_AT))
+
+
+def images_below(folder: Path, overlooked: Overlooked) -> list[Path]:
+    """The image files below a folder, in the order of `walk`; the others are noted in `overlooked`."""
     found = []
-    for file in walk(folder, ignored):
+    for file in walk(folder, overlooked):
         reason = why_ignored(file.name)
         if reason is None:
             found.append(file)
         else:
-            ignored[reason] += 1
+            overlooked.ignored[reason] += 1
     return found
 
 
-def walk(folder: Path, ignored: Counter[str] | None = None) -> Iterator[Path]:
+def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
     """Every file below a folder, sorted, links followed; none is entered twice.
 
-    Hidden folders and __MACOSX are passed over, and counted in `ignored`.
+    Hidden folders and __MACOSX are passed over, as are folders that cannot be read; `overlooked` tells of both.
     """
     seen: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(
+        folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
+    ):
         if os.path.realpath(parent) in seen:  # links lead here a second time
             folders.clear()
             continue
         seen.add(os.path.realpath(parent))
-        if ignored is not None:
-            ignored.update(f"folder {name}" for name in folders if is_passed_over(name))
+        if overlooked is not None:
+            passed_over = [name for name in folders if is_passed_over(name)]
+            overlooked.ignored.update(f"folder {name}" for name in passed_over)
+            for name in passed_over:
+                overlooked.hide(Path(parent, name))
         folders[:] = sorted(name for name in folders if not is_passed_over(name))
         yield from (Path(parent, name) for name in sorted(files))
 
 
-def find_images(sources: Iterable[str]) -> list[str]:
+def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
     """The image files that files, folders (walked, in natural order) and patterns name, as they were named.
+
+    Args:
+        sources: what the user named.
+        overlooked: is told what is passed over.
 
     Raises:
         VitkitError: there is nothing of that name, or no image in it.
     """
-    return [path for source in sources for path in _find(source)]
+    overlooked = Overlooked() if overlooked is None else overlooked
+    return [path for source in sources for path in _find(source, overlooked)]
 
 
-def _find(source: str) -> list[str]:
+def _find(source: str, overlooked: Overlooked) -> list[str]:
+    if not source:
+        raise VitkitError('one of the sources is empty (""): name a file, a folder or a pattern; . is this folder')
+    closed = len(overlooked.closed)
     if Path(source).is_dir():
-        found = _as_given(source)
+        found = _as_given(source, overlooked)
     elif Path(source).exists():
         found = [source]
     else:
+        _note_closed(source, overlooked)
         matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as it was given
-        if not matches:
+        if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
-        found = [path for match in matches for path in (_as_given(match) if Path(match).is_dir() else [match])]
+        found = [
+            path for match in matches for path in (_as_given(match, overlooked) if Path(match).is_dir() else [match])
+        ]
     if not found:
-        raise VitkitError(f"no images in {source}")
+        unread = list(overlooked.closed.items())[closed:]
+        because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
+        raise VitkitError(f"no images in {source}{because}")
     return sorted(found, key=natural)
 
 
-def _as_given(folder: str) -> list[str]:
-    files = images_below(Path(folder), Counter())
+def _note_closed(pattern: str, overlooked: Overlooked) -> None:
+    """Folders that a pattern leads into and that cannot be read, which `glob` passes over without a word."""
+    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
+    for i in range(1, len(parts)):
+        if glob.has_magic(parts[i]):
+            for folder in glob.glob("/".join([*parts[:i], ""]), recursive=True):  # noqa: PTH207
+                try:
+                    os.scandir(folder).close()
+                except OSError as error:
+                    overlooked.close(error)
+
+
+def _as_given(folder: str, overlooked: Overlooked) -> list[str]:
+    files = images_below(Path(folder), overlooked)
     return [os.path.join(folder, file.relative_to(folder)) for file in files]  # noqa: PTH118  # as it was given
 
 

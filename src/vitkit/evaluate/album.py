@@ -9,6 +9,7 @@ from pathlib import Path
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.evaluate.plots import classified, save_figure
 from vitkit.evaluate.rows import Row
+from vitkit.files import fitting
 
 LONG_SIDE = 1024  # pixels of a photograph in the album, at most
 
@@ -30,7 +31,8 @@ class Album:
 
     def place(self, path: str) -> Path:
         """Where the picture of an image is."""
-        return self._folder / f"{os.path.relpath(path, self._root)}.png"
+        own = Path(os.path.relpath(path, self._root))
+        return self._folder / own.with_name(fitting(own.name, ".png"))
 
     def add(self, row: Row) -> None:
         """Draw an image with its row.

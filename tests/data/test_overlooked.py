@@ -1,0 +1,158 @@
+"""What a search for images passes over is told: folders that cannot be read, hidden ones, names that name nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photos import noise, save
+from vitkit.data.doctor import examine
+from vitkit.data.source import read_source
+from vitkit.data.walk import Overlooked, find_images
+from vitkit.errors import VitkitError
+from vitkit.evaluate.album import Album
+from vitkit.files import fitting, replacing
+
+Closing = Callable[..., None]
+
+
+@pytest.fixture
+def close(monkeypatch: pytest.MonkeyPatch) -> Closing:
+    """`close(folder)` makes it one that cannot be listed, for the superuser too."""
+    closed: set[str] = set()
+    scandir = os.scandir
+
+    def refusing(path: Any = ".") -> Any:
+        if os.path.realpath(path) in closed:
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    return lambda *folders: closed.update(os.path.realpath(own) for own in folders)
+
+
+def folder(root: Path, images: dict[str, int]) -> Path:
+    for name, count in images.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            save(noise(20, 14, sum(map(ord, name)) * 10 + i), root / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    root = folder(tmp_path / "album", {"cat": 3, "dog": 3})
+    folder(root, {"cat/deep": 2})
+    return root
+
+
+def test_a_sub_folder_that_cannot_be_read_is_told(album: Path, close: Closing) -> None:
+    close(album / "cat" / "deep")
+    overlooked = Overlooked()
+    assert len(find_images([str(album)], overlooked)) == 6
+    (line,) = overlooked.lines()
+    assert str(album / "cat/deep") in line and "permission denied" in line
+
+
+@pytest.mark.parametrize("pattern", ["*/*.png", "**/*.png", "c*", "cat/*/*.png"])
+def test_a_folder_that_a_pattern_leads_into_is_told(album: Path, close: Closing, pattern: str) -> None:
+    close(album / "cat", album / "cat" / "deep")
+    overlooked = Overlooked()
+    try:
+        find_images([str(album / pattern)], overlooked)
+    except VitkitError as error:
+        assert "cannot be read" in str(error)
+    assert overlooked.closed
+
+
+def test_the_doctor_warns_of_folders_that_cannot_be_read(album: Path, close: Closing) -> None:
+    close(album / "cat" / "deep")
+    told = [str(finding) for finding in examine(read_source(album)).findings]
+    assert "warning: 1 folder cannot be read, and what is in there is left out: cat/deep (permission denied)" in told
+
+
+def test_a_class_or_a_split_that_cannot_be_read_is_told(tmp_path: Path, close: Closing) -> None:
+    root = folder(tmp_path, {"train/a": 2, "train/b": 2, "val/a": 2, "val/b": 2})
+    close(root / "val")
+    assert any("val (permission denied)" in line for line in read_source(root).overlooked)
+
+
+def test_a_folder_that_cannot_be_read_at_all_is_refused_by_its_reason(album: Path, close: Closing) -> None:
+    close(album)
+    with pytest.raises(VitkitError, match="permission denied"):
+        read_source(album)
+    with pytest.raises(VitkitError, match="permission denied"):
+        find_images([str(album)])
+
+
+def test_hidden_folders_with_images_are_told_and_others_are_not(album: Path) -> None:
+    folder(album, {".bird": 2, "cat/.more": 1})
+    (album / ".git").mkdir()
+    (album / ".git" / "config").touch()
+    overlooked = Overlooked()
+    assert len(find_images([str(album)], overlooked)) == 8
+    assert sorted(Path(own).name for own in overlooked.hidden) == [".bird", ".more"]
+    table = read_source(album)
+    assert table.classes == ("cat", "dog")
+    (line,) = table.overlooked
+    assert ".bird, cat/.more" in line and str(album) not in line
+
+
+def test_the_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder(tmp_path, {"cat": 2, "dog": 2}))
+    for call in (lambda: find_images([""]), lambda: read_source("")):
+        with pytest.raises(VitkitError, match="empty"):
+            call()
+    assert len(find_images(["."])) == 4
+
+
+ROWS = [f"{name}{i}.png,{name}" for i in range(15) for name in ("cat", "dog")]
+
+
+@pytest.mark.parametrize("row", range(0, 30, 3))
+@pytest.mark.parametrize("place", ["path", "label", "end", "twice"])
+def test_a_stray_quote_in_a_csv_never_loses_a_row(tmp_path: Path, row: int, place: str) -> None:
+    rows = list(ROWS)
+    path, label = rows[row].split(",")
+    rows[row] = {"path": f'"{path},{label}', "label": f'{path},"{label}', "end": f'{path},{label}"'}.get(
+        place, f'"{path},{label}'
+    )
+    if place == "twice" and row + 5 < len(rows):
+        path, label = rows[row + 5].split(",")
+        rows[row + 5] = f'{path}",{label}'
+    file = tmp_path / "all.csv"
+    file.write_text("\n".join(["path,label", *rows]) + "\n")
+    try:
+        assert len(read_source(file)) == 30
+    except VitkitError as error:
+        assert f"line {row + 2}" in str(error) and "quote" in str(error)
+    else:
+        assert place == "end"
+
+
+def test_a_note_of_several_lines_is_no_stray_quote(tmp_path: Path) -> None:
+    file = tmp_path / "all.csv"
+    file.write_text('path,label,note\na.png,cat,"a line,\nand another, with commas"\n"b\nc.png",dog,\n')
+    assert read_source(file).paths == ("a.png", "b\nc.png")
+
+
+def test_names_of_any_length_find_room(tmp_path: Path) -> None:
+    names = ["n" * 250 + ".png", "n" * 249 + "m.png", "ü" * 125 + ".png", "short.png"]
+    place = Album(tmp_path, [], [f"/photos/{name}" for name in names]).place
+    pictures = [place(f"/photos/{name}") for name in names]
+    assert len(set(pictures)) == 4 and pictures[-1].name == "short.png.png"
+    for picture in pictures:
+        with replacing(picture) as temporary:
+            temporary.write_bytes(b"a picture")
+    assert sorted(tmp_path.iterdir()) == sorted(pictures)
+
+
+@pytest.mark.parametrize("length", [1, 200, 243, 244, 245, 255])
+def test_a_name_with_an_ending_is_cut_only_where_it_must_be(length: int) -> None:
+    fitted = fitting("n" * length, ".1234567.tmp")
+    assert len(os.fsencode(fitted)) <= 255 and fitted.endswith(".1234567.tmp")
+    assert (fitted == "n" * length + ".1234567.tmp") == (length <= 243)
