@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import vitkit
-from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import JOINT
 from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
@@ -175,7 +175,9 @@ class Classifier:
         Raises:
             UnreadableImageError: the file does not hold a picture.
         """
-        return torch.from_numpy(self.preprocess(decode(path, self.preprocess.short_side)))
+        with picture_of(path, self.preprocess.short_side) as picture:
+            warn_of_doubt(path, picture)
+            return torch.from_numpy(self.preprocess(picture.image))
 
     @torch.inference_mode()
     def features(self, images: Tensor, what: Features = "head") -> Tensor:

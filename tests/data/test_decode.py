@@ -22,6 +22,7 @@ from photos import noise, save, smooth
 from vitkit.data import decode as module
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.samples import Samples
 from vitkit.errors import VitkitError
 
 ORIENTATION = 0x0112
@@ -130,7 +131,7 @@ def test_a_palette_with_an_alpha_channel_is_laid_on_white(tmp_path: Path) -> Non
     pa = noise().quantize(16).convert("PA")
     assert pa.mode == "PA"
     pa.putalpha(Image.fromarray(alpha_ramp(pa)))
-    out = pixels(module._to_rgb(pa))  # no format that Pillow writes keeps this mode
+    out = pixels(module._to_rgb(pa, Samples(), is_png=True)[0])  # no format that Pillow writes keeps this mode
     colour = np.asarray(noise().quantize(16).convert("RGB")).astype(float)
     np.testing.assert_allclose(out, blend(colour, alpha_ramp(pa)[..., None].astype(float)), atol=1)
 
@@ -541,7 +542,8 @@ def test_a_picture_is_the_same_however_many_rows_are_changed_at_a_time(
     save(paletted, tmp_path / "a.png", transparency=bytes(range(0, 225, 25)))
     save(Image.fromarray(rng.integers(0, 2**16, (31, 7), dtype=np.uint16)), tmp_path / "b.png")
     whole = [pixels(decode(tmp_path / name)) for name in ("a.png", "b.png")]
-    monkeypatch.setattr("vitkit.data.decode._STRIP", strip)
+    for place in ("samples", "decode"):
+        monkeypatch.setattr(f"vitkit.data.{place}.STRIP", strip)
     for name, expected in zip(("a.png", "b.png"), whole, strict=True):
         np.testing.assert_array_equal(pixels(decode(tmp_path / name)), expected)
 

@@ -44,13 +44,13 @@ def photos(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that are decoded, as they are."""
     names: list[str] = []
-    original = module.read_picture
+    original = module.picture_of
 
     def spy(file: Path, **options: Any) -> Any:
         names.append(file.name)
         return original(file, **options)
 
-    monkeypatch.setattr(module, "read_picture", spy)
+    monkeypatch.setattr(module, "picture_of", spy)
     return names
 
 
@@ -448,14 +448,14 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
 def test_ctrl_c_does_not_wait_for_the_other_files(
     photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original, count = module.read_picture, [0]
+    original, count = module.picture_of, [0]
 
     def slow(file: Path, **options: Any) -> Any:
         count[0] += 1
         time.sleep(0.005)
         return original(file, **options)
 
-    monkeypatch.setattr(module, "read_picture", slow)
+    monkeypatch.setattr(module, "picture_of", slow)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
     files = files_of(folder(tmp_path / "many", {"a": 400}, 3, 3))
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import stat
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vitkit.cells import visible
+from vitkit.data.room import ROOM
+from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
 from vitkit.errors import VitkitError
 
 # Recognised by content; a file's name decides nothing. MPO is the JPEG of some phones.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
 _WHITE = (255, 255, 255, 255)
-_STRIP = 2**22  # pixels that are changed at a time
+_RGB_BYTES = 4  # of a pixel, as Pillow keeps it
 
 
 _TURNS = {
@@ -33,6 +37,10 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+
+
+_TELLING = threading.Lock()
+_TOLD: set[Path] = set()  # folders
 
 
 class _Quiet:
@@ -72,6 +80,7 @@ class Picture:
         format, mode: Pillow's names for what was in the file.
         width, height: pixels of the upright picture in the file, however small it was decoded.
         is_animated: the file has more frames than the one that was taken.
+        doubt: what the file does not say about its numbers, so that it may be meant darker or lighter; else None.
     """
 
     image: Image.Image
@@ -80,13 +89,14 @@ class Picture:
     width: int
     height: int
     is_animated: bool
+    doubt: str | None = None
 
 
 def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
     """The picture in a file, upright and in RGB.
 
-    EXIF orientation is applied, transparency lands on white, 16-bit greys are scaled (not clipped), and of several
-    frames the first is taken.
+    EXIF orientation is applied, transparency lands on white, numbers of more than 8 bits are scaled by what the file
+    says of them (`data.samples`), and of several frames the first is taken.
 
     Args:
         path: the file.
@@ -101,6 +111,21 @@ def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
 
 def read_picture(path: str | Path, short_side: int | None = None) -> Picture:
     """As `decode`, with what the file said about its picture."""
+    with picture_of(path, short_side) as picture:
+        return picture
+
+
+@contextmanager
+def picture_of(path: str | Path, short_side: int | None = None) -> Iterator[Picture]:
+    """As `read_picture`, for a block that makes something smaller of it.
+
+    Threads that read large pictures at a time wait for one another, until the block that has the memory is done.
+    """
+    with ROOM.share() as take:
+        yield _read(path, short_side, take)
+
+
+def _read(path: str | Path, short_side: int | None, take: Callable[[int], None]) -> Picture:
     try:
         refuse_special(path)
         with _QUIET, Image.open(path, formats=_available()) as image:
@@ -109,15 +134,31 @@ def read_picture(path: str | Path, short_side: int | None = None) -> Picture:
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             if short_side is not None and image.format in ("JPEG", "MPO"):
                 _draft(image, 2 * short_side)
+            samples = read_samples(image)
+            take(image.width * image.height * (_stored_bytes(image.mode) + _RGB_BYTES))
             image.load()
             orientation = _orientation(image)
             upright = image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
             width, height = stored[::-1] if orientation in _SIDEWAYS else stored
-            return Picture(_to_rgb(upright), str(image.format), mode, width, height, is_animated)
+            rgb, doubt = _to_rgb(upright, samples, is_png=image.format == "PNG")
+            return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
     except UnreadableImageError:
         raise
     except Exception as error:  # whatever a format's reader trips over, the file is unreadable
         raise UnreadableImageError(reason(path, error)) from error
+
+
+def warn_of_doubt(path: str | Path, picture: Picture) -> None:
+    """Log what is doubtful about a picture's brightness, for the first such picture of each folder."""
+    if picture.doubt is None:
+        return
+    folder = Path(path).parent
+    with _TELLING:
+        is_new = folder not in _TOLD
+        _TOLD.add(folder)
+    if is_new:
+        text = f"note: {path} is read darker or lighter than meant, perhaps, and others beside it: {picture.doubt}"
+        logging.getLogger(__name__).warning("%s", visible(text))
 
 
 def refuse_special(path: str | Path) -> None:
@@ -156,44 +197,33 @@ def _orientation(image: Image.Image) -> int | None:
     return orientation
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        return _scale_to_bytes(image).convert("RGB")
-    if image.has_transparency_data:
-        return _in_strips(image, "RGB", _on_white)
-    return image.convert("RGB")
+def _stored_bytes(mode: str) -> int:
+    """Of a pixel, as Pillow keeps it."""
+    return {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(mode, 4)
 
 
-def _in_strips(image: Image.Image, mode: str, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
+    doubt = None
+    if not samples.are_bytes and samples.is_shortened:
+        image, doubt = stretch_bytes(image, samples)
+    elif not samples.are_bytes:
+        image, doubt = to_grey(image, samples, is_png=is_png)
+    return _in_strips(image, _on_white) if image.has_transparency_data else image.convert("RGB"), doubt
+
+
+def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """The picture changed a few rows at a time: what a change needs beside the picture does not grow with it."""
-    if image.width * image.height <= _STRIP:
+    if image.width * image.height <= STRIP:
         return change(image)
-    changed, rows = Image.new(mode, image.size), max(1, _STRIP // image.width)
-    for top in range(0, image.height, rows):
-        changed.paste(change(image.crop((0, top, image.width, min(top + rows, image.height)))), (0, top))
+    changed = Image.new("RGB", image.size)
+    for top, strip in strips(image):
+        changed.paste(change(strip), (0, top))
     return changed
 
 
 def _on_white(image: Image.Image) -> Image.Image:
     rgba = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
-
-
-def _scale_to_bytes(image: Image.Image) -> Image.Image:
-    """Greys of more than 8 bits by the range of their type: 16 bits, floats in [0, 1], else from lowest to highest."""
-    stored = np.asarray(image)
-    low, high = float(np.nanmin(stored)), float(np.nanmax(stored))
-    if image.mode != "F" and low >= 0 and high <= 65535:
-        low, high = 0.0, 65535.0
-    elif image.mode == "F" and low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-
-    def scale(strip: Image.Image) -> Image.Image:
-        grey = np.asarray(strip).astype(np.float64)
-        scaled = (np.nan_to_num(grey, nan=low) - low) / max(high - low, 1e-12) * 255
-        return Image.fromarray(np.round(scaled).astype(np.uint8))
-
-    return _in_strips(image, "L", scale)
 
 
 def reason(path: str | Path, error: Exception) -> str:

@@ -157,6 +157,10 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
         yield Finding("note", f"{were} neither RGB nor grey, and converted (transparency becomes white): {named}")
     if animated := sum(fact.is_animated for fact in facts):
         yield Finding("note", f"of {_plural(animated, 'file', 'files')} with several frames, the first one is used")
+    doubtful = [f"{path} ({fact.doubt})" for path, fact in zip(table.paths, facts, strict=True) if fact.doubt]
+    if doubtful:
+        were = _plural(len(doubtful), "picture is", "pictures are")
+        yield Finding("warning", f"{were} read darker or lighter than meant, perhaps: {_list(doubtful, '; ', 3)}")
     misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
     if misnamed:
         were = _plural(len(misnamed), "image is", "images are")

@@ -29,7 +29,7 @@ from vitkit.data.memory import stamp_of
 
 Cache = Literal["auto", "ram", "disk", "none"]
 Make = Callable[[], Image.Image]
-_FOLDER = f"pictures-1-pillow-{PIL.__version__}"
+_FOLDER = f"pictures-2-pillow-{PIL.__version__}"
 _LARGEST = 64 * 2**30  # bytes on disk, however much is free
 _MEASURED = 64  # pictures whose size tells that of all
 _HEAD = struct.Struct("<III")  # checksum, width, height

@@ -26,8 +26,8 @@ from PIL import Image, features
 from vitkit.cache import cache_folder
 from vitkit.files import to_json
 
-_VERSION = 2  # of what is kept, and of how pictures are compared
-_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail"
+_VERSION = 3  # of what is kept, and of how pictures are compared
+_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
@@ -50,6 +50,7 @@ class Facts:
         width, height: pixels, upright.
         is_animated: there are more frames than the one that is used.
         thumbnail: 16 x 16 x 3 bytes of RGB.
+        doubt: what it does not say about its numbers, so that it may be meant darker or lighter.
     """
 
     digest: bytes
@@ -60,6 +61,7 @@ class Facts:
     height: int = 0
     is_animated: bool = False
     thumbnail: bytes = b""
+    doubt: str | None = None
 
 
 class Memory:
@@ -120,7 +122,7 @@ class Memory:
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", list(map(astuple, facts)))
+            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(astuple, facts)))
             self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
 
     def _ask(self, question: str, keys: Sequence[bytes]) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.data.decode import UnreadableImageError, read_picture, reason, refuse_special
+from vitkit.data.decode import UnreadableImageError, picture_of, reason, refuse_special
 from vitkit.data.memory import Facts, Memory, stamp_of
 
 THUMBNAIL = 16  # pixels of its sides: enough to know a picture again, too few to know it by its details
@@ -67,6 +67,6 @@ def _may_pass(cause: BaseException | None) -> bool:
 
 
 def _decode(file: Path, digest: bytes) -> Facts:
-    picture = read_picture(file, short_side=2 * THUMBNAIL)  # a JPEG is read to its end at any scale
-    small = picture.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
-    return Facts(digest, None, picture.format, picture.mode, picture.width, picture.height, picture.is_animated, small)
+    with picture_of(file, short_side=2 * THUMBNAIL) as own:  # a JPEG is read to its end at any scale
+        small = own.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
+        return Facts(digest, None, own.format, own.mode, own.width, own.height, own.is_animated, small, own.doubt)

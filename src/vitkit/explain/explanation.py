@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.config import ViTConfig
-from vitkit.data.decode import UnreadableImageError, decode, read_picture
+from vitkit.data.decode import UnreadableImageError, decode, read_picture, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explain import draw
@@ -320,6 +320,7 @@ def _read(preprocess: Preprocess, source: str | Path | Image.Image) -> tuple[str
             _, photograph, pixels, box = _read(preprocess, _to_file(source, Path(folder) / "picture.tif"))
             return None, photograph, pixels, box
     found = read_picture(source, preprocess.short_side)
+    warn_of_doubt(source, found)
     pixels = torch.from_numpy(preprocess(found.image))
     box = preprocess.box(*found.image.size)
     if found.image.size == (found.width, found.height):

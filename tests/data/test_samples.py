@@ -1,0 +1,230 @@
+"""Numbers of more than 8 bits, signed or real, against files written by hand whose black and white are known."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from photos import noise, save
+from tiffs import write_png, write_tiff
+from vitkit.data import decode as decoding
+from vitkit.data.decode import decode, read_picture, warn_of_doubt
+from vitkit.data.doctor import examine
+from vitkit.data.room import LEAST, Room
+from vitkit.data.source import read_source
+
+RAMP = np.linspace(0, 1, 24 * 32).reshape(24, 32)
+
+
+def ramp(dtype: str, most: float, least: float = 0) -> np.ndarray[Any, Any]:
+    scaled = least + RAMP * (most - least)
+    return (scaled if "f" in dtype else scaled.round()).astype(dtype)
+
+
+def grey(path: Path) -> np.ndarray[Any, Any]:
+    return np.asarray(decode(path))[..., 0].astype(float)
+
+
+SAYING = {  # what is written, and what the file says besides
+    "16 bits": (ramp("<u2", 65535), {}),
+    "16 bits, big end first": (ramp(">u2", 65535), {}),
+    "12 bits in 16": (ramp("<u2", 4095), {"t281": (3, 4095)}),
+    "12 bits in 16, big end first": (ramp(">u2", 4095), {"t281": (3, 4095)}),
+    "12 bits in 16, of any type": (ramp("<u2", 4095), {"t341": (3, 4095)}),
+    "10 bits in 16": (ramp("<u2", 1023), {"t281": (3, 1023), "t280": (3, 0)}),
+    "14 bits in 32": (ramp("<u4", 16383), {"t281": (3, 16383)}),
+    "32 bits": (ramp("<u4", 2**32 - 1), {"t341": (4, 2**32 - 1)}),
+    "signed 16 bits": (ramp("<i2", 3071, -1024), {"t340": (9, -1024), "t341": (9, 3071)}),
+    "signed 16 bits, none negative": (ramp("<i2", 32767), {}),
+    "signed 32 bits": (ramp("<i4", 90000, -90000), {"t340": (9, -90000), "t341": (9, 90000)}),
+    "floats from 0 to 1": (ramp("<f4", 1), {}),
+    "floats from -2 to 5": (ramp("<f4", 5, -2), {"t340": (11, -2.0), "t341": (11, 5.0)}),
+}
+UNSAID = {
+    "12 bits in 16": (ramp("<u2", 4095), 16, "none of its numbers is above 4095 of 65535"),
+    "14 bits in 16": (ramp("<u2", 16383), 4, "none of its numbers is above 16383 of 65535"),
+    "8 bits in 32": (ramp("<i4", 255), 1, "how many of its 32 bits"),
+    "12 bits in 32": (ramp("<i4", 4095), 1, "how many of its 32 bits"),
+    "16 bits in 32, unsigned": (ramp("<u4", 65535), 1, "how many of its 32 bits"),
+    "32 bits": (ramp("<u4", 2**32 - 1), 1, "which of its numbers, 0 to 4.29497e+09"),
+    "signed": (ramp("<i2", 3071, -1024), 1, "which of its numbers, -1024 to 3071"),
+    "floats": (ramp("<f4", 900, -4), 1, "which of its numbers, -4 to 900"),
+}
+
+
+@pytest.mark.parametrize("white_is_zero", [False, True])
+@pytest.mark.parametrize("name", SAYING)
+def test_what_a_tiff_says_of_its_numbers_is_what_they_are_read_by(
+    tmp_path: Path, name: str, white_is_zero: bool
+) -> None:
+    values, tags = SAYING[name]
+    path = write_tiff(tmp_path / "a.tif", values, white_is_zero=white_is_zero, **tags)
+    try:
+        picture = read_picture(path)
+    except decoding.UnreadableImageError:
+        assert white_is_zero and name != "16 bits"  # Pillow reads few of these
+        return
+    expected = 255 * (1 - RAMP if white_is_zero else RAMP)
+    np.testing.assert_allclose(
+        np.asarray(picture.image)[..., 0], expected, atol=0.51 + (255 / 1023 if "10" in name else 0)
+    )
+    assert picture.doubt is None
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<f4", ">f4"])
+def test_zero_may_be_white(tmp_path: Path, dtype: str) -> None:
+    most = 65535 if "u" in dtype else 1
+    path = write_tiff(tmp_path / "a.tif", ramp(dtype, most), white_is_zero=True)
+    np.testing.assert_allclose(grey(path), 255 * (1 - RAMP), atol=0.51)
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_what_a_tiff_does_not_say_is_doubted(tmp_path: Path, name: str) -> None:
+    values, too_dark, said = UNSAID[name]
+    picture = read_picture(write_tiff(tmp_path / "a.tif", values))
+    np.testing.assert_allclose(np.asarray(picture.image)[..., 0], 255 * RAMP / too_dark, atol=0.6)
+    assert said in str(picture.doubt)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("most", [1.0, 900.0])
+def test_a_number_that_is_not_finite_spoils_no_other(tmp_path: Path, bad: float, most: float) -> None:
+    values = ramp("<f4", most)
+    values[3, 4] = bad
+    picture = read_picture(write_tiff(tmp_path / "a.tif", values))
+    expected = 255 * RAMP
+    expected[3, 4] = 255 if bad == np.inf else 0
+    np.testing.assert_allclose(np.asarray(picture.image)[..., 0], expected, atol=0.51)
+    assert picture.doubt
+
+
+@pytest.mark.parametrize("written", [4095, 3000, 60000])
+def test_a_largest_number_that_is_exceeded_is_not_believed(tmp_path: Path, written: int) -> None:
+    path = write_tiff(tmp_path / "a.tif", ramp("<u2", 65535), t281=(3, written))
+    np.testing.assert_allclose(grey(path), 255 * RAMP, atol=0.51)
+
+
+def test_a_largest_number_in_use_is_no_white_of_its_own(tmp_path: Path) -> None:
+    """The standard has MaxSampleValue for statistics: a dark picture of 12 bits stays dark."""
+    path = write_tiff(tmp_path / "a.tif", ramp("<u2", 2500), t281=(3, 2500))
+    np.testing.assert_allclose(grey(path), 255 * RAMP * 2500 / 4095, atol=0.6)
+
+
+@pytest.mark.parametrize("tags", [{"t281": (3, 0)}, {"t341": (11, float("nan"))}, {"t341": (12, 1e300)}])
+def test_nonsense_in_tags_is_passed_over(tmp_path: Path, tags: dict[str, Any]) -> None:
+    assert grey(write_tiff(tmp_path / "a.tif", ramp("<u2", 65535), **tags)).max() == 255
+
+
+@pytest.mark.parametrize("write", [write_tiff, write_png])
+def test_colours_of_16_bits_that_are_all_small_are_doubted(tmp_path: Path, write: Any) -> None:
+    colours = np.stack([ramp("<u2", 4095)] * 3, axis=2)
+    assert "none of its numbers" in str(read_picture(write(tmp_path / "dark", colours)).doubt)
+    assert read_picture(write(tmp_path / "light", colours * 16)).doubt is None
+
+
+def test_colours_of_16_bits_are_read_by_the_largest_that_is_told(tmp_path: Path) -> None:
+    colours = np.stack([ramp("<u2", 4095)] * 3, axis=2)
+    path = write_tiff(tmp_path / "a.tif", colours, t281=(3, 4095))
+    np.testing.assert_allclose(grey(path), 255 * RAMP, atol=16)  # Pillow keeps four bits of twelve
+
+
+def test_the_significant_bits_of_a_png_are_its_upper_ones(tmp_path: Path) -> None:
+    scaled = (ramp("<u2", 255) << 8) | ramp("<u2", 255)
+    np.testing.assert_allclose(grey(write_png(tmp_path / "a.png", scaled, 8)), 255 * RAMP, atol=0.51)
+    dark = ramp("<u2", 255) << 4  # twelve significant bits, rightly the upper ones: dark, and told so
+    picture = read_picture(write_png(tmp_path / "b.png", dark, 12))
+    assert np.asarray(picture.image).max() <= 16 and picture.doubt
+    unscaled = read_picture(write_png(tmp_path / "c.png", ramp("<u2", 4095), 12))
+    np.testing.assert_allclose(np.asarray(unscaled.image)[..., 0], 255 * RAMP, atol=0.51)
+    assert unscaled.doubt is None
+
+
+def test_strips_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiff(tmp_path / "a.tif", ramp("<u2", 4095), t281=(3, 4095))
+    whole = grey(path)
+    for module in ("vitkit.data.samples.STRIP", "vitkit.data.decode.STRIP"):
+        monkeypatch.setattr(module, 100)
+    np.testing.assert_array_equal(grey(path), whole)
+
+
+def test_the_doctor_warns_and_keeps_the_doubt(tmp_path: Path) -> None:
+    for i in range(6):
+        name = "cat" if i % 2 else "dog"
+        (tmp_path / name).mkdir(exist_ok=True)
+        write_tiff(tmp_path / name / f"{i}.tif", np.random.default_rng(i).integers(0, 4096, (24, 32)).astype("<u2"))
+    for _ in range(2):  # decoded, and known again
+        told = [str(finding) for finding in examine(read_source(tmp_path)).findings]
+        assert any(line.startswith("warning: 6 pictures are read darker") for line in told)
+
+
+def test_a_doubt_is_said_once_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for i in range(3):
+            path = write_tiff(tmp_path / folder / f"{i}.tif", ramp("<u2", 4095))
+            with caplog.at_level(logging.WARNING):
+                warn_of_doubt(path, read_picture(path))
+    assert len(caplog.records) == 2
+
+
+# --- How many at a time --------------------------------------------------------------------------------
+
+
+def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [save(noise(40, 40, i), tmp_path / f"{i}.png") for i in range(8)]
+    one = 40 * 40 * 8
+    monkeypatch.setattr(decoding, "ROOM", Room(2 * one))
+    lock, inside, most = threading.Lock(), 0, 0
+
+    def look(path: Path) -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with decoding.picture_of(path):
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                threading.Event().wait(0.002)
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=look, args=(path,)) for path in paths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert most == 2
+
+
+def test_a_picture_larger_than_the_room_has_it_alone_and_one_thread_never_waits_for_itself() -> None:
+    room = Room(10)
+    with room.share() as take, room.share() as again:
+        take(100)
+        again(100)
+    with room.share() as take:
+        take(5)
+
+
+def test_what_failed_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "ROOM", Room(1))
+    path = save(noise(64, 64), tmp_path / "a.png")
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(decoding.UnreadableImageError):
+        decode(path)
+    done = threading.Thread(target=decode, args=(save(noise(9, 9), tmp_path / "b.png"),))
+    done.start()
+    done.join(timeout=10)
+    assert not done.is_alive()
+
+
+def test_room_is_known_without_being_told() -> None:
+    room = Room()
+    with room.share() as take:
+        take(LEAST)
+    assert Image.MAX_IMAGE_PIXELS is None or Image.MAX_IMAGE_PIXELS > 0
