@@ -12,8 +12,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from vitkit.data.source import read_source
+from vitkit.evaluate.figures import figures
+from vitkit.evaluate.metrics import evaluate
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.recipe import Recipe
+from vitkit.weights import load
 
 COLOURS = {"blue": (40, 60, 200), "green": (40, 190, 60), "red": (200, 50, 40)}
 QUICK: dict[str, Any] = {
@@ -55,6 +59,16 @@ def assert_same_weights(a: Path, b: Path) -> None:
 def metrics(folder: Path) -> list[dict[str, float]]:
     """metrics.csv without the seconds, which no seed decides."""
     return [{name: v for name, v in row.items() if name != "seconds"} for row in read_metrics(folder / "metrics.csv")]
+
+
+def assert_learned(folder: Path, data: Path) -> None:
+    """Of all images so many are right that the interval of the accuracy does not reach chance.
+
+    How many exactly is the processor's affair, whose rounding decides which model a few steps lead to.
+    """
+    outcome = evaluate(load(folder), read_source(data), "all")
+    low, _ = figures(outcome)["intervals_95"]["accuracy"]
+    assert low > 1 / len(outcome.classes), outcome.summary()
 
 
 def copy_of(folder: Path, target: Path) -> Path:

@@ -111,7 +111,12 @@ def test_curves_leave_out_what_was_not_measured_and_count_epochs_from_one(tmp_pa
 def test_a_contact_sheet_can_be_drawn(tmp_path: Path, count: int) -> None:
     titles = (STRANGE * 4)[:count]
     figure = plots.contact_sheet([noise(seed=i) for i in range(count)], titles, "pictures")
-    assert sum(bool(axis.images) for axis in figure.axes) == count
+    (axis,) = figure.axes
+    assert len(axis.images) == len(axis.texts) == count
+    boxes = [image.get_extent() for image in axis.images]
+    assert all(0 <= left < right <= axis.get_xlim()[1] for left, right, _, _ in boxes)
+    assert all(0 <= top < bottom <= axis.get_ylim()[0] for _, _, bottom, top in boxes)
+    assert len({(left, top) for left, _, _, top in boxes}) == count, "beside and below one another"
     drawn(figure, tmp_path)
 
 

@@ -102,8 +102,8 @@ def test_the_saved_classifier_has_the_accuracy_that_the_log_says(finished: Path)
     assert said.groups() == (f"{outcome.accuracy:.4f}", str(len(outcome.labels)), f"{outcome.loss:.4f}")
 
 
-def test_three_colours_are_learned(finished: Path) -> None:
-    assert evaluate(load(finished), split_from_file(finished / "split.json"), "test").accuracy > 0.8
+def test_three_colours_are_learned(finished: Path, data: Path) -> None:
+    runs.assert_learned(finished, data)
 
 
 def test_the_kept_models_val_accuracy_is_the_one_in_its_provenance(finished: Path) -> None:

@@ -214,14 +214,17 @@ def embedding(
 def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
     """Pictures in rows of eight with their titles."""
     columns = min(8, len(pictures))
-    rows = -(-len(pictures) // columns)
-    figure = Figure(figsize=(1.35 * columns, 1.55 * rows + 0.4), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    for axis in figure.subplots(rows, columns, squeeze=False).flat:
-        axis.axis("off")
-    for axis, picture, name in zip(figure.axes, pictures, titles, strict=False):
-        axis.imshow(picture, interpolation="nearest")
-        axis.set_title(_shorten(name), fontsize=7, pad=2)
+    wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
+    figure = Figure(figsize=(wide, tall))
+    figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")
+    axis = figure.add_axes((0, 0, 1, 1))  # one for all: axes of their own take 0.1 s each to lay out
+    axis.set_axis_off()
+    for number, (picture, name) in enumerate(zip(pictures, titles, strict=True)):
+        x, y = 1.35 * (number % columns + 0.5), 0.4 + 1.55 * (number // columns) + 0.2  # middle of the upper edge
+        width, height = (1.27 * side / max(picture.size) for side in picture.size)
+        axis.imshow(picture, interpolation="nearest", extent=(x - width / 2, x + width / 2, y + height, y))
+        axis.text(x, y - 0.03, _shorten(name), fontsize=7, ha="center", va="bottom")
+    axis.set(xlim=(0, wide), ylim=(tall, 0))
     return figure
 
 
