@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,13 @@ BINS = 15
 _RANGE, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)
 _PRIOR = 0.5  # standard deviation of ln T, and of the strength, before anything is seen: a few images are no certainty
 _EXACT = {"xatol": 1e-6}
+_NUMBERS = 2**18  # of a table that are computed with at a time: as many as stay in a core's cache
+
+
+def blocks(rows: int, width: int, numbers: int | None = None) -> Iterator[slice]:
+    """The rows of a table, a few at a time: what is computed of each row alone needs no second table."""
+    size = max(1, (numbers or _NUMBERS) // max(width, 1))
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,9 @@ def calibrate(
     moves = np.ptp(shift) > 0 if labels.ndim == 1 else shift.any()
 
     def cost(log_t: float, strength: float) -> float:
-        losses = _losses(logits / np.exp(log_t) + strength * shift, labels)
+        losses = np.empty(len(logits))
+        for own in blocks(*logits.shape):
+            losses[own] = _losses(logits[own] / np.exp(log_t) + strength * shift, labels[own])
         return float(times @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
 
     low, high = np.log(_RANGE)

@@ -13,9 +13,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vitkit.data.source import ImageTable
+from vitkit.evaluate.calibration import blocks
 from vitkit.evaluate.labels import find_suspects
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.files import write_text
+
+_SORTED = 2**20  # probabilities at a time
 
 
 class Doubt(NamedTuple):
@@ -57,24 +60,25 @@ def from_predictions(evaluations: Iterable[Evaluation]) -> list[Doubt]:
     """
     doubts = []
     for evaluation in evaluations:
-        own = evaluation.probabilities[np.arange(len(evaluation.labels)), evaluation.labels]
+        images, labels, predicted = np.arange(len(evaluation.labels)), evaluation.labels, evaluation.predicted
+        own, best = (evaluation.probabilities[images, each].astype(np.float64) for each in (labels, predicted))
         most = _least_expected(evaluation.probabilities, own)
-        for i in evaluation.mistakes(len(evaluation.labels)):
-            if own[i] > most:
-                continue
-            true, said = int(evaluation.labels[i]), int(evaluation.predicted[i])
-            row = evaluation.probabilities[i].astype(np.float64)
-            names = evaluation.classes[true], evaluation.classes[said]
-            doubts.append(Doubt(evaluation.paths[i], *names, float(row[said] - row[true])))
+        for i in evaluation.mistakes(len(labels)):
+            if own[i] <= most:
+                names = evaluation.classes[labels[i]], evaluation.classes[predicted[i]]
+                doubts.append(Doubt(evaluation.paths[i], *names, float(best[i] - own[i])))
     return sorted(doubts, key=lambda own: -own.score)
 
 
-def _least_expected(probabilities: npt.NDArray[np.float32], own: npt.NDArray[np.float32]) -> float:
+def _least_expected(probabilities: npt.NDArray[np.float32], own: npt.NDArray[np.float64]) -> float:
     """The highest probability of a label up to which at least twice as many have one as is expected; -1 without any."""
-    every = np.sort(probabilities, axis=None)
-    mass, given = np.cumsum(every, dtype=np.float64), np.sort(own)
-    upto = np.searchsorted(every, given, side="right")
-    expected, found = mass[upto - 1], np.searchsorted(given, given, side="right")
+    given = np.sort(own)
+    expected = np.zeros(len(given))  # the sum of all probabilities up to it
+    for rows in blocks(len(probabilities), probabilities.shape[1], _SORTED):
+        every = np.sort(probabilities[rows], axis=None)
+        mass = np.concatenate([[0.0], np.cumsum(every, dtype=np.float64)])
+        expected += mass[np.searchsorted(every, given, side="right")]
+    found = np.searchsorted(given, given, side="right")
     supported = given[2 * expected <= found]
     return float(supported.max()) if len(supported) else -1.0
 

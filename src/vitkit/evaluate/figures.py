@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 from scipy.special import softmax
-from sklearn.metrics import average_precision_score, roc_auc_score
 
+from vitkit.evaluate.calibration import blocks
 from vitkit.evaluate.intervals import intervals
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation, cross_fitted
+from vitkit.evaluate.standings import standings
 
 _DASH = "\N{EN DASH}"  # between the ends of an interval
 
@@ -67,18 +68,17 @@ def _intervals(evaluation: Evaluation) -> dict[str, Any]:
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
     """Areas under each class's ROC and precision-recall curves, one-vs-rest; None where there is no such curve."""
-    areas: dict[str, dict[str, float | None]] = {}
-    for i, name in enumerate(evaluation.classes):
-        is_own, score = evaluation.labels == i, evaluation.probabilities[:, i]
-        areas[name] = {
-            "roc_auc": float(roc_auc_score(is_own, score)) if 0 < is_own.sum() < len(is_own) else None,
-            "average_precision": float(average_precision_score(is_own, score)) if is_own.any() else None,
-        }
+    areas: dict[str, dict[str, float | None]]
+    areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
+    for i, own in standings(evaluation.labels, evaluation.probabilities):
+        areas[evaluation.classes[i]] = {"roc_auc": own.roc_auc, "average_precision": own.average_precision}
     return areas
 
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
     """What a classifier of the same logits and another temperature would say."""
-    logits = np.log(np.maximum(evaluation.probabilities.astype(np.float64), np.finfo(np.float32).tiny))
-    probabilities = softmax(logits * (evaluation.temperature / temperature), axis=1).astype(np.float32)
+    probabilities = np.empty_like(evaluation.probabilities)
+    for own in blocks(*probabilities.shape):
+        logits = np.log(np.maximum(evaluation.probabilities[own].astype(np.float64), np.finfo(np.float32).tiny))
+        probabilities[own] = softmax(logits * (evaluation.temperature / temperature), axis=1)
     return replace(evaluation, probabilities=probabilities, temperature=temperature)

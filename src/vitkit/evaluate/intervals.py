@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, ndtri
 
-from vitkit.evaluate.calibration import BINS, bin_of
+from vitkit.evaluate.calibration import BINS, bin_of, blocks
 
 if TYPE_CHECKING:
     from vitkit.evaluate.metrics import Evaluation
@@ -104,9 +104,13 @@ def _loss_interval(probabilities: npt.NDArray[np.float32], labels: Ints, units: 
     Or as much as the middle one of these would cost if its second most probable class were the true one, if that is
     more: where nothing is wrong, the worst of these says nothing of what a mistake costs.
     """
-    losses = -np.log(np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny))  # (n, K)
-    own = losses[np.arange(len(labels)), labels]
-    mistaken = np.partition(losses, 1, axis=1)[:, 1] if losses.shape[1] > 1 else own
+    true = probabilities[np.arange(len(labels)), labels]
+    second = true
+    if probabilities.shape[1] > 1:
+        second = np.empty_like(true)  # the second most probable class's
+        for rows in blocks(*probabilities.shape):
+            second[rows] = np.partition(probabilities[rows], -2, axis=1)[:, -2]
+    own, mistaken = (-np.log(np.maximum(p.astype(np.float64), np.finfo(np.float32).tiny)) for p in (true, second))
     return mean_interval(own, max(float(own.max()), float(np.median(mistaken))), units)
 
 
@@ -154,16 +158,23 @@ def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
     part = units.imagined / k
-    is_true, is_said = (own[:, None] == classes for own in (labels, predicted))  # (n, k)
-    both = is_true & is_said
-    images = is_true.sum(axis=0) + part
-    either = is_true.sum(axis=0) + is_said.sum(axis=0) + 2 * part
-    f1 = 2 * (both.sum(axis=0) + part * is_upper) / either
-    influence = ((2.0 * both - f1 * is_true - f1 * is_said) / either).sum(axis=1) / k
+    true, said = (_place(own, classes) for own in (labels, predicted))  # (n,), k where it is none of them
+    there, named, both = (np.bincount(own, minlength=k + 1)[:k] for own in (true, said, true[true == said]))
+    images = there + part
+    either = there + named + 2 * part
+    f1 = 2 * (both + part * is_upper) / either
+    shares, weights = (np.append(own / either, 0.0) for own in (f1, np.ones(k)))  # an image counts in two classes
+    influence = (2.0 * (true == said) * weights[true] - shares[true] - shares[said]) / k
     imagined = float((2 * part * (is_upper - f1) / either).sum()) / k
     mean = float(f1.mean())
     least = units.effect(labels == predicted) * mean * (1 - mean) * float((1 / images).sum()) / k**2
     return _quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=is_upper)
+
+
+def _place(labels: Ints, classes: Ints) -> Ints:
+    """Where each label is among sorted classes; their number where it is none of them, (n,)."""
+    place = np.searchsorted(classes, labels)
+    return np.where(np.append(classes, -1)[place] == labels, place, len(classes))
 
 
 def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import confusion_matrix
 
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluate.calibration import Reliability
+from vitkit.evaluate.calibration import Reliability, blocks
 
 Counts = npt.NDArray[np.int64]
 Known = list[float | None]
@@ -46,7 +46,7 @@ class Evaluation:
     groups: tuple[int, ...] = ()
     chosen: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
         """The most probable class of each image, (n,)."""
         return self.probabilities.argmax(axis=1)
@@ -86,7 +86,9 @@ class Evaluation:
     def briers(self) -> npt.NDArray[np.float64]:
         """The squared distance of each image's probabilities from the truth, (n,)."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels].astype(np.float64)
-        squares: npt.NDArray[np.float64] = (self.probabilities.astype(np.float64) ** 2).sum(axis=1)
+        squares = np.empty(len(true))
+        for own in blocks(*self.probabilities.shape):
+            squares[own] = (self.probabilities[own].astype(np.float64) ** 2).sum(axis=1)
         return np.maximum(squares - 2 * true + 1, 0.0)
 
     @property
@@ -102,15 +104,13 @@ class Evaluation:
 
     def confused(self, most: int) -> list[tuple[str, str, int, float]]:
         """The most frequent mistakes: true class, predicted class, images, their part of the true class."""
-        matrix = self.confusion()
-        images = matrix.sum(axis=1)
-        np.fill_diagonal(matrix, 0)
-        order = np.argsort(-matrix, axis=None, kind="stable")[:most]
-        pairs = [(int(i) // len(matrix), int(i) % len(matrix)) for i in order]
+        images = self._count(self.labels)
+        true, said, counts = self._pairs()
+        wrong = true != said
+        true, said, counts = true[wrong], said[wrong], counts[wrong]
         return [
-            (self.classes[i], self.classes[j], int(matrix[i, j]), float(matrix[i, j] / images[i]))
-            for i, j in pairs
-            if matrix[i, j]
+            (self.classes[true[p]], self.classes[said[p]], int(counts[p]), float(counts[p] / images[true[p]]))
+            for p in np.argsort(-counts, kind="stable")[:most]
         ]
 
     def mistakes(self, most: int) -> list[int]:
@@ -126,24 +126,41 @@ class Evaluation:
     def is_among(self, k: int) -> npt.NDArray[np.bool_]:
         """Whether each image's true class is among the k most probable, (n,)."""
         true = self.probabilities[np.arange(len(self.labels)), self.labels]
-        among: npt.NDArray[np.bool_] = (self.probabilities > true[:, None]).sum(axis=1) < k
+        among = np.empty(len(true), dtype=np.bool_)
+        for own in blocks(*self.probabilities.shape):
+            among[own] = (self.probabilities[own] > true[own, None]).sum(axis=1) < k
         return among
 
-    def confusion(self) -> npt.NDArray[np.int64]:
-        """(K, K) counts: row the true class, column the predicted one."""
-        matrix: npt.NDArray[np.int64] = confusion_matrix(
-            self.labels, self.predicted, labels=np.arange(len(self.classes))
-        )
+    def confusion(self, most: int | None = None) -> npt.NDArray[np.int64]:
+        """(K, K) counts: row the true class, column the predicted one.
+
+        Args:
+            most: rows and columns; more classes are counted several to a row, in their order. None: one a row.
+        """
+        each = 1 if most is None else -(-len(self.classes) // most)
+        side = -(-len(self.classes) // each)
+        true, said, counts = self._pairs()
+        matrix = np.zeros((side, side), dtype=np.int64)
+        np.add.at(matrix, (true // each, said // each), counts)
         return matrix
 
     def per_class(self) -> dict[str, dict[str, Any]]:
         """Precision, recall, F1 and support (images) of each class; None where one is undefined (`scores`)."""
-        matrix = self.confusion()
-        precision, recall, f1 = scores(matrix.diagonal(), matrix.sum(axis=0), matrix.sum(axis=1))
+        hits, there = self._count(self.labels[self.predicted == self.labels]), self._count(self.labels)
+        precision, recall, f1 = scores(hits, self._count(self.predicted), there)
         return {
-            name: {"precision": precision[i], "recall": recall[i], "f1": f1[i], "support": int(matrix[i].sum())}
+            name: {"precision": precision[i], "recall": recall[i], "f1": f1[i], "support": int(there[i])}
             for i, name in enumerate(self.classes)
         }
+
+    def _count(self, labels: npt.NDArray[np.int64]) -> Counts:
+        """(K,) images of each class."""
+        return np.bincount(labels, minlength=len(self.classes))
+
+    def _pairs(self) -> tuple[Counts, Counts, Counts]:
+        """True and predicted class and images of each pair that occurs, in order of the classes."""
+        pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
+        return *np.divmod(pairs, len(self.classes)), counts
 
     def summary(self) -> dict[str, Any]:
         """The headline numbers, `accuracy` first."""
@@ -222,23 +239,26 @@ def evaluate(
         raise VitkitError(f"{table.name} has images of several classes or none, and the model says one of each image")
     rows = table if split == "all" else table.of_split(split)
     label_of = align(rows, classifier)
-    paths, labels, outcomes, unreadable = [], [], [], {}
+    paths: list[str] = []
+    labels: list[int] = []
+    unreadable: dict[str, str] = {}
+    found = np.empty((len(rows), len(classifier.classes)), dtype=np.float32)
     stream = classifier.stream(rows.file(i) for i in range(len(rows)))
     for done, (path, label, (_, outcome)) in enumerate(zip(rows.paths, rows.labels, stream, strict=True), start=1):
         if isinstance(outcome, str):
             unreadable[path] = outcome
         else:
+            found[len(paths)] = outcome
             paths.append(path)
             labels.append(label_of[label])
-            outcomes.append(outcome)
         if progress is not None:
             progress(done, len(rows))
     refuse_unanswered(unreadable, len(rows))
     if not paths:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.root}{first}")
-    truth, found = np.array(labels), np.stack(outcomes)
-    return Evaluation(split, classifier.classes, tuple(paths), truth, found, unreadable, classifier.temperature)
+    truth, said = np.array(labels), found[: len(paths)]
+    return Evaluation(split, classifier.classes, tuple(paths), truth, said, unreadable, classifier.temperature)
 
 
 def refuse_unanswered(reasons: Mapping[str, str], images: int) -> None:
@@ -262,9 +282,10 @@ def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
     Raises:
         VitkitError: the classifier does not know one of them; all such are named.
     """
-    present = [name for name, count in rows.counts().items() if count]
-    unknown = [name for name in present if name not in classifier.classes]
+    number = {name: i for i, name in enumerate(classifier.classes)}
+    present = {name: i for i, (name, count) in enumerate(rows.counts().items()) if count}
+    unknown = [name for name in present if name not in number]
     if unknown:
         known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
         raise VitkitError(f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})")
-    return {rows.classes.index(name): classifier.classes.index(name) for name in present}
+    return {own: number[name] for name, own in present.items()}

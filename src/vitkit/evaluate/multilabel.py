@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import average_precision_score
 
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluate.metrics import Evaluation, align, mean_of_known, refuse_unanswered, scores
+from vitkit.evaluate.standings import standings
 from vitkit.page import decimals
 from vitkit.page import table as html_table
 
@@ -35,7 +36,7 @@ class MultiEvaluation(Evaluation):
 
     thresholds: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
         """1 where an image is said to have a class, else 0, (n, K)."""
         return (self.probabilities >= np.array(self.thresholds)).astype(np.int64)
@@ -130,8 +131,10 @@ def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64
         labels: whether each image has each class, (n, K).
         scores: anything that rises with the probability, (n, K).
     """
-    columns = zip(labels.T, scores.T, strict=True)
-    return np.array([average_precision_score(own, score) if own.any() else np.nan for own, score in columns])
+    found = np.full(labels.shape[1], np.nan)
+    for i, own in standings(labels, scores):
+        found[i] = own.average_precision
+    return found
 
 
 def mean_average_precision(labels: Labels, scores: Floats) -> float:
@@ -197,17 +200,18 @@ def evaluate(
     """
     rows = table if split == "all" else table.of_split(split)
     column_of = align(rows, classifier)
-    paths, labels, outcomes, unreadable = [], [], [], {}
+    paths: list[str] = []
+    unreadable: dict[str, str] = {}
+    labels = np.zeros((len(rows), len(classifier.classes)), dtype=np.int64)
+    found = np.empty(labels.shape, dtype=np.float32)
     stream = classifier.stream(rows.file(i) for i in range(len(rows)))
     for i, (_, outcome) in enumerate(stream):
         if isinstance(outcome, str):
             unreadable[rows.paths[i]] = outcome
         else:
-            own = np.zeros(len(classifier.classes), dtype=np.int64)
-            own[[column_of[label] for label in rows.classes_of(i)]] = 1
+            labels[len(paths), [column_of[label] for label in rows.classes_of(i)]] = 1
+            found[len(paths)] = outcome
             paths.append(rows.paths[i])
-            labels.append(own)
-            outcomes.append(outcome)
         if progress is not None:
             progress(i + 1, len(rows))
     refuse_unanswered(unreadable, len(rows))
@@ -219,8 +223,8 @@ def evaluate(
         split=split,
         classes=classifier.classes,
         paths=tuple(paths),
-        labels=np.stack(labels),
-        probabilities=np.stack(outcomes),
+        labels=labels[: len(paths)],
+        probabilities=found[: len(paths)],
         unreadable=unreadable,
         thresholds=classifier.thresholds,
     )

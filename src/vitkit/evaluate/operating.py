@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitkit.evaluate.calibration import log_odds, to_probabilities
+from vitkit.evaluate.calibration import blocks, log_odds, to_probabilities
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation
 from vitkit.page import table
@@ -55,8 +55,12 @@ def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["dat
         prior: the one that is wanted.
     """
     shares = np.log(np.maximum(counts, 1))
-    logits = log_odds(evaluation.probabilities, evaluation.labels) + (shares if prior == "data" else -shares)
-    return replace(evaluation, probabilities=to_probabilities(logits, evaluation.labels))
+    found = np.empty_like(evaluation.probabilities)
+    for own in blocks(*found.shape):
+        labels = evaluation.labels[own]
+        logits = log_odds(evaluation.probabilities[own], labels) + (shares if prior == "data" else -shares)
+        found[own] = to_probabilities(logits, labels)
+    return replace(evaluation, probabilities=found)
 
 
 def _figures(evaluation: Evaluation) -> dict[str, Any]:

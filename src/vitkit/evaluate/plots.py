@@ -14,14 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
-from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
+from sklearn.metrics import precision_recall_curve, roc_curve
 
 from vitkit.evaluate.calibration import Reliability
+from vitkit.evaluate.standings import Standing, standings
 from vitkit.files import replacing
 from vitkit.page import DPI, to_png
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
+_MOST_NAMED, _UNNAMED = 60, 12.0  # classes with their names along an axis; inches of a square without any
+MOST_SHADED = 1000  # rows and columns of such a square
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 
 
@@ -53,6 +56,9 @@ def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
     return figure
 
 
+_MOST_BARS = 100  # side by side with a number each; more would run into one another
+
+
 def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
     """Images per class, a bar for each class with its splits side by side upon one another."""
     figure = Figure(figsize=(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8), layout="constrained")
@@ -60,10 +66,17 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
     positions, base = np.arange(len(classes)), np.zeros(len(classes))
     for (split, by_class), colour in zip(counts.items(), (BLUE, ORANGE, GREEN), strict=False):
         heights = np.array([by_class.get(name, 0) for name in classes])
-        axis.bar(positions, heights, bottom=base, color=colour, label=f"{split} ({int(heights.sum())})")
-        base += heights
-    for position, total in enumerate(base.tolist()):
-        axis.text(position, total, f"{int(total)}", ha="center", va="bottom", fontsize=8)
+        label = f"{split} ({int(heights.sum())})"
+        if len(classes) <= _MOST_BARS:
+            axis.bar(positions, heights, bottom=base, color=colour, label=label)
+        else:  # one outline for all of them
+            edges = np.append(positions - 0.5, len(classes) - 0.5)
+            low, high = (np.append(each, each[-1]) for each in (base, base + heights))
+            axis.fill_between(edges, low, high, step="post", color=colour, linewidth=0, label=label)
+        base = base + heights
+    if len(classes) <= _MOST_BARS:
+        for position, total in enumerate(base.tolist()):
+            axis.text(position, total, f"{int(total)}", ha="center", va="bottom", fontsize=8)
     _label_classes(axis, classes)
     axis.set(title="Images per class", ylim=(0, 1.25 * max(base.max(), 1)))
     axis.spines[["top", "right"]].set_visible(False)
@@ -73,7 +86,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
     """Counts by true and predicted class, shaded by the part of the true class."""
-    side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0))
+    side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = Figure(figsize=(side, side), layout="constrained")
     axis = figure.subplots()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -126,11 +139,11 @@ def ranking(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
-    own = [i for i in range(len(classes)) if 0 < (labels == i).sum() < len(labels)]
-    precisions = {i: float(average_precision_score(labels == i, probabilities[:, i])) for i in own}
-    shown = own if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
+    own = {i: each for i, each in standings(labels, probabilities) if each.others}
+    precisions = {i: each.average_precision for i, each in own.items()}
+    shown = list(own) if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
     for i, (colour, line) in zip(shown, _STYLES, strict=False):
-        area = float(roc_auc_score(labels == i, probabilities[:, i]))
+        area = own[i].roc_auc
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
         roc.plot(
             *roc_curve(labels == i, probabilities[:, i])[:2], label=f"{_in_legend(classes[i])} {area:.3f}", **style
@@ -139,7 +152,7 @@ def ranking(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32
         label = f"{_in_legend(classes[i])} {precisions[i]:.3f}"
         recall.plot(found, precision, label=label, drawstyle="steps-post", **style)
     if len(own) > len(shown):
-        _draw_means(roc, recall, labels, probabilities, own)
+        _draw_means(roc, recall, list(own.values()))
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
@@ -151,19 +164,12 @@ def ranking(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32
     return figure
 
 
-def _draw_means(
-    roc: Axes, recall: Axes, labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], own: Sequence[int]
-) -> None:
-    """The mean curve over the classes `own`."""
+def _draw_means(roc: Axes, recall: Axes, own: Sequence[Standing]) -> None:
+    """The mean curves over classes."""
     grid = np.linspace(0, 1, 201)
-    heights, precisions = np.zeros(201), np.zeros(201)
-    for i in own:
-        false, true, _ = roc_curve(labels == i, probabilities[:, i])
-        heights += np.interp(grid, false, true) / len(own)
-        precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
-        highest = np.maximum.accumulate(precision)  # at this recall or a higher one
-        precisions += np.interp(grid, found[::-1], highest[::-1]) / len(own)
     label = f"mean of {len(own)} classes"
+    heights = sum(each.true_rate(grid) for each in own) / len(own)
+    precisions = sum(each.best_precision(grid) for each in own) / len(own)
     roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
     recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
 
@@ -243,7 +249,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
     """Name the classes along the axis, unless there are so many that the names would run into one another."""
-    if len(classes) > 60:
+    if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
     names = [_shorten(name) for name in classes]

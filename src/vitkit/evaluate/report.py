@@ -106,7 +106,7 @@ def draw(
             f"temperature {evaluation.temperature:.2f}": evaluation,
         }
     figures = {
-        "Confusion": plots.confusion(evaluation.confusion(), classes, title),
+        "Confusion": plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
         "Confidence and accuracy": plots.reliability(
             {name: Reliability.of(own.probabilities, own.labels) for name, own in states.items()}
         ),
