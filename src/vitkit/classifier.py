@@ -181,7 +181,7 @@ class Classifier:
 
     @torch.inference_mode()
     def features(self, images: Tensor, what: Features = "head") -> Tensor:
-        """(B, C, height, width), preprocessed -> features, in float32.
+        """(B, C, height, width), preprocessed -> features, in float32, which keep no other tokens in memory.
 
         Args:
             images: what the model sees.
@@ -195,9 +195,11 @@ class Classifier:
             raise VitkitError("the model has no class token: take mean, patches or head")
         tokens = self.model.forward_features(images)  # (B, N, D)
         if what == "head":
-            return self.model.forward_head(tokens, pre_logits=True)
+            return self.model.forward_head(tokens, pre_logits=True).clone()  # of tokens it may be a view
         patches = tokens[:, self.model.config.prefix_tokens :]
-        return {"class": tokens[:, 0], "mean": patches.mean(dim=1), "patches": patches}[what]
+        if what == "mean":
+            return patches.mean(dim=1)
+        return patches if what == "patches" else tokens[:, 0].clone()
 
     def stream(
         self, paths: Iterable[str | Path], batch_size: int | None = None

@@ -36,21 +36,52 @@ def embed(
     from vitkit.cli.progress import Bar
 
     classifier = load_model(model)
-    rows: list[tuple[str, Any]] = []
+    found = _Found(len(paths))
     with Bar() as bar:
-        for path, outcome in classifier.embed(paths, what, batch_size):
-            rows.append((path, outcome))
-            bar("embedding", len(rows), len(paths))
-    readable = [(path, vector) for path, vector in rows if not isinstance(vector, str)]
-    if not readable:
-        raise VitkitError(f"none of the {len(rows)} images can be read; the first: {rows[0][1]}")
+        for done, (path, outcome) in enumerate(classifier.embed(paths, what, batch_size), start=1):
+            found.add(path, outcome)
+            bar("embedding", done, len(paths))
+    if not found.paths:
+        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {found.errors[0][1]}")
     if out is not None:
-        _write(out, rows, readable, what)
+        _write(out, found, what)
     if near is not None:
         ((_, query),) = classifier.embed([near], what)
         if isinstance(query, str):
             raise VitkitError(f"--near {near}: {query}")
-        _print_nearest(query, readable, top)
+        _print_nearest(query, found, top)
+
+
+class _Found:
+    """The features of images as they come, in one array from the first of them on.
+
+    Attributes:
+        paths: of the images that could be read.
+        errors: the paths of the others, and why they could not.
+    """
+
+    def __init__(self, images: int) -> None:
+        self.paths: list[str] = []
+        self.errors: list[tuple[str, str]] = []
+        self._images = images
+        self._array: npt.NDArray[Any] | None = None
+
+    def add(self, path: str, outcome: npt.NDArray[Any] | str) -> None:
+        if isinstance(outcome, str):
+            self.errors.append((path, outcome))
+            return
+        if self._array is None:
+            import numpy as np
+
+            self._array = np.empty((self._images, *outcome.shape), outcome.dtype)
+        self._array[len(self.paths)] = outcome
+        self.paths.append(path)
+
+    @property
+    def features(self) -> npt.NDArray[Any]:
+        """Of `paths`, (n, ...)."""
+        assert self._array is not None
+        return self._array[: len(self.paths)]
 
 
 def _check(out: Path | None, near: Path | None, what: str, sources: list[str], *, force: bool) -> None:
@@ -67,31 +98,31 @@ def _check(out: Path | None, near: Path | None, what: str, sources: list[str], *
         raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
 
 
-def _write(out: Path, rows: list[tuple[str, Any]], readable: list[tuple[str, Any]], what: str) -> None:
+def _write(out: Path, found: _Found, what: str) -> None:
     import numpy as np
 
     from vitkit.files import replacing
 
-    unreadable = [(path, reason) for path, reason in rows if isinstance(reason, str)]
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
-            paths=np.array([path for path, _ in readable]),
-            features=np.stack([vector for _, vector in readable]),
+            paths=np.array(found.paths),
+            features=found.features,
             what=np.array(what),
-            unreadable=np.array([path for path, _ in unreadable], dtype=str),
-            errors=np.array([reason for _, reason in unreadable], dtype=str),
+            unreadable=np.array([path for path, _ in found.errors], dtype=str),
+            errors=np.array([reason for _, reason in found.errors], dtype=str),
         )
-    shape = "x".join(map(str, (len(readable), *readable[0][1].shape)))
-    print(f"{len(rows)} images ({len(unreadable)} unreadable), eager, float32: {shape} features in {out}")
+    shape = "x".join(map(str, found.features.shape))
+    images = len(found.paths) + len(found.errors)
+    print(f"{images} images ({len(found.errors)} unreadable), eager, float32: {shape} features in {out}")
 
 
-def _print_nearest(query: npt.NDArray[Any], readable: list[tuple[str, Any]], top: int) -> None:
+def _print_nearest(query: npt.NDArray[Any], found: _Found, top: int) -> None:
     """By cosine similarity, the most alike first."""
     import numpy as np
 
-    vectors = np.stack([vector for _, vector in readable])
+    vectors = found.features
     similarity = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
     print("path,similarity")
     for i in np.argsort(-similarity, kind="stable")[:top]:
-        print(f"{readable[i][0]},{similarity[i]:.6f}")
+        print(f"{found.paths[i]},{similarity[i]:.6f}")

@@ -35,7 +35,7 @@ from vitkit.train.guard import Guard
 from vitkit.train.linear import freeze_backbone
 from vitkit.train.lora import add_low_rank
 from vitkit.train.patches import drop_patches
-from vitkit.train.probe import fit_head, start_head
+from vitkit.train.probe import Features, fit_head, start_head
 from vitkit.train.recipe import Recipe, checkpoint_every, without_places
 from vitkit.train.search import STEPS, find_lr
 from vitkit.train.setup import (
@@ -76,7 +76,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
         draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
-    known: dict[str, Tensor] = {}
+    known: Features | None = None
     if recipe.method == "head":
         if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             known = fit_head(run, recipe, table, classifier)

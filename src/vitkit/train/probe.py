@@ -52,11 +52,24 @@ class Fit:
     val_map: float | None = None
 
 
-def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Features:
+    """What a head reads of images.
+
+    Attributes:
+        paths: of n images, below the data's folder.
+        rows: (n, D).
+    """
+
+    paths: tuple[str, ...]
+    rows: Tensor
+
+
+def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> Features:
     """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
 
     Returns:
-        The features (D,) of training and validation images as they are, by path.
+        The features of training and validation images as they are.
     """
     started = time.monotonic()
     precision = choose_precision(recipe.precision)
@@ -85,13 +98,11 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
     return seconds
 
 
-def _put_best_head(
-    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
-) -> tuple[Fit, dict[str, Tensor]]:
+def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> tuple[Fit, Features]:
     """Fit a head to the features of the training images and of their views, and give it to the model.
 
     Returns:
-        The head, and the features of training and validation images as they are, by path.
+        The head, and the features of training and validation images as they are.
     """
     precision = choose_precision(recipe.precision)
     train, val = table.of_split("train"), table.of_split("val")
@@ -105,9 +116,8 @@ def _put_best_head(
         asked = Subset(augmented, [(view, i) for i in range(len(augmented))])  # type: ignore[misc]  # its own indices
         views.append(features(asked, f"training images, view {view + 1}"))
     held_out = features(EvaluationImages(val, classifier.preprocess), "validation images") if len(val) else None
-    plain = dict(zip(train.paths, views[0][0], strict=True))
-    plain |= dict(zip(val.paths, held_out[0], strict=True)) if held_out is not None else {}
-    x, y = (torch.cat(parts) for parts in zip(*views, strict=True))
+    plain = views[0][0] if held_out is None else torch.cat([views[0][0], held_out[0]])
+    x, y = (torch.cat(parts) for parts in zip(*views, strict=True)) if recipe.views else views[0]
     if table.is_multi:
         targets = torch.tensor(table.set_targets())
         y, held_out = targets[y], held_out and (held_out[0], targets[held_out[1]])
@@ -115,7 +125,7 @@ def _put_best_head(
     with torch.no_grad():
         classifier.model.get_parameter("head.weight").copy_(fitted.weight)
         classifier.model.get_parameter("head.bias").copy_(fitted.bias)
-    return fitted, plain
+    return fitted, Features((*train.paths, *val.paths), plain)
 
 
 def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None:
@@ -144,16 +154,22 @@ def compute_features(
     """What the head reads of each image, (n, D) float32, and its label, (n,)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)
-    features, labels, done = [], [], 0
+    count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
+    with torch.inference_mode(mode=False):  # a head is to be fitted to them
+        features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
     for batch, label in DataLoader(images, recipe.batch_size, num_workers=choose_workers(recipe.workers)):
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             tokens = model.forward_features(batch.to(device))  # (B, N, D)
-        features.append(model.forward_head(tokens.float(), pre_logits=True).cpu())
-        labels.append(label)
+        read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
+        if not done:
+            with torch.inference_mode(mode=False):
+                features = torch.empty(count, read.shape[1])  # one for all: many small ones would scatter memory
+        own = slice(done, done + len(label))
+        features[own], labels[own] = read, label
         done += len(label)
-        progress(done, len(images))  # type: ignore[arg-type]  # every set of images here has a length
+        progress(done, count)
     model.cpu()
-    return torch.cat(features).clone(), torch.cat(labels).clone()  # no inference tensors: a head is to be fitted
+    return features, labels
 
 
 def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int) -> Fit:

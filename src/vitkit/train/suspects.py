@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.classifier import Classifier
 from vitkit.data.datamodule import EvaluationImages
 from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
@@ -18,7 +19,7 @@ from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluate.doubts import Doubt, from_features
 from vitkit.train.folder import RECIPE, Progress, Run
-from vitkit.train.probe import compute_features
+from vitkit.train.probe import Features, compute_features
 from vitkit.train.recipe import Recipe, build, load_fields
 from vitkit.train.setup import choose_precision, new_classifier, weights_of
 from vitkit.weights import inspect
@@ -27,7 +28,7 @@ MOST = 20_000  # images; more would take long, and memory
 _BEGAN_FROM = ("model", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed")
 
 
-def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str, Tensor]) -> list[Doubt] | None:
+def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> list[Doubt] | None:
     """The doubtful labels of all images of a run, the most doubtful first.
 
     The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where
@@ -37,7 +38,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str
         run: tells of it.
         recipe: what the run began from.
         table: all images.
-        known: features by path, where they were computed already; of a head on frozen features.
+        known: features that were computed already; of a head on frozen features.
 
     Returns:
         None where they cannot be looked for: the run began from nothing, or from weights that know these labels and
@@ -60,27 +61,41 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Mapping[str
             return None
         if source != weights_of(recipe):
             run.say(f"label errors are judged by {source}, which had not seen these images")
-            begun, known = begun.replace(weights=source), {}
+            begun, known = begun.replace(weights=source), None
         frozen = new_classifier(begun, table, "", run.progress)
-        rest = table.take([i for i, path in enumerate(table.paths) if path not in known])
-        every = dict(known)
-        if len(rest):
-            computed, _ = compute_features(
-                frozen.model,
-                EvaluationImages(rest, frozen.preprocess),
-                recipe,
-                precision,
-                partial(run.progress, "looking for label errors"),
-            )
-            every |= zip(rest.paths, computed, strict=True)
+        progress = partial(run.progress, "looking for label errors")
+        features = _features(table, known, frozen, recipe, precision, progress)
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
-    features = torch.stack([every[path] for path in table.paths])
     doubts = from_features(table, features, torch.tensor(table.labels), recipe.seed)
     seconds = time.monotonic() - started
     run.say(f"{len(doubts)} of {len(table)} labels are doubtful (frozen features in {precision}, {seconds:.0f} s)")
     return doubts
+
+
+def _features(
+    table: ImageTable,
+    known: Features | None,
+    frozen: Classifier,
+    recipe: Recipe,
+    precision: str,
+    progress: Callable[[int, int], None],
+) -> Tensor:
+    """(n, D) of all images; those that are not known are computed."""
+    place = {} if known is None else {path: i for i, path in enumerate(known.paths)}
+    rest = [i for i, path in enumerate(table.paths) if path not in place]
+    if known is None or len(rest) == len(table):
+        return compute_features(frozen.model, EvaluationImages(table, frozen.preprocess), recipe, precision, progress)[
+            0
+        ]
+    features = torch.empty(len(table), known.rows.shape[1])
+    there = [i for i, path in enumerate(table.paths) if path in place]
+    features[there] = known.rows[[place[table.paths[i]] for i in there]]
+    if rest:
+        images = EvaluationImages(table.take(rest), frozen.preprocess)
+        features[rest], _ = compute_features(frozen.model, images, recipe, precision, progress)
+    return features
 
 
 def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> str | None:
