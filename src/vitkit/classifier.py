@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
 from vitkit.errors import VitkitError
 from vitkit.files import replacing, write_bytes, write_json
 from vitkit.model import VisionTransformer
+from vitkit.ranking import Ranking
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -55,14 +56,14 @@ class Prediction:
         label: the most probable class; None when there is no answer. Of a multi-label model the classes that
             reach their thresholds, in the order of the classes, joined by `;`; "" when none does.
         confidence: its probability; the lowest of those named, or when none is, 1 - the highest of all.
-        ranking: every class with its probability, the most probable first.
+        ranking: every class with its probability, the most probable first, sorted as far as it is read (`Ranking`).
         error: why there is no answer: the image could not be read, or the model's numbers are not finite.
     """
 
     path: str
     label: str | None = None
     confidence: float | None = None
-    ranking: tuple[tuple[str, float], ...] = ()
+    ranking: Sequence[tuple[str, float]] = ()
     error: str | None = None
 
 
@@ -236,8 +237,12 @@ class Classifier:
         An image that cannot be read, or answered with finite numbers, gives a `Prediction` with its `error`.
         """
         paths = [paths] if isinstance(paths, (str, Path)) else paths
+        thresholds = None if self.thresholds is None else np.array(self.thresholds)
         for path, outcome in self.stream(paths, batch_size):
-            yield Prediction(path, error=outcome) if isinstance(outcome, str) else self._rank(path, outcome)
+            if isinstance(outcome, str):
+                yield Prediction(path, error=outcome)
+            else:
+                yield _rank(path, Ranking(self.classes, outcome), outcome, thresholds)
 
     def explain(
         self,
@@ -268,15 +273,6 @@ class Classifier:
             return self.read(path)
         except UnreadableImageError as error:
             return str(error)
-
-    def _rank(self, path: str, probabilities: npt.NDArray[np.float32]) -> Prediction:
-        order = np.argsort(-probabilities, kind="stable")
-        ranking = tuple((self.classes[i], float(probabilities[i])) for i in order)
-        if self.thresholds is None:
-            return Prediction(path, *ranking[0], ranking)
-        named = np.flatnonzero(probabilities >= np.array(self.thresholds))
-        confidence = probabilities[named].min() if len(named) else 1 - probabilities.max()
-        return Prediction(path, JOINT.join(self.classes[i] for i in named), float(confidence), ranking)
 
     def save(self, folder: str | Path) -> None:
         """Write the model folder. What was there stays whole until the new files are.
@@ -323,6 +319,19 @@ class Classifier:
             **({} if self.pictures is None else {"pictures_sha256": hashlib.sha256(self.pictures).hexdigest()}),
             "provenance": self.provenance,
         }
+
+
+def _rank(
+    path: str,
+    ranking: Ranking,
+    probabilities: npt.NDArray[np.float32],
+    thresholds: npt.NDArray[np.float64] | None,
+) -> Prediction:
+    if thresholds is None:
+        return Prediction(path, *ranking[0], ranking)
+    named = np.flatnonzero(probabilities >= thresholds)
+    confidence = probabilities[named].min() if len(named) else 1 - probabilities.max()
+    return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
 
 
 def is_model_folder(path: Path) -> bool:
