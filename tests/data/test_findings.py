@@ -165,6 +165,21 @@ def test_a_class_that_a_split_lacks_is_named_with_what_follows() -> None:
     ]
 
 
+def test_many_classes_that_a_split_lacks_are_told_in_a_line_for_each_split() -> None:
+    counts = {**{f"class {i}": 2 for i in range(30)}, "lone": 1}
+    splits = (*("train", "test") * 30, "val")
+    assert told(findings.of_splits(table_of(counts, splits))) == [
+        (
+            "warning: 30 classes have no image in val; with their images in all: "
+            "class 0 (2), class 1 (2), class 2 (2), class 3 (2), class 4 (2), and 25 more"
+        ),
+        (
+            "warning: 1 class has no image in train or test, so the model cannot learn them; with their images in all: "
+            "lone (1)"
+        ),
+    ]
+
+
 # --- Pictures --------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from vitkit.data.walk import SUFFIXES
 
 TINY_CLASS = 10  # images
 MOST_LOST, MOST_CROPPED = 0.25, 0.2  # a crop that loses more of the area, in more of the images, is warned of
+_SINGLY = 20  # classes that lack a split and are each told in a line of their own
 _IMBALANCE = 10.0  # of the largest class to the smallest
 _JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
 _SUFFIXES_OF = {
@@ -131,12 +132,27 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
     if have and "train" not in have:
         there = " and ".join(have)
         yield Finding("warning", f"the images are of {there} alone: there is nothing to train on, only to evaluate on")
-    for name, count in table.counts().items():
-        missing = [split for split, counts in have.items() if not counts[name]]
-        if missing:
-            lesson = ", so the model cannot learn it" if "train" in missing else ""
-            images = _plural(count, "image", "images")
-            yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
+    lacking = [
+        (name, count, missing)
+        for name, count in table.counts().items()
+        if (missing := tuple(split for split, counts in have.items() if not counts[name]))
+    ]
+    if len(lacking) > _SINGLY:
+        for missing in dict.fromkeys(missing for _, _, missing in lacking):
+            yield _of_many([(name, count) for name, count, own in lacking if own == missing], missing)
+        return
+    for name, count, missing in lacking:
+        lesson = ", so the model cannot learn it" if "train" in missing else ""
+        images = _plural(count, "image", "images")
+        yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
+
+
+def _of_many(own: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
+    """Classes without an image in the same splits, in one line."""
+    lesson = ", so the model cannot learn them" if "train" in missing else ""
+    have = _plural(len(own), "class has", "classes have")
+    named = _list([f"{name} ({count})" for name, count in own])
+    return Finding("warning", f"{have} no image in {' or '.join(missing)}{lesson}; with their images in all: {named}")
 
 
 def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:

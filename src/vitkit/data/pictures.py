@@ -94,7 +94,8 @@ class PictureRecord:
             if i is not None:
                 roles[i] = max(roles[i], role)
         names = tuple(dict.fromkeys((*later.names, *self.names)))
-        own = np.array([names.index(name) for name in self.names], np.int32)
+        number = {name: i for i, name in enumerate(names)}
+        own = np.array([number[name] for name in self.names], np.int32)
         has_thumbnails = self.has_thumbnails and later.has_thumbnails
         return PictureRecord(
             digests=np.concatenate([later.digests, self.digests[rest]]),

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,12 @@ def split(
             for i in images:
                 splits[i] = name
         return replace(table, splits=tuple(splits))
-    for label in range(len(table.classes)):
-        own = [images for images in members if table.labels[images[0]] == label]
+    there: dict[int, Counter[str | None]] = {}
+    for i in held:
+        there.setdefault(table.labels[i], Counter())[splits[i]] += 1
+    for label, own in enumerate(_by_class(table, members)):
         rng.shuffle(own)
-        have = Counter(splits[i] for i in held if table.labels[i] == label)
+        have = there.get(label, Counter())
         val, test = _sizes(sum(map(len, own)) + have.total(), shares)
         dealt = _deal([len(images) for images in own], val - have["val"], test - have["test"], trained=have["train"])
         for images, name in zip(own, dealt, strict=True):
@@ -104,7 +107,7 @@ def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | 
     """How many images of each class, and in all, train, val and test have already."""
     have: list[Counter[int]] = [Counter() for _ in SPLITS]
     for i in held:
-        have[SPLITS.index(str(splits[i]))] += _classes_in(table, [i]) + Counter({_ALL: 1})
+        have[SPLITS.index(str(splits[i]))].update([*_classes_in(table, [i]), _ALL])
     return have
 
 
@@ -122,15 +125,14 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
     if table.is_multi:
-        whole = sum(counts, Counter({_ALL: len(table)}))
+        whole = _total([Counter({_ALL: len(table)}), *counts])
         wants = [{label: whole[label] / folds for label in whole} for _ in range(folds)]
         for images, part in zip(members, _stratify(members, counts, wants, rng), strict=True):
             for i in images:
                 fold_of[i] = part
         return fold_of
     total = np.zeros(folds)
-    for label in range(len(table.classes)):
-        own = [images for images in members if table.labels[images[0]] == label]
+    for own in _by_class(table, members):
         rng.shuffle(own)
         have = np.zeros(folds)
         for images in sorted(own, key=len, reverse=True):
@@ -150,6 +152,13 @@ def _classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
     return Counter(label for i in images for label in (table.classes_of(i) or (_NONE,)))
 
 
+def _total(counts: Sequence[Counter[int]]) -> Counter[int]:
+    total = Counter[int]()
+    for own in counts:
+        total.update(own)
+    return total
+
+
 def _deal_sets(
     table: ImageTable,
     members: Sequence[Sequence[int]],
@@ -163,7 +172,7 @@ def _deal_sets(
     """
     counts = [_classes_in(table, images) for images in members]
     wants: list[dict[int, float]] = [{}, {}, {}]
-    for label, images in sum([*counts, *have], Counter({_ALL: sum(map(len, members))})).items():
+    for label, images in _total([Counter({_ALL: sum(map(len, members))}), *counts, *have]).items():
         val, test = _sizes(images, shares)
         for want, size, already in zip(wants, (images - val - test, val, test), have, strict=True):
             want[label] = size - already[label]
@@ -200,16 +209,22 @@ def _stratify(
         for label in counts[i]:
             holders.setdefault(label, []).append(i)
     left = {label: len(own) for label, own in holders.items()}
+    queue = [
+        (groups, label) for label, groups in left.items()
+    ]  # as they were at some time; those that changed are late
+    heapify(queue)
     parts = [-1] * len(members)
-    while left:
-        rarest = min(left, key=lambda label: (left[label], label))
+    while queue:
+        groups, rarest = heappop(queue)
+        if groups != left[rarest] or not groups:
+            continue
         for i in (i for i in holders[rarest] if parts[i] < 0):
             parts[i] = max(range(len(lacking)), key=lambda k: (lacking[k][rarest], lacking[k][_ALL]))
             for label, images in counts[i].items():
                 lacking[parts[i]][label] -= images
                 left[label] -= 1
+                heappush(queue, (left[label], label))
             lacking[parts[i]][_ALL] -= len(members[i])
-        left = {label: groups for label, groups in left.items() if groups}
     return parts
 
 
@@ -244,6 +259,14 @@ def _members(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
     for i in free:
         members.setdefault(groups[i], []).append(i)
     return list(members.values())
+
+
+def _by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
+    """The groups of each class, in their order; a group is of the class of its first image."""
+    own: list[list[list[int]]] = [[] for _ in table.classes]
+    for images in members:
+        own[table.labels[images[0]]].append(images)
+    return own
 
 
 def _deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:

@@ -201,10 +201,11 @@ def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size
 
 
 def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Tensor:
-    unknown = [each for each in classes if each not in known]
+    number = {each: i for i, each in enumerate(known)}
+    unknown = [each for each in classes if each not in number]
     if unknown:
         raise VitkitError(f"teacher {name} does not know the class {unknown[0]}: it must know all of the student's")
-    return torch.tensor([known.index(each) for each in classes])
+    return torch.tensor([number[each] for each in classes])
 
 
 def _try(teacher: Teacher, size: tuple[int, int]) -> None:
