@@ -21,10 +21,11 @@ class UnansweredError(VitkitError):
     """A model computed numbers for an image that are not finite, which is no answer."""
 
 
-class Interrupted(Exception):  # noqa: N818  # not an error: somebody asked for it
+class Interrupted(BaseException):  # not an error: somebody asked for it
     """The user or the machine asked the work to stop, and it stopped in good order.
 
-    The command line exits with 128 + `signal_number`: 130 after Ctrl-C.
+    As with `KeyboardInterrupt`, nobody who catches errors catches it. The command line exits with
+    128 + `signal_number`: 130 after Ctrl-C.
     """
 
     def __init__(self, signal_number: int) -> None:

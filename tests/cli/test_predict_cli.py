@@ -332,7 +332,7 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
     wait_for_rows(here / "a name.csv.partial", 1000, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"")
+    assert (process.returncode, err) == (130, b"stopped by SIGINT\n")
     assert (here / "a name.csv").read_text() == "old"
     told = out.decode().splitlines()
     assert [line.partition(": ")[0] for line in told] == ["to go on"]

@@ -15,6 +15,7 @@ import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted
+from vitkit.stopping import Deferral
 from vitkit.train.callbacks import (
     LAST,
     RunWriter,
@@ -254,21 +255,19 @@ def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(tmp_path: P
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"whole"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_after_the_step_and_a_second_one_at_once(number: int) -> None:
-    stop = StopOnSignal()
+    stop = Deferral()
+    callback = StopOnSignal(stop)
     before = signal.getsignal(number)
-    stop.setup(None, None, "fit")  # type: ignore[arg-type]
-    try:
-        stop.on_train_batch_end()
+    with pytest.raises(Interrupted) as caught, stop:
+        callback.on_train_batch_end()
         os.kill(os.getpid(), number)
-        with pytest.raises(Interrupted) as caught:
-            stop.on_train_batch_end()
-        assert caught.value.signal_number == number
-        with pytest.raises(Interrupted):
-            stop.on_validation_batch_end()
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-    finally:
-        stop.teardown(None, None, "fit")  # type: ignore[arg-type]
+        for asks in (callback.on_train_batch_end, callback.on_train_epoch_start, callback.on_validation_batch_end):
+            with pytest.raises(Interrupted) as noted:
+                asks()
+            assert noted.value.signal_number == number
+        os.kill(os.getpid(), number)
+        pytest.fail("the second was not answered at once")
+    assert caught.value.signal_number == number
     assert signal.getsignal(number) is before

@@ -11,7 +11,8 @@ import typer
 import vitkit
 from vitkit.cli import bench, convert, doctor, embed, explain, export, info, models, predict, train
 from vitkit.cli import eval as eval_
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import VitkitError
+from vitkit.stopping import stoppable
 
 app = typer.Typer(
     name="vitkit",
@@ -59,18 +60,17 @@ def main() -> None:
     for stream in (sys.__stdout__, sys.__stderr__):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # names of files that are not UTF-8 keep their bytes
-    try:
-        code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
-    except (typer.TyperException, typer.Abort, VitkitError, Interrupted, KeyboardInterrupt, OSError) as error:
-        if len(arguments) < len(sys.argv) - 1:
-            raise
-        _end(error, arguments)
-    sys.exit(code or 0)
+    with stoppable():
+        try:
+            code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
+        except (typer.TyperException, typer.Abort, VitkitError, KeyboardInterrupt, OSError) as error:
+            if len(arguments) < len(sys.argv) - 1:
+                raise
+            _end(error, arguments)
+        sys.exit(code or 0)
 
 
 def _end(error: BaseException, arguments: list[str]) -> NoReturn:
-    if isinstance(error, Interrupted):
-        sys.exit(128 + error.signal_number)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
     print(f"error: {_describe(error)}", file=sys.stderr)

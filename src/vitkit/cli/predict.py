@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -210,16 +209,16 @@ def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> A
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Ctrl-C is answered with the command to go on."""
+    """A signal is answered with the command to go on."""
     try:
         yield
-    except KeyboardInterrupt as error:
+    except Interrupted:
         if out is None or not partial_of(out).exists():
             raise
         words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
         words.insert(words.index("predict") + 1, "--resume")
         print(f"to go on: {shlex.join(['vitkit', *words])}")
-        raise Interrupted(signal.SIGINT) from error
+        raise
 
 
 @contextmanager

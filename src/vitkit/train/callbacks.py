@@ -6,8 +6,6 @@ import csv
 import io
 import math
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -21,6 +19,7 @@ from vitkit.classifier import Classifier
 from vitkit.errors import Interrupted
 from vitkit.files import replacing, write_text
 from vitkit.model import VisionTransformer
+from vitkit.stopping import Deferral
 from vitkit.train.balance import standing_so
 from vitkit.train.finalize import standing_of
 from vitkit.train.lora import merged
@@ -34,38 +33,34 @@ LAST = Path("checkpoints", "last.ckpt")
 
 
 class StopOnSignal(Callback):
-    """Ctrl-C or SIGTERM ends the run after the current step; a second Ctrl-C at once."""
+    """A signal ends the run after the current step, with `Interrupted`."""
 
-    def __init__(self, team: Team = ALONE) -> None:
-        self.team = team
-        self._received: int | None = None
-        self._previous: dict[int, Any] = {}
+    def __init__(self, stop: Deferral, team: Team = ALONE) -> None:
+        self.stop, self.team = stop, team
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._receive)
+    def on_train_start(self, *args: Any) -> None:
+        self.stop.listen_again()  # Lightning would end the program without a word
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
+    def on_validation_start(self, *args: Any) -> None:
+        self.stop.listen_again()
 
-    def _receive(self, number: int, frame: Any) -> None:
-        if self._received is not None:
-            raise KeyboardInterrupt
-        self._received = number
+    def on_train_epoch_start(self, *args: Any) -> None:
+        """The end of the last epoch may have taken a while."""
+        self._ask()
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """All processes stop after the same step."""
-        received = max(self.team.gather(self._received or 0))
-        if received:
-            raise Interrupted(received)
+        self._ask()
 
     def on_validation_batch_end(self, *args: Any) -> None:
         """Alone; several processes have not as many batches each, and meet again in the next step."""
-        if self._received is not None and self.team.size == 1:
-            raise Interrupted(self._received)
+        if self.team.size == 1:
+            self._ask()
+
+    def _ask(self) -> None:
+        """All processes stop after the same step."""
+        received = max(self.team.gather(self.stop.received or 0))
+        if received:
+            raise Interrupted(received)
 
 
 class RunWriter(Checkpoint):

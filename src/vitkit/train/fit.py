@@ -27,6 +27,7 @@ from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.files import write_text
+from vitkit.stopping import Deferral
 from vitkit.train.balance import class_weights, log_weights, settle_balance, shift_answers, stand
 from vitkit.train.callbacks import LAST, RunWriter, StopOnSignal
 from vitkit.train.finalize import keep_standing, settle_confidence
@@ -82,6 +83,15 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
             known = fit_head(run, recipe, table, classifier)
     else:
         _learn(run, recipe, table, classifier, teacher)
+    try:
+        return _conclude(run, recipe, table, known)
+    except Interrupted:
+        run.say(f"stopped; the model is in {run.folder}, its report is not finished")
+        raise
+
+
+def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: dict[str, Tensor]) -> Evaluation:
+    """Settle what the trained model's confidences are worth, evaluate it and write the report."""
     if table.is_multi:
         run.team.by_first(partial(_settle_thresholds, run, table))
     evaluation = run.team.by_first(
@@ -211,14 +221,14 @@ def _describe(recipe: Recipe, steps: int) -> str:
     return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
 
 
-def _trainer_of(run: Run, recipe: Recipe, data: ImageData, writer: RunWriter) -> Trainer:
+def _trainer_of(run: Run, recipe: Recipe, data: ImageData, writer: RunWriter, stop: Deferral) -> Trainer:
     return Trainer(
         **trainer_options(choose_precision(recipe.precision)),
         devices=run.team.size // run.team.machines,
         num_nodes=run.team.machines,
         strategy=strategy_of(recipe, run.team),
         max_epochs=recipe.epochs,
-        callbacks=[StopOnSignal(run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
+        callbacks=[StopOnSignal(stop, run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
         limit_val_batches=1.0 if len(data.val) else 0,
     )
 
@@ -235,7 +245,8 @@ def _fit(
     writer = RunWriter(run.folder, classifier, recipe, run.say, run.team)
     run.say(_describe(recipe, steps))
     classifier.model.train()
-    trainer = _trainer_of(run, recipe, data, writer)
+    stop = Deferral()
+    trainer = _trainer_of(run, recipe, data, writer, stop)
     guard = Guard(run.say, run.folder if run.team.is_first else None)
     task = ClassificationTask(
         classifier.model,
@@ -253,12 +264,13 @@ def _fit(
         run.say("the run had finished training")
         return
     try:
-        trainer.fit(task, datamodule=data, ckpt_path=last if last.is_file() else None, weights_only=True)
+        with stop:
+            trainer.fit(task, datamodule=data, ckpt_path=last if last.is_file() else None, weights_only=True)
+            stop.received = max(run.team.gather(stop.received or 0)) or None
     except Interrupted:
         if not writer.has_kept:
             writer.save(run.folder, task.kept)
         run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
-        run.say(f"to go on: vitkit train --resume {run.whole or run.folder}")
         raise
     except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
         if writer.has_kept:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import vitkit
-from vitkit.classifier import RECORD
+from vitkit.classifier import RECORD, WEIGHTS
 from vitkit.data.doctor import examine
 from vitkit.data.findings import Finding, of_scenes, of_splits
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.source import read_source
 from vitkit.data.split import check_trainable, fold, groups_to_list, limit_training, scenes, split, split_to_dict
 from vitkit.data.whereabouts import move_run
-from vitkit.errors import VitkitError
+from vitkit.errors import Interrupted, VitkitError
 from vitkit.files import write_bytes, write_json, write_text
 from vitkit.train.choose import complete, spare_patches
 from vitkit.train.fit import fit_and_report
@@ -157,6 +157,11 @@ def _go(run: Run, recipe: Recipe) -> None:
             fit_and_report(run, recipe)
         else:
             cross_validate(run, recipe)
+    except Interrupted:
+        if not any(run.folder.rglob(WEIGHTS)):
+            run.say("stopped before there was a model")
+        run.say(f"to go on: vitkit train --resume {run.folder}")
+        raise
     except BaseException:
         if run.team.is_first:
             discard_if_empty(run.folder)

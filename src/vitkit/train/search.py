@@ -17,6 +17,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from vitkit.data.datamodule import ImageData
 from vitkit.model import VisionTransformer
+from vitkit.stopping import Deferral
 from vitkit.train.callbacks import StopOnSignal
 from vitkit.train.guard import DivergedError, Guard
 from vitkit.train.recipe import Recipe
@@ -72,23 +73,25 @@ def find_lr(
 
 def _score(task: ClassificationTask, data: ImageData, precision: str, show: Callback) -> float:
     """Train for a few steps, and the loss of the images that judge."""
+    stop = Deferral()
     trainer = Trainer(
         **trainer_options(precision),
         devices=1,
         plugins=[LightningEnvironment()],  # whatever else has started processes
         max_epochs=-1,
         max_steps=STEPS,
-        callbacks=[StopOnSignal(), show],
+        callbacks=[StopOnSignal(stop), show],
         enable_checkpointing=False,
         limit_val_batches=1.0,
         check_val_every_n_epoch=STEPS + 1,  # once, at the end
     )
     try:
-        task.model.train()
-        trainer.fit(task, datamodule=data)
-        if task.guard.lowered:  # what followed was another learning rate's
-            return math.inf
-        trainer.validate(task, datamodule=data, verbose=False)
+        with stop:
+            task.model.train()
+            trainer.fit(task, datamodule=data)
+            if task.guard.lowered:  # what followed was another learning rate's
+                return math.inf
+            trainer.validate(task, datamodule=data, verbose=False)
     except DivergedError:  # as the run would
         return math.inf
     loss = task.metrics["val_loss"]

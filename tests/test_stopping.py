@@ -1,0 +1,147 @@
+"""Signals: each ends a program in good order, where it may be; those that are ignored stay so."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import vitkit
+from vitkit.errors import Interrupted
+from vitkit.stopping import Deferral
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+SOURCE = Path(vitkit.__file__).parents[1]
+
+
+def outcome(body: str, number: int, *before: int) -> tuple[int, str, str]:
+    """What becomes of a program that does this; `me` sends itself the signal, those of `before` are ignored."""
+    code = "\n".join(
+        [
+            "import os, signal, sys",
+            *(f"signal.signal({int(own)}, signal.SIG_IGN)" for own in before),
+            "from vitkit.stopping import stoppable, Deferral",
+            f"me = lambda: os.kill(os.getpid(), {int(number)})",
+            "with stoppable():",
+            textwrap.indent(textwrap.dedent(body), "    "),
+        ]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_program_with_its_code_and_a_line(number: signal.Signals) -> None:
+    out = outcome(
+        "try:\n    me()\n    print('on')\nexcept Exception:\n    print('caught')\nfinally: print('end')", number
+    )
+    assert out == (128 + number, "end\n", f"stopped by {number.name}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_at_the_start_stays_so(number: signal.Signals) -> None:
+    assert outcome("with Deferral():\n    me()\nme()\nprint('on')", number, number) == (0, "on\n", "")
+
+
+def test_a_signal_is_answered_though_python_drops_what_it_raises() -> None:
+    body = """
+    import time
+    class Slow:
+        def __del__(self): me(); time.sleep(0.01)
+    Slow()
+    time.sleep(20)
+    """
+    assert outcome(body, signal.SIGTERM) == (143, "", "stopped by SIGTERM\n")
+
+
+def test_a_signal_waits_until_a_compiled_library_is_imported() -> None:
+    body = """
+    import _imp, importlib.machinery, time
+    _imp.exec_dynamic = lambda module: (me(), print("whole", flush=True))
+    importlib.machinery.ExtensionFileLoader("a", "a.so").exec_module(None)
+    time.sleep(20)
+    """
+    assert outcome(body, signal.SIGTERM) == (143, "whole\n", "stopped by SIGTERM\n")
+
+
+def test_what_a_library_makes_of_a_signal_does_not_hide_it() -> None:
+    body = "try: me()\nexcept BaseException as error: raise ImportError('numpy failed') from error"
+    assert outcome(body, signal.SIGTERM) == (143, "", "stopped by SIGTERM\n")
+
+
+def test_a_terminal_that_hangs_up_takes_no_line_and_is_no_error() -> None:
+    """A shell's child on a terminal of its own, whose other end is closed."""
+    code = (
+        "from vitkit.stopping import *\nimport time\nwith stoppable():\n    print('on', flush=True)\n    time.sleep(20)"
+    )
+    ours, its = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its)
+    said = b""
+    while b"on" not in said:
+        said += os.read(ours, 10)
+    os.close(ours)
+    assert process.wait(timeout=30) == 129
+
+
+def test_a_helping_process_leaves_ctrl_c_to_its_parent() -> None:
+    body = """
+    import time
+    with Deferral():
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert outcome(body, signal.SIGTERM) == (0, "7\n", "")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_deferred_signal_waits_for_the_end_of_the_block(number: signal.Signals) -> None:
+    before, done = signal.getsignal(number), []
+    with pytest.raises(Interrupted) as caught, Deferral() as stop:
+        os.kill(os.getpid(), number)
+        done.append(stop.received)
+        raise SystemExit(0)  # as Lightning does
+    assert done == [number]
+    assert caught.value.signal_number == number
+    assert signal.getsignal(number) is before
+
+
+def test_a_block_without_a_signal_ends_as_it_does() -> None:
+    with pytest.raises(KeyError), Deferral():
+        raise KeyError
+    with Deferral() as stop:
+        pass
+    assert stop.received is None
+
+
+def test_after_another_handler_a_block_listens_again() -> None:
+    with pytest.raises(Interrupted), Deferral() as stop:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stop.listen_again()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM

@@ -1,0 +1,103 @@
+"""A run that is stopped: what is kept, what is said, what a resume makes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+from vitkit.errors import Interrupted
+from vitkit.train import run
+from vitkit.weights import load
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, blank_pictures: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of three epochs that tests may read but not change."""
+    return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished", say=lambda _: None)
+
+
+def resume(folder: Path) -> None:
+    run.resume(folder, say=lambda _: None)
+
+
+def assert_same_outcome(a: Path, b: Path) -> None:
+    runs.assert_same_weights(a, b)
+    assert runs.metrics(a) == runs.metrics(b)
+    assert load(a).provenance == load(b).provenance
+
+
+def stop_at(what: str, number: int, last: bool = False) -> Callable[[str, int, int], None]:
+    """A progress that sends a signal to its own process when this work is begun, or done."""
+
+    def progress(now: str, done: int, total: int) -> None:
+        if now == what and (done == total or not last):
+            os.kill(os.getpid(), number)
+
+    return progress
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
+    finished: Path, data: Path, tmp_path: Path, number: int, epoch: int
+) -> None:
+    lines: list[str] = []
+    with pytest.raises(Interrupted) as caught:
+        stop = stop_at(f"epoch {epoch}/3", number, last=True)
+        run.train(runs.quick(data), tmp_path / "run", say=lines.append, progress=stop)
+    assert caught.value.signal_number == number
+    assert lines[-1] == f"to go on: vitkit train --resume {tmp_path / 'run'}"
+    assert lines[-2].startswith("stopped; the ")
+    assert not (tmp_path / "run" / "report.html").exists()
+    resume(tmp_path / "run")
+    assert_same_outcome(tmp_path / "run", finished)
+
+
+def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
+    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("vitkit.train.fit.new_classifier", raising(Interrupted(signal.SIGTERM)))
+        run.train(runs.quick(data), tmp_path / "run", say=lines.append)
+    assert lines[-2:] == [
+        "stopped before there was a model",
+        f"to go on: vitkit train --resume {tmp_path / 'run'}",
+    ]
+    resume(tmp_path / "run")
+    assert_same_outcome(tmp_path / "run", finished)
+
+
+def test_a_signal_during_the_report_leaves_the_model_and_says_so(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    lines: list[str] = []
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("vitkit.train.fit.report", raising(Interrupted(signal.SIGTERM)))
+        run.resume(folder, say=lines.append)
+    assert lines[-2:] == [
+        f"stopped; the model is in {folder}, its report is not finished",
+        f"to go on: vitkit train --resume {folder}",
+    ]
+    runs.assert_same_weights(folder, finished)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return stop
