@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from photos import noise, save
-from vitkit.data import duplicates
-from vitkit.data.duplicates import LEAST_CORRELATION, MOST_DIFFERENCE, Link, connect, find_duplicates
+from vitkit.data import likeness as search
+from vitkit.data.duplicates import Link, compare, connect, find_duplicates
+from vitkit.data.likeness import LEAST_CORRELATION, MOST_DIFFERENCE, THUMBNAIL
 from vitkit.data.memory import Facts, Memory
-from vitkit.data.scan import THUMBNAIL, scan
+from vitkit.data.scan import scan
 
 LUMA = np.array([0.299, 0.587, 0.114])
 
@@ -289,18 +290,21 @@ def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
 @given(pictures=albums())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_coarse_bound_is_never_below_the_correlation(pictures: list[np.ndarray]) -> None:
-    pixels = np.stack(pictures)
-    coarse, mirrored = duplicates._coarse(pixels)
+    spectra = search.spectra(np.stack(pictures))
+    bounds, even = search._bounds(spectra), spectra[:, : search._EVEN]
+    odd = spectra[:, search._EVEN :]
     for i, left in enumerate(pictures):
         for j, right in enumerate(pictures):
-            assert coarse[i] @ coarse[j] >= likeness(left, right)[0] - 1e-5
-            assert mirrored[i] @ coarse[j] >= likeness(left[:, ::-1], right)[0] - 1e-5
+            near, mirrored = (even[i] @ even[j] + sign * odd[i] @ odd[j] for sign in (1, -1))
+            assert near >= likeness(left, right)[0] - 1e-5
+            assert mirrored >= likeness(left[:, ::-1], right)[0] - 1e-5
+            assert bounds[i] @ bounds[j] >= max(near, mirrored) - 1e-5
 
 
 def test_the_coarse_bound_rules_out_nearly_all_pairs() -> None:
     pixels = np.stack([np.asarray(texture(seed, 16, 16)) for seed in range(200)])
-    coarse, _ = duplicates._coarse(pixels)
-    likely = (coarse @ coarse.T >= LEAST_CORRELATION) & ~np.eye(200, dtype=bool)
+    bounds = search._bounds(search.spectra(pixels))
+    likely = (bounds @ bounds.T >= LEAST_CORRELATION) & ~np.eye(200, dtype=bool)
     assert likely.mean() < 0.01
 
 
@@ -308,9 +312,71 @@ def test_blocks_miss_no_pair_across_their_borders(monkeypatch: pytest.MonkeyPatc
     originals = [texture(seed) for seed in range(20)]
     pictures = [*originals, *(resized(0.5)(own) for own in originals[:10]), *map(ImageOps.mirror, originals[10:])]
     whole = found(pictures)
-    monkeypatch.setattr(duplicates, "_BLOCK", 7)
+    monkeypatch.setattr(search, "_BLOCK", 7)
+    monkeypatch.setattr(search, "_WIDE", 5)
     assert set(found(pictures)) == set(whole)
     assert len(whole) == 20
+
+
+# --- What has been compared before -----------------------------------------------------------------
+
+
+def facts_by_number(pictures: list[np.ndarray]) -> list[Facts]:
+    return [thumbnail(own, hashlib.sha256(bytes([i])).digest()) for i, own in enumerate(pictures)]
+
+
+@given(pictures=albums(), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_new_among_what_was_compared_gives_what_all_of_it_gives(pictures: list[np.ndarray], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    facts = facts_by_number(pictures)
+    before = [facts[i] for i in rng.permutation(len(facts))[: rng.integers(0, len(facts) + 1)]]
+    after = [facts[i] for i in rng.permutation(len(facts))[: rng.integers(1, len(facts) + 1)]]
+    stored = compare(before)
+    assert compare(after, stored) == compare(after)
+    assert find_duplicates(after, compared=compare(after, stored)) == find_duplicates(after)
+
+
+def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = [facts_of(texture(seed)) for seed in range(12)]
+    stored, shapes, find = compare(facts[:11]), [], search.find_pairs
+    monkeypatch.setattr(
+        "vitkit.data.duplicates.find_pairs",
+        lambda own, others, *rest: (
+            shapes.append((len(own), others if others is None else len(others))) or find(own, others, *rest)
+        ),
+    )
+    compare(facts, stored)
+    assert shapes == [(1, None), (1, 11)]
+    compare(facts[2:9], stored)
+    assert len(shapes) == 2, "nothing is new"
+
+
+def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.data.duplicates._MOST_PAIRS", 10)
+    rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
+    noisy = [np.clip(scene + rng.integers(-1, 2, scene.shape), 0, 255) for _ in range(60)]
+    frames = [thumbnail(own, bytes([i])) for i, own in enumerate(noisy)]
+    others = [facts_of(texture(seed)) for seed in range(1, 20)]
+    stored = compare([*frames, *others])
+    assert stored.pairs is None
+    assert compare([*frames[:3], *others], stored) == compare([*frames[:3], *others])
+    few = compare([*frames[:12], *others])
+    assert few.pairs is not None and compare([*frames, *others], few).pairs is None
+
+
+def test_whether_two_agree_depends_on_the_two_alone() -> None:
+    rng = np.random.default_rng(0)
+    base = np.asarray(texture(3, 16, 16)).astype(float)
+    pixels = np.clip(base + rng.normal(0, 6.4, (150, *base.shape)), 0, 255).astype(np.uint8)
+    first, second = rng.integers(0, 150, (2, 2000))
+    for is_mirrored in (False, True):
+        left = pixels[:, :, ::-1] if is_mirrored else pixels
+        whole = search.agree(left, pixels, first, second, is_mirrored=is_mirrored)
+        assert 0.02 < whole.mean() < 0.98, "near the limit on either side"
+        turned = search.agree(pixels, left, second, first, is_mirrored=is_mirrored)
+        alone = [search.agree(left, pixels, first[[k]], second[[k]], is_mirrored=is_mirrored)[0] for k in range(200)]
+        assert (turned == whole).all() and alone == whole[:200].tolist()
 
 
 # --- On photographs --------------------------------------------------------------------------------

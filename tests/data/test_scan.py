@@ -20,6 +20,7 @@ from PIL import Image
 
 import runs
 from photos import fingerprint, folder, noise, save, smooth
+from vitkit.cache import cache_folder
 from vitkit.data import memory as memory_module
 from vitkit.data import scan as module
 from vitkit.data.doctor import examine
@@ -431,8 +432,8 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
 
     save(Image.open(photos / "cat" / "cat_0.png").resize((40, 28)), photos / "dog" / "larger.png")
     calls: list[int] = []
-    original = doctor.find_duplicates
-    monkeypatch.setattr(doctor, "find_duplicates", lambda *args: (calls.append(len(args[0])), original(*args))[1])
+    original = doctor.compare
+    monkeypatch.setattr(doctor, "compare", lambda *args: (calls.append(len(args[0])), original(*args))[1])
     first = examine(read_source(photos))
     assert examine(read_source(photos)) == first
     assert calls in ([21], [21, 21])
@@ -443,6 +444,44 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
     (copies,) = examine(read_source(photos)).copies
     table = read_source(photos)
     assert {table.paths[i] for i in copies.images} == {"cat/again.png", "cat/cat_1.png"}
+
+
+def test_a_new_picture_is_compared_with_all_and_they_not_with_one_another(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitkit.data import duplicates
+
+    examine(read_source(photos))
+    compared: list[tuple[int, int | None]] = []
+    original = duplicates.find_pairs
+    monkeypatch.setattr(
+        duplicates,
+        "find_pairs",
+        lambda own, others, *rest: (
+            compared.append((len(own), None if others is None else len(others))),
+            original(own, others, *rest),
+        )[1],
+    )
+    save(Image.open(photos / "cat" / "cat_0.png").resize((40, 28)), photos / "dog" / "larger.png")
+    (copies,) = examine(read_source(photos)).copies
+    assert compared == [(1, None), (1, 20)]
+    table = read_source(photos)
+    assert {table.paths[i] for i in copies.images} == {"cat/cat_0.png", "dog/larger.png"}
+    shutil.rmtree(cache_folder())
+    assert examine(table).copies == (copies,)
+
+
+def test_only_so_much_is_kept_of_what_was_compared_and_the_last_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitkit.data.memory._MOST_COMPARED", 5 * 32)
+    sets = [tuple(sorted(os.urandom(32) for _ in range(count))) for count in (2, 2, 2, 9)]
+    with Memory() as memory:
+        for own in sets[:3]:
+            memory.learn_compared(own, [[], []])
+        assert [memory.compared(own) is not None for own in sets] == [False, True, True, False]
+        memory.learn_compared(sets[3], [[[0, 1]], []])
+        assert memory.compared(sets[3]) == (sets[3], [[[0, 1]], []])
+        assert memory.compared(sets[3][:5]) == (sets[3], [[[0, 1]], []]), "most of them were compared"
+        assert memory.compared((*sets[3][:1], *sets[2])) is None
 
 
 def test_ctrl_c_does_not_wait_for_the_other_files(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from vitkit.data import findings
-from vitkit.data.duplicates import Kind, Link, connect, find_duplicates
+from vitkit.data.duplicates import Compared, Kind, Link, compare, connect, find_duplicates
 from vitkit.data.findings import Copies, Finding
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.preprocess import Preprocess
@@ -116,12 +116,14 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: P
 
 
 def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], bool]:
-    known = memory.comparison(facts)
-    if known is None:
-        links, could_tell = find_duplicates(facts, progress)
-        known = [[astuple(link) for link in links], could_tell]
-        memory.learn_comparison(facts, known)
-    return [Link(*link) for link in known[0]], known[1]
+    """What is new is compared with all; what has been compared with one another before is not again."""
+    digests = tuple(sorted({fact.digest for fact in facts}))
+    before = memory.compared(digests)
+    compared = None if before is None else Compared(*before)
+    if compared is None or compared.digests != digests:
+        compared = compare(facts, compared, progress)
+        memory.learn_compared(compared.digests, compared.pairs)
+    return find_duplicates(facts, compared=compared)
 
 
 def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:

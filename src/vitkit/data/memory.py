@@ -15,7 +15,8 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,16 +27,24 @@ from PIL import Image, features
 from vitkit.cache import cache_folder
 from vitkit.files import to_json
 
-_VERSION = 3  # of what is kept, and of how pictures are compared
+_VERSION = 4  # of what is kept, and of how pictures are compared
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS comparisons (digests PRIMARY KEY, links) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs);
 """
 _BY_DIGEST = f"SELECT {_FACTS} FROM facts WHERE digest IN"  # noqa: S608  # constants
 _BY_STAMP = f"SELECT stamp, {_FACTS} FROM stamps JOIN facts USING (digest) WHERE stamp IN"  # noqa: S608
-_WRITTEN = 256  # files that are written at a time
+_FORGET = """
+DELETE FROM compared WHERE number IN (
+    SELECT number FROM (SELECT number, SUM(LENGTH(contents)) OVER (ORDER BY number DESC) AS held FROM compared)
+    WHERE held > ? AND number < (SELECT MAX(number) FROM compared)
+)
+"""  # the oldest ones; never the last
+_MOST_COMPARED = 64 * 2**20  # bytes of digests
+_DIGEST = 32  # bytes of each
+_WRITTEN = 1024  # files that are written at a time
 _SETTLED = 2 * 10**9  # nanoseconds after which a file that changes again has another time
 
 
@@ -64,8 +73,11 @@ class Facts:
     doubt: str | None = None
 
 
+_ROW = attrgetter(*_FACTS.split(", "))
+
+
 class Memory:
-    """Facts by file and by content, and comparisons by the files that were compared. Threads may share it."""
+    """Facts by file and by content, and which contents were compared with one another. Threads may share it."""
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"doctor-{_VERSION}-{_decoders()}.sqlite3"
@@ -108,24 +120,43 @@ class Memory:
                 self._stamps.append((stamp, facts.digest))
         self.write(least=_WRITTEN)
 
-    def comparison(self, facts: Sequence[Facts]) -> Any:
-        """What `learn_comparison` was told of the same contents in the same order, or None."""
-        rows = self._ask("SELECT links FROM comparisons WHERE digests IN", [_digest_of(facts)])
-        return json.loads(rows[0][0]) if rows else None
+    def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
+        """Contents that were compared with one another, these or else the most of these, and what came of it.
 
-    def learn_comparison(self, facts: Sequence[Facts], outcome: Any) -> None:
-        """Remember what came of comparing these contents; plain JSON types."""
-        self._run("INSERT OR REPLACE INTO comparisons VALUES (?, ?)", [(_digest_of(facts), to_json(outcome))])
+        Args:
+            digests: of contents, each once, in order.
+
+        Returns:
+            None where less than half of them were.
+        """
+        rows = self._ask("SELECT pairs FROM compared WHERE name IN", [_name_of(digests)])
+        if rows:
+            return tuple(digests), json.loads(rows[0][0])
+        wanted, most, best = set(digests), len(digests) // 2, None
+        for own in self._ask("SELECT number FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
+            found = self._ask("SELECT contents FROM compared WHERE number IN", own)
+            contents = _split(found[0][0]) if found else []
+            there = len(wanted.intersection(contents))
+            if there > most:
+                most, best = there, (own, contents)
+        rows = [] if best is None else self._ask("SELECT pairs FROM compared WHERE number IN", best[0])
+        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
+
+    def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
+        """Remember that these contents were compared with one another, and what came of it; plain JSON types."""
+        row = (_name_of(digests), b"".join(digests), to_json(outcome))
+        self._run("INSERT OR REPLACE INTO compared (name, contents, pairs) VALUES (?, ?, ?)", [row])
+        self._run(_FORGET, [(_MOST_COMPARED,)])
 
     def write(self, least: int = 1) -> None:
         """Write down what was learned, if it is as much as `least` files."""
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(astuple, facts)))
+            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(_ROW, facts)))
             self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
 
-    def _ask(self, question: str, keys: Sequence[bytes]) -> list[Any]:
+    def _ask(self, question: str, keys: Sequence[Any]) -> list[Any]:
         with self._lock:
             if self._database is None or not keys:
                 return []
@@ -173,5 +204,9 @@ def stamp_of(file: Path) -> bytes | None:
     return struct.pack("=QQQqq", seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
 
 
-def _digest_of(facts: Sequence[Facts]) -> bytes:
-    return hashlib.sha256(b"".join(fact.digest for fact in facts)).digest()
+def _name_of(digests: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(digests)).digest()
+
+
+def _split(contents: bytes) -> list[bytes]:
+    return [contents[i : i + _DIGEST] for i in range(0, len(contents), _DIGEST)]

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.duplicates import cosines
+from vitkit.data.likeness import THUMBNAIL, cosines
 from vitkit.data.memory import Facts
-from vitkit.data.scan import THUMBNAIL
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 

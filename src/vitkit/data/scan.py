@@ -11,10 +11,11 @@ from pathlib import Path
 from PIL import Image
 
 from vitkit.data.decode import UnreadableImageError, picture_of, reason, refuse_special
+from vitkit.data.likeness import THUMBNAIL
 from vitkit.data.memory import Facts, Memory, stamp_of
 
-THUMBNAIL = 16  # pixels of its sides: enough to know a picture again, too few to know it by its details
 _BATCH = 16  # files that a thread takes at a time
+_PART = 2**20  # bytes read at a time
 
 
 def scan(files: Sequence[Path], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
@@ -38,19 +39,34 @@ def scan(files: Sequence[Path], memory: Memory, progress: Callable[[int, int], N
 def _examine(files: Sequence[Path], memory: Memory) -> list[Facts]:
     stamps = [stamp_of(file) for file in files]
     seen = memory.of_files(stamps)
-    return [
-        seen[stamp] if stamp in seen else _look(file, stamp, memory) for file, stamp in zip(files, stamps, strict=True)
-    ]
+    digests = [seen[stamp].digest if stamp in seen else _hash(file) for file, stamp in zip(files, stamps, strict=True)]
+    new = [own for own, stamp in zip(digests, stamps, strict=True) if isinstance(own, bytes) and stamp not in seen]
+    known = memory.of_contents(new)
+    found = []
+    for file, stamp, digest in zip(files, stamps, digests, strict=True):
+        if stamp in seen:
+            found.append(seen[stamp])
+        elif isinstance(digest, bytes):
+            found.append(_look(file, stamp, digest, known.get(digest), memory))
+        else:
+            found.append(digest)
+    return found
 
 
-def _look(file: Path, stamp: bytes | None, memory: Memory) -> Facts:
+def _hash(file: Path) -> bytes | Facts:
+    """Of what is in a file, or why it cannot be opened."""
+    digest = hashlib.sha256()
     try:
         refuse_special(file)
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").digest()
+        with file.open("rb", buffering=0) as opened:
+            while part := opened.read(_PART):
+                digest.update(part)
     except (OSError, UnreadableImageError) as error:
         return Facts(b"", reason(file, error))
-    known = memory.of_contents([digest]).get(digest)
+    return digest.digest()
+
+
+def _look(file: Path, stamp: bytes | None, digest: bytes, known: Facts | None, memory: Memory) -> Facts:
     try:
         facts = _decode(file, digest) if known is None else known
     except UnreadableImageError as error:

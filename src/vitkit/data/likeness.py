@@ -1,0 +1,171 @@
+"""Which thumbnails show one picture: every pair of some, or of some with others, found without looking at each in full.
+
+Whether two agree depends on the two alone: it is decided in whole numbers, so that no order, block or neighbour plays
+a part, and what was found of some pictures holds when others come (docs/decisions/0009-duplicates.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+THUMBNAIL = 16  # pixels of its sides: enough to know a picture again, too few to know it by its details
+LEAST_CORRELATION = 0.985
+MOST_DIFFERENCE = 10.0  # root mean square over the thumbnail's 8-bit RGB
+_LUMA = np.array([299, 587, 114])  # thousandths
+_COARSE = 6  # the lowest frequencies in either direction, which rule out nearly all pairs
+_EVEN = _COARSE**2 // 2 + 1  # numbers of a spectrum that a mirror leaves as they are
+_LIKELY = LEAST_CORRELATION - 1e-4  # of products in single precision
+_REACH = float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3  # between likely pairs along any axis, as they are unit vectors
+_BLOCK, _WIDE = 512, 4096  # rows and columns of pairs at a time: about what a core's cache holds
+_TOLD = 2048  # pictures between two words of progress, or spectra at a time
+
+Floats = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.intp]
+Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near ones, and mirrored ones
+
+
+def as_pixels(thumbnails: list[bytes]) -> Pixels:
+    """(n, 16, 16, 3)."""
+    return np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, THUMBNAIL, THUMBNAIL, 3)
+
+
+def find_pairs(
+    pixels: Pixels, others: Pixels | None, most: int, progress: Callable[[int, int], None] | None = None
+) -> Pairs | None:
+    """Every pair that agrees, as it is and mirrored; None where there are more than `most`.
+
+    Args:
+        pixels: thumbnails, (n, 16, 16, 3).
+        others: what they are compared with, (m, 16, 16, 3); None for one another, each pair once, the lower first.
+        most: pairs of both kinds together.
+        progress: told how many of how many have been compared.
+    """
+    own = spectra(pixels)
+    beside = own if others is None else spectra(others)
+    near: list[tuple[int, int]] = []
+    mirrored: list[tuple[int, int]] = []
+    told = 0
+    for done, first, second in _likely(own, beside, within=others is None):
+        even = _dot(own[first, :_EVEN], beside[second, :_EVEN])
+        odd = _dot(own[first, _EVEN:], beside[second, _EVEN:])
+        for found, bound, is_mirrored in ((near, even + odd, False), (mirrored, even - odd, True)):
+            likely = bound >= _LIKELY
+            i, j = first[likely], second[likely]
+            same = agree(pixels, pixels if others is None else others, i, j, is_mirrored=is_mirrored)
+            found += zip(i[same].tolist(), j[same].tolist(), strict=True)
+        if len(near) + len(mirrored) > most:
+            return None
+        if progress is not None and (done >= told + _TOLD or done == len(own)):
+            told = done
+            progress(done, len(own))
+    return sorted(near), sorted(mirrored)
+
+
+def _likely(own: Floats, beside: Floats, *, within: bool) -> Iterator[tuple[int, Places, Places]]:
+    """Pairs that may agree, and how many of `own` have been compared by then.
+
+    All are put in order along the axis in which they differ most; along it no likely pair lies far apart.
+    """
+    bounds, others = _bounds(own), _bounds(beside)
+    axis = np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1] if len(own) > 1 else bounds[0]
+    order, keys = _in_order(bounds, axis)
+    order_beside, keys_beside = (order, keys) if within else _in_order(others, axis)
+    bounds, others = bounds[order], others[order_beside]
+    for start in range(0, len(own), _BLOCK):
+        end = min(start + _BLOCK, len(own))
+        low = start if within else int(np.searchsorted(keys_beside, keys[start] - _REACH))
+        high = int(np.searchsorted(keys_beside, keys[end - 1] + _REACH, side="right"))
+        rows: list[Places] = [np.zeros(0, np.intp)]
+        columns: list[Places] = [np.zeros(0, np.intp)]
+        for other in range(low, high, _WIDE):
+            block = others[other : min(other + _WIDE, high)]
+            places = np.flatnonzero(bounds[start:end] @ block.T >= _LIKELY)
+            row, column = np.divmod(places, len(block))
+            once = (row + start < column + other) if within else np.ones(len(row), bool)
+            rows.append(row[once] + start)
+            columns.append(column[once] + other)
+        first, second = order[np.concatenate(rows)], order_beside[np.concatenate(columns)]
+        yield end, *((np.minimum(first, second), np.maximum(first, second)) if within else (first, second))
+
+
+def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats]:
+    keys = bounds @ axis.astype(np.float32)
+    order = np.argsort(keys, kind="stable")
+    return order, keys[order]
+
+
+def _bounds(spectrum: Floats) -> Floats:
+    """(n, 20) unit vectors whose products bound the correlation of two, mirrored or not, from above.
+
+    The part that changes sign in a mirror counts by its length (Cauchy-Schwarz), so that one product serves both.
+    """
+    return np.hstack([spectrum[:, :_EVEN], np.linalg.norm(spectrum[:, _EVEN:], axis=1, keepdims=True)])
+
+
+def spectra(pixels: Pixels) -> Floats:
+    """(n, 37): the greys' low frequencies that a mirror leaves alone, the length of the high ones, and those it turns.
+
+    In the cosine basis the correlation of two pictures is the product of their low frequencies plus that of their
+    high ones, and the latter is at most the product of its lengths. The frequencies that change sign in a mirror are
+    subtracted in the place of added for the mirror image.
+    """
+    basis = cosines()
+    even = np.tile(np.arange(_COARSE) % 2 == 0, _COARSE)
+    found = np.empty((len(pixels), _COARSE**2 + 1), np.float32)
+    for start in range(0, len(pixels), _TOLD):
+        own = slice(start, start + _TOLD)
+        spectrum = basis @ _structure(pixels[own]).reshape(-1, THUMBNAIL, THUMBNAIL) @ basis.T
+        low = spectrum[:, :_COARSE, :_COARSE].reshape(len(spectrum), -1)
+        rest = np.sqrt(np.maximum((spectrum**2).sum(axis=(1, 2)) - (low**2).sum(axis=1), 0))
+        found[own] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
+    return found
+
+
+def cosines() -> Floats:
+    """(16, 16): the orthonormal discrete cosine basis (DCT-II), a row for each frequency."""
+    k, x = np.mgrid[:THUMBNAIL, :THUMBNAIL]
+    basis = np.cos(np.pi * k * (2 * x + 1) / (2 * THUMBNAIL)) * np.sqrt(2 / THUMBNAIL)
+    basis[0] /= np.sqrt(2)
+    return basis.astype(np.float32)
+
+
+def _structure(pixels: Pixels) -> Floats:
+    """Greys without their mean, at unit length, (n, THUMBNAIL ** 2); zero for a flat picture."""
+    grey = (pixels.reshape(-1, 3) @ (_LUMA / 1000).astype(np.float32)).reshape(len(pixels), -1)
+    grey -= grey.mean(axis=1, keepdims=True)
+    length = np.linalg.norm(grey, axis=1, keepdims=True)
+    # A spread below one level is noise; a hair less here, where `agree` decides.
+    return np.where(length > 0.999 * THUMBNAIL, grey / np.maximum(length, 1e-6), 0)
+
+
+def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
+    """Which pairs of thumbnails agree in structure and in colour, (pairs,), the former mirrored if asked."""
+    found = np.zeros(len(first), bool)
+    for start in range(0, len(first), _TOLD):
+        own = slice(start, start + _TOLD)
+        left, right = pixels[first[own]].astype(np.int64), others[second[own]].astype(np.int64)
+        if is_mirrored:
+            left = left[:, :, ::-1]
+        a, b = ((each @ _LUMA).reshape(len(each), -1) for each in (left, right))  # thousandths of a level
+        n = a.shape[1]
+        covariance = n * (a * b).sum(axis=1) - a.sum(axis=1) * b.sum(axis=1)
+        spread = [n * (each**2).sum(axis=1) - each.sum(axis=1) ** 2 for each in (a, b)]
+        flat = n * (1000 * THUMBNAIL) ** 2  # a spread below one level is noise
+        correlation = covariance / np.sqrt(np.maximum(spread[0], 1) * 1.0) / np.sqrt(np.maximum(spread[1], 1) * 1.0)
+        difference = ((left - right) ** 2).sum(axis=(1, 2, 3))
+        found[own] = (
+            (spread[0] > flat)
+            & (spread[1] > flat)
+            & (correlation >= LEAST_CORRELATION)
+            & (difference <= 3 * n * MOST_DIFFERENCE**2)
+        )
+    return found
+
+
+def _dot(a: Floats, b: Floats) -> Floats:
+    return np.einsum("ij,ij->i", a, b)
