@@ -566,6 +566,7 @@ def drawn(folder: str) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_each_readable_image_has_a_picture_where_it_lies_below_the_source(
     vitkit: Any, trained: Path, here: Path, titles: dict[str, str]
 ) -> None:
@@ -610,6 +611,7 @@ def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path, sources
     assert drawn("drawn") == expected
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_a_photograph_is_drawn_upright_and_not_too_large(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -673,6 +675,7 @@ def test_resume_draws_what_has_no_picture(
     assert read(here / "out.csv")[0][2] == "red"
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_a_disk_full_of_pictures_is_told_and_keeps_the_rows(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

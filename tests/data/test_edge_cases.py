@@ -26,7 +26,6 @@ from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
 from vitkit.data.datamodule import EvaluationImages
 from vitkit.data.source import read_source
-from vitkit.evaluate import plots
 from vitkit.train.task import ClassificationTask
 from vitkit.weights import load
 
@@ -55,11 +54,6 @@ def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Outcome(int(caught.value.code or 0), *capsys.readouterr())
 
     return command
-
-
-@pytest.fixture
-def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +87,7 @@ def split_of(run: Path) -> dict[str, dict[str, list[str]]]:
 # --- Classes ---------------------------------------------------------------------------------------
 
 
-def test_classes_with_no_one_and_two_images_are_named_and_the_rest_is_trained(
-    vitkit: Command, tmp_path: Path, no_drawing: None
-) -> None:
+def test_classes_with_no_one_and_two_images_are_named_and_the_rest_is_trained(vitkit: Command, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 12, "none": 0, "one": 1, "two": 2}, 16, 16)
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
@@ -111,7 +103,7 @@ def test_classes_with_no_one_and_two_images_are_named_and_the_rest_is_trained(
     }
 
 
-def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path, no_drawing: None) -> None:
+def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 2, "b": 1}, 16, 16)
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
@@ -122,7 +114,7 @@ def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: P
 
 
 def test_numbered_classes_have_logits_in_sorted_order_and_predictions_of_the_right_name(
-    vitkit: Command, tmp_path: Path, no_drawing: None
+    vitkit: Command, tmp_path: Path
 ) -> None:
     palette = {str(k): (255 * (k % 3) / 2, 255 * (k // 3 % 2), 255 * (k // 6)) for k in range(12)}
     for name, rgb in palette.items():
@@ -170,9 +162,7 @@ def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: 
     assert "<i>" not in page
 
 
-def test_val_inside_train_is_told_as_a_problem_and_trained_all_the_same(
-    vitkit: Command, tmp_path: Path, no_drawing: None
-) -> None:
+def test_val_inside_train_is_told_as_a_problem_and_trained_all_the_same(vitkit: Command, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     folder(data / "train", {"a": 5, "b": 5}, 16, 16)
     for name in ("a", "b"):
@@ -187,7 +177,7 @@ def test_val_inside_train_is_told_as_a_problem_and_trained_all_the_same(
     assert "problem: 4 pictures are in more than one split" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_class_of_val_that_training_has_not_is_told(vitkit: Command, tmp_path: Path, no_drawing: None) -> None:
+def test_a_class_of_val_that_training_has_not_is_told(vitkit: Command, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     folder(data / "train", {"a": 4, "b": 4}, 16, 16)
     for i in range(3):
@@ -200,7 +190,7 @@ def test_a_class_of_val_that_training_has_not_is_told(vitkit: Command, tmp_path:
     assert json.loads(vitkit("eval", tmp_path / "run", "--json").out)["images"] == 9
 
 
-def test_classes_that_differ_in_case_or_form_alone_stay_two(vitkit: Command, tmp_path: Path, no_drawing: None) -> None:
+def test_classes_that_differ_in_case_or_form_alone_stay_two(vitkit: Command, tmp_path: Path) -> None:
     composed, decomposed = "\u00c4rger", "A\u0308rger"
     data = folder(tmp_path / "photos", {"cat": 3, "Cat": 3, composed: 3, decomposed: 3}, 16, 16)
     assert vitkit("train", data, *ONCE, "--out", tmp_path / "run").code == 0
@@ -210,9 +200,7 @@ def test_classes_that_differ_in_case_or_form_alone_stay_two(vitkit: Command, tmp
 # --- Folders ---------------------------------------------------------------------------------------
 
 
-def test_loops_of_links_end_and_each_image_is_trained_on_once(
-    vitkit: Command, tmp_path: Path, no_drawing: None
-) -> None:
+def test_loops_of_links_end_and_each_image_is_trained_on_once(vitkit: Command, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 6, "b": 6}, 16, 16)
     (data / "a" / "again").symlink_to(data / "a")
     (data / "a" / "self").symlink_to("self")
@@ -292,9 +280,7 @@ def test_a_large_one_bit_picture_is_read_in_bounded_memory(tmp_path: Path) -> No
     assert int(done.stderr.split()[-2]) < 1_200_000, "KiB: 4 bytes a pixel, and the program"
 
 
-def test_a_hair_of_one_by_4000_pixels_is_a_picture_like_any_other(
-    vitkit: Command, tmp_path: Path, no_drawing: None
-) -> None:
+def test_a_hair_of_one_by_4000_pixels_is_a_picture_like_any_other(vitkit: Command, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 5, "b": 5}, 16, 16)
     save(noise(1, 4000), data / "a" / "tall.png")
     save(noise(4000, 1), data / "b" / "wide.png")
@@ -420,7 +406,6 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     spied(ClassificationTask, "validation_step", lambda batch, index: batch[0])
     spied(Classifier, "probabilities", lambda images: images)
     spied(Classifier, "features", lambda images, what: images)
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
 
     table = read_source(data)
     images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])
@@ -458,7 +443,7 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
 
 
 def test_every_verb_works_without_a_network_and_leaves_the_photographs_alone(
-    vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_drawing: None
+    vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = runs.photos(tmp_path / "photos", images=5)
     (data / "red" / "broken.jpg").write_text("not a picture")

@@ -18,13 +18,6 @@ from vitkit.evaluate import checkup
 from vitkit.evaluate.checkup import write_checkup
 
 
-@pytest.fixture(autouse=True)
-def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = io.BytesIO()
-    Image.new("RGB", (2, 2)).save(data, "PNG")
-    monkeypatch.setattr(checkup, "to_png", lambda figure: data.getvalue())
-
-
 def page_of(root: Path, target: Path) -> str:
     write_checkup(target, examine(read_source(root)))
     return target.read_text(encoding="utf-8")

@@ -13,6 +13,8 @@ from photos import noise
 from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import Reliability
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 STRANGE = [
     "🐈 猫",
     "a$b",

@@ -17,6 +17,8 @@ from photos import noise, smooth
 from vitkit.errors import VitkitError
 from vitkit.explain import draw
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 STRANGE = ["🐈 猫", "$x^$ and $", "two\nlines", "a very long name that goes on and on and on " * 5, "\udcff.png"]
 
 

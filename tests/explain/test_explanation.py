@@ -344,6 +344,7 @@ def test_one_method_gets_no_comparison_and_no_heads(tmp_path: Path, photograph: 
     assert names(tmp_path / "heads") == {"heads.png", "layers.gif", "maps.npz", "index.html"}
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 @pytest.mark.parametrize("method", ["gradient", "heads", "all"])
 @pytest.mark.parametrize("ending", [".png", ".npz", ".html", ".PNG"])
 def test_one_file_by_its_ending(tmp_path: Path, photograph: Path, method: str, ending: str) -> None:

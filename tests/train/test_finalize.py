@@ -40,8 +40,6 @@ from vitkit.train.finalize import BALANCE, standing_of
 from vitkit.train.run import resume, train
 from vitkit.weights import load
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 # --- Where the truth is known: Gaussian clouds, whose posterior is linear in the point ---------------------
 
 MEANS = torch.tensor([[0.0, 0.0], [1.5, 0.0], [0.0, 1.5]], dtype=torch.float64)

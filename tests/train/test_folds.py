@@ -29,8 +29,6 @@ from vitkit.train.folds import Spread
 from vitkit.train.recipe import Recipe, build, load_fields
 from vitkit.weights import load
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 MEASURES = ("accuracy", "balanced_accuracy", "loss")
 REMOVED = "train/run.py: discard_if_empty(run.folder) takes a cross-validation for empty and removes its folds"
 

@@ -21,8 +21,6 @@ from vitkit.train import run
 from vitkit.weights import load
 from vitkit.weights.export import write
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 CLASSES = ("a", "b", "c")
 START = {"weights": "WEIGHTS", "model": None, "method": "linear", "epochs": 1}
 

@@ -28,8 +28,6 @@ from vitkit.train.distill import binary_loss
 from vitkit.train.run import resume, train
 from vitkit.weights import load
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 CLASSES = ("blue", "green", "red")
 
 

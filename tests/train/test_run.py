@@ -23,7 +23,6 @@ import photos as pictures
 import runs
 from vitkit.data.split import split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluate import plots
 from vitkit.evaluate.metrics import evaluate
 from vitkit.train import callbacks, run
 from vitkit.train.optim import lr_factor
@@ -40,12 +39,6 @@ ARTEFACTS = (
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(autouse=True)
-def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes half the time of a run this small; the module's fixtures, made before this one, do draw."""
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from vitkit.data.augment import Augment
 from vitkit.data.datamodule import ImageData
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
-from vitkit.evaluate import plots
 from vitkit.model import VisionTransformer
 from vitkit.names import config_for
 from vitkit.train import fit, search
@@ -134,7 +133,6 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
         tried.append(find_lr(*args, **options))
         return tried[-1]
 
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
     monkeypatch.setattr(ClassificationTask, "training_step", training_step)
     monkeypatch.setattr("vitkit.train.guard.has_collapsed", lambda *outcome: False)  # what is learned does not matter
     monkeypatch.setattr(search, "FACTORS", (1.0,))

@@ -12,7 +12,6 @@ import pytest
 import runs
 from vitkit.data.source import read_source
 from vitkit.data.split import groups_from_file, split_from_file
-from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import fit_temperature
 from vitkit.evaluate.figures import at_temperature, figures
 from vitkit.evaluate.intervals import intervals
@@ -22,11 +21,6 @@ from vitkit.train.folder import Run
 from vitkit.train.run import resume, train
 from vitkit.train.summary import LABEL_ERRORS
 from vitkit.weights import load
-
-
-@pytest.fixture(autouse=True)
-def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ import runs
 from vitkit.data.source import ImageTable
 from vitkit.data.split import split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluate import plots
 from vitkit.train import run
 from vitkit.train.guard import Guard
 from vitkit.train.recipe import build, load_fields, resolve
@@ -31,11 +30,6 @@ from vitkit.weights import load
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(autouse=True)
-def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
 
 
 def train(recipe: Any, folder: Path, **options: Any) -> tuple[Path, str]:
@@ -235,9 +229,7 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     torch.manual_seed(0)
     small = load_small(tmp / "small")
     given = {"data": str(source), "weights": str(small), "model": "vit_micro_patch8_16", "workers": 0}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
-        return train(resolve(given, "flowers-head"), tmp / "run")
+    return train(resolve(given, "flowers-head"), tmp / "run")
 
 
 def load_small(folder: Path) -> Path:
@@ -308,7 +300,6 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     small = {"model": "vit_micro_patch8_16", "weights": "none", "method": "scratch", "precision": "float32"}
     given = {"data": str(tmp / "photos"), "epochs": 5, "swa": 0.5, "batch_size": 16, "workers": 0, **small}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"a picture"))
         patch.setattr(ClassificationTask, "on_validation_epoch_start", note)
         return train(resolve(given, "cifar10-vit-tiny"), tmp / "run")[0], ends
 
