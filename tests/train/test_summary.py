@@ -95,7 +95,7 @@ def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_
         rows = [tuple(row.values()) for row in csv.DictReader(file)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
-    found = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, {})
+    found = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, None)
     assert found is not None
     assert rows == [(*own[:3], f"{own.score:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
@@ -106,7 +106,7 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     said: list[str] = []
     table = read_source(data)
     recipe = runs.quick(data, weights="anything", model=None, method="full")
-    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, {}) is None
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
     assert said == ["label errors are looked for among held-out images only: there are more than 35 images"]
 
 
@@ -117,7 +117,7 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     table = type(table)(**{**table.__dict__, "root": copied})
     said: list[str] = []
     recipe = runs.quick(data, weights=str(before), model=None, method="full")
-    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, {}) is None
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
     assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]
 
 
