@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from typing import Any
 from vitkit.errors import VitkitError
 
 _LONGEST = 255  # bytes of a file's name
+
+_UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
 
 @contextmanager
@@ -44,16 +47,27 @@ def fitting(name: str, ending: str) -> str:
     return name + ending
 
 
+def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
+    """What is being written in a folder, or was when its process was killed: the name that it was for, and the file."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (found := _UNFINISHED.fullmatch(path.name)) is not None:
+            yield found[1], path
+
+
 @contextmanager
-def sole(path: Path) -> Iterator[None]:
+def sole(path: Path, place: Path | None = None) -> Iterator[None]:
     """Work on a file or folder as the only process that does. The lock ends with the process, however that ends.
+
+    Args:
+        path: what is worked on.
+        place: where the lock is; by default beside it.
 
     Raises:
         VitkitError: another process works on it; the message says which.
     """
     from filelock import FileLock, Timeout
 
-    place = path.with_name(f".{path.name}.lock")
+    place = place or path.with_name(f".{path.name}.lock")
     lock = FileLock(place, timeout=0)
     try:
         lock.acquire()

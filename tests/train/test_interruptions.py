@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import runs
-from vitkit.errors import Interrupted
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.files import sole
 from vitkit.train import run
+from vitkit.train.folder import held
 from vitkit.weights import load
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -101,3 +103,71 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return stop
+
+
+# --- Two processes at one run -----------------------------------------------------------------------
+
+
+def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data: Path, tmp_path: Path) -> None:
+    """Other locks of this process are as those of another."""
+    folder = runs.copy_of(finished, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with sole(folder, folder / ".lock"):
+        for work in (
+            lambda: run.train(runs.quick(data), folder, say=lambda _: None),
+            lambda: run.train(runs.quick(data), folder, force=True, say=lambda _: None),
+            lambda: resume(folder),
+        ):
+            with pytest.raises(VitkitError, match=f"run is being written by process {os.getpid()} of "):
+                work()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} | {folder: 0} == before | {folder: 0}
+
+
+def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def look(name: str) -> Callable[..., Any]:
+        def is_held(*args: Any, **kwargs: Any) -> Any:
+            with pytest.raises(VitkitError, match="is being written by"), held(tmp_path / "run"):
+                pass
+            seen.append(name)
+            raise Interrupted(signal.SIGTERM)
+
+        return is_held
+
+    for name in ("examine", "fit_and_report"):
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(run, name, look(name))
+            run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
+    assert seen == ["examine", "fit_and_report"]
+    with held(tmp_path / "run"):
+        pass
+
+
+# --- What others leave in a run's folder ------------------------------------------------------------
+
+
+def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    own = [
+        ".model.safetensors.77.tmp",
+        ".report.html.77.tmp",
+        "checkpoints/.last.ckpt.77.tmp",
+        ".bad_batch-1.pt.77.tmp",
+    ]
+    others = [".notes.txt.77.tmp", ".mine.tmp", "kept/.model.json.77.tmp", ".last.ckpt.tmp"]
+    (folder / "kept").mkdir()
+    (folder / ".run.onnx.77.tmp").mkdir()  # of an export that was killed
+    (folder / ".run.onnx.77.tmp" / "run.onnx").write_text("half")
+    for name in (*own, *others):
+        (folder / name).write_text("half")
+    resume(folder)
+    assert [name for name in own if (folder / name).exists()] == []
+    for name in own:
+        (folder / name).write_text("half")
+    run.train(runs.quick(data, epochs=1), folder, force=True, say=lambda _: None)
+    assert [name for name in own if (folder / name).exists()] == []
+    assert [name for name in others if not (folder / name).is_file()] == []
+    assert (folder / ".run.onnx.77.tmp" / "run.onnx").read_text() == "half"

@@ -17,6 +17,7 @@ from vitkit.export.check import Comparison, Refused, answers, check_card, compar
 from vitkit.export.formats import DTYPES, Format, format_of
 from vitkit.export.loading import load_exported
 from vitkit.export.pictures import Pictures, Progress
+from vitkit.files import sole, unfinished
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,14 @@ def _verify(
 def _staged(out: Path, form: Format) -> Iterator[Path]:
     """A path of the same name in a folder beside; its files take their places when the block ends well."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    with sole(out):
+        for name, left in unfinished(out.parent):  # by a process that was killed
+            if name == out.name:
+                shutil.rmtree(left, ignore_errors=True)
+        yield from _in_turn(out, form, folder)
+
+
+def _in_turn(out: Path, form: Format, folder: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         yield folder / out.name

@@ -90,7 +90,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
         raise
 
 
-def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: dict[str, Tensor]) -> Evaluation:
+def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
     if table.is_multi:
         run.team.by_first(partial(_settle_thresholds, run, table))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from vitkit.classifier import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.files import sole, unfinished
 from vitkit.train.callbacks import LAST
 from vitkit.train.guard import BAD_BATCH
 from vitkit.train.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
@@ -19,6 +22,7 @@ from vitkit.train.team import ALONE, Team
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
+_LOCK = ".lock"
 _OWN_FILES = (
     *(
         WEIGHTS,
@@ -70,34 +74,49 @@ def fold_folder(folder: Path, fold: int) -> Path:
     return folder / f"fold-{fold + 1}"
 
 
-def check_free(out: str | Path | None, table: ImageTable, teacher: str | None, *, force: bool) -> None:
-    """Refuse a run folder among the photographs, or one that holds something, unless it is a run to be written over."""
+def check_place(out: str | Path | None, table: ImageTable, teacher: str | None) -> None:
+    """Refuse a run folder among the photographs, or above the teacher."""
     folder = Path("runs" if out is None else out)
     if table.lies_among(folder):
         raise VitkitError(
             f"the run would be written among the photographs, in {folder}: name another folder with --out"
         )
-    if out is None or not folder.exists():
+    if out is None:
         return
-    if not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder that does not exist")
-    if not any(folder.iterdir()):
-        return
-    if not force:
-        raise VitkitError(f"--out {out} exists and is not empty: choose a new name, or --force to write over it")
-    if not (folder / RECIPE).is_file():
-        raise VitkitError(f"--out {out} is not empty and no run of vitkit's: choose a new name")
-    if teacher is not None and Path(teacher).resolve().is_relative_to(folder.resolve()):
+    if teacher is not None and folder.is_dir() and Path(teacher).resolve().is_relative_to(folder.resolve()):
         raise VitkitError(f"--out {out} would write over the teacher {teacher}: choose a new name")
 
 
-def claim(out: str | Path | None, name: str) -> Path:
-    """The run's folder, made and emptied of an earlier run."""
-    if out is not None:
-        folder = Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_own(folder)
-        return folder
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Work on a run as the only process that does; its folder is made, and goes again where nothing comes into it.
+
+    Raises:
+        VitkitError: another process works on it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with sole(folder, folder / _LOCK):
+            yield
+    finally:
+        with suppress(OSError):  # as a rule there is something in it
+            folder.rmdir()
+
+
+def check_free(folder: Path, *, force: bool) -> None:
+    """Refuse a held folder with something in it, unless it is a run to be written over."""
+    if all(path.name == _LOCK for path in folder.iterdir()):
+        return
+    if not force:
+        raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or --force to write over it")
+    if not (folder / RECIPE).is_file():
+        raise VitkitError(f"--out {folder} is not empty and no run of vitkit's: choose a new name")
+
+
+def next_free(name: str) -> Path:
+    """A new folder `runs/NAME-N`."""
     Path("runs").mkdir(exist_ok=True)
     number = 1
     while True:
@@ -111,29 +130,32 @@ def claim(out: str | Path | None, name: str) -> Path:
 
 
 def discard_if_empty(folder: Path) -> None:
-    """A run that ended before there was a model leaves no folder behind."""
+    """A run that ended before there was a model leaves nothing behind."""
     runs = (folder, *folder.glob("fold-*"))
     if not any((own / name).exists() for own in runs for name in (WEIGHTS, LAST)) and not any(folder.rglob(BAD_BATCH)):
-        _remove_own(folder)
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        clear(folder)
 
 
-def _remove_own(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Remove a run from its folder, and nothing else that may be there."""
     sweep(folder)
     for name in _OWN_FILES:
         (folder / name).unlink(missing_ok=True)
     for batch in folder.glob(BAD_BATCH):
         batch.unlink()
-    for name in ("checkpoints", "tensorboard"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for grown in (LAST.parent.name, "tensorboard"):
+        shutil.rmtree(folder / grown, ignore_errors=True)
     for fold in folder.glob("fold-*"):
-        _remove_own(fold)
+        clear(fold)
         if not any(fold.iterdir()):
             fold.rmdir()
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process was writing."""
-    for unfinished in folder.rglob(".*.tmp"):
-        unfinished.unlink()
+    """Remove what a killed process was writing of a run; other files with such names are not the run's."""
+    for own in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
+        for name, path in unfinished(own):
+            if (name in (*_OWN_FILES, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
+                path.unlink()
+    for fold in folder.glob("fold-*"):
+        sweep(fold)

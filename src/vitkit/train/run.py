@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,12 @@ from vitkit.train.folder import (
     Run,
     Say,
     check_free,
-    claim,
+    check_place,
+    clear,
     discard_if_empty,
     fold_folder,
+    held,
+    next_free,
     sweep,
 )
 from vitkit.train.folds import cross_validate
@@ -79,7 +83,7 @@ def train(
         The run folder, which is also the model folder of the best weights.
 
     Raises:
-        VitkitError: the data or the recipe cannot be trained on, or `out` exists.
+        VitkitError: the data or the recipe cannot be trained on, or `out` exists, or another process works on it.
         Interrupted: a signal stopped the run; the folder holds the best model so far.
         OSError: the folder cannot be written.
     """
@@ -88,8 +92,9 @@ def train(
         raise VitkitError("the recipe names no data")
     asked = build(fields, "flags")
     team = assemble(asked.devices, asked.nodes)
-    folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress))
-    _go(Run(folder, say, progress, team=team), settled)
+    with ExitStack() as hold:
+        folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
+        _go(Run(folder, say, progress, team=team), settled)
     return folder
 
 
@@ -101,14 +106,18 @@ def _prepare(
     notes: Sequence[str],
     say: Say,
     progress: Progress,
+    hold: ExitStack,
 ) -> tuple[Path, Recipe]:
-    """Settle everything that the recipe leaves open, and write it into the run's folder."""
+    """Settle everything that the recipe leaves open, and write it into the run's folder, which is held from then on."""
     table = read_source(fields["data"], progress, fields.get("layout", "auto"))
     check_trainable(table)
     recipe, reasons = complete(fields, table)
     check_distillation(recipe)
     check_team(recipe, team)
-    check_free(out, table, recipe.teacher, force=force)
+    check_place(out, table, recipe.teacher)
+    if out is not None:
+        hold.enter_context(held(Path(out)))
+        check_free(Path(out), force=force)
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
     recipe = spare_patches(recipe, fields, config)
@@ -125,8 +134,11 @@ def _prepare(
     parts = _parts(images, recipe, before, progress)
     if recipe.limit is not None:
         parts = [_limit(own, recipe.limit, recipe.seed) for own in parts]
-    run = Run(claim(out, table.root.name), say, progress)
+    run = Run(Path(out) if out is not None else next_free(table.root.name), say, progress)
+    if out is None:
+        hold.enter_context(held(run.folder))
     try:
+        clear(run.folder)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
         for reason in [*filter(None, [table.layout]), *notes, *reasons, *describe_team(recipe, team)]:
             run.say(reason)
@@ -180,7 +192,7 @@ def resume(
         progress: told what is being done, how many are done, of how many.
 
     Raises:
-        VitkitError: the folder holds no run, or the root not all of its images.
+        VitkitError: the folder holds no run, or another process works on it, or the root has not all of its images.
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
@@ -188,12 +200,14 @@ def resume(
     recipe = build(load_fields(folder / RECIPE), str(folder / RECIPE))
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
-    team.by_first(lambda: _tidy(folder, data_root, progress))
-    _go(Run(folder, say, progress, team=team), recipe)
+    with ExitStack() as hold:
+        team.by_first(lambda: _tidy(folder, data_root, progress, hold))
+        _go(Run(folder, say, progress, team=team), recipe)
     return folder
 
 
-def _tidy(folder: Path, data_root: Path | None, progress: Progress) -> None:
+def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
+    hold.enter_context(held(folder))
     sweep(folder)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):

@@ -1,0 +1,31 @@
+"""An export beside others: one that was killed before, and one that is at work on the same file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vitkit.errors import VitkitError
+from vitkit.export.formats import format_of
+from vitkit.export.writing import _staged
+from vitkit.files import sole
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_of_that_name(tmp_path: Path) -> None:
+    out, another = tmp_path / "a.pt2", tmp_path / ".b.pt2.77.tmp"
+    for left in (tmp_path / ".a.pt2.77.tmp", tmp_path / f".a.pt2.{os.getpid()}.tmp", another):
+        left.mkdir()
+        (left / "a.pt2").write_text("half")
+    with _staged(out, format_of(out)) as temporary:
+        temporary.write_text("whole")
+    assert out.read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [another.name, "a.pt2"]
+
+
+def test_a_file_that_another_process_exports_is_left_to_it(tmp_path: Path) -> None:
+    out = tmp_path / "a.pt2"
+    with sole(out), pytest.raises(VitkitError, match=r"a\.pt2 is being written by"), _staged(out, format_of(out)):
+        pytest.fail("two at once")
+    assert list(tmp_path.iterdir()) == []
