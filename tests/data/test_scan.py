@@ -462,7 +462,8 @@ def test_a_new_picture_is_compared_with_all_and_they_not_with_one_another(
             original(own, others, *rest),
         )[1],
     )
-    save(Image.open(photos / "cat" / "cat_0.png").resize((40, 28)), photos / "dog" / "larger.png")
+    brighter = Image.open(photos / "cat" / "cat_0.png").convert("RGB").point(lambda level: min(level + 2, 255))
+    save(brighter, photos / "dog" / "larger.png")
     (copies,) = examine(read_source(photos)).copies
     assert compared == [(1, None), (1, 20)]
     table = read_source(photos)
