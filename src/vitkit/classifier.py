@@ -8,7 +8,6 @@ crash while saving leaves the old model or the new one.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import JOINT
 from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
 from vitkit.errors import VitkitError
-from vitkit.files import replacing, write_bytes, write_json
+from vitkit.files import from_json, replacing, write_bytes, write_json
 from vitkit.model import VisionTransformer
 from vitkit.ranking import Ranking
 
@@ -96,10 +95,11 @@ class Classifier:
     def __post_init__(self) -> None:
         if len(self.classes) != self.model.config.num_classes:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
+        check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must differ from one another")
-        if not 0 < self.temperature < math.inf:
-            raise VitkitError(f"temperature must be above 0 and finite, not {self.temperature}")
+        if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
+            raise VitkitError(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
         if self.thresholds is not None and len(self.thresholds) != len(self.classes):
             raise VitkitError(f"{len(self.thresholds)} thresholds for {len(self.classes)} classes")
         if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
@@ -334,6 +334,21 @@ def _rank(
     return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
 
 
+def check_names(classes: Iterable[object]) -> None:
+    """Refuse names that are no text, or that no file can hold.
+
+    Raises:
+        VitkitError: one is neither.
+    """
+    for name in classes:
+        try:
+            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
+        except UnicodeEncodeError:  # JSON can have half of a character
+            is_text = False
+        if not is_text:
+            raise VitkitError(f"class names must be text, not {name!r:.80}")
+
+
 def is_model_folder(path: Path) -> bool:
     """Whether the folder is one of vitkit's own, damaged or not."""
     return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
@@ -385,7 +400,7 @@ def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     version = description.get("format_version") if isinstance(description, dict) else None
@@ -405,7 +420,7 @@ def _settle(folder: Path) -> None:
         (folder / _NEXT_RECORD).unlink(missing_ok=True)
         return
     try:
-        description = json.loads(pending.read_text(encoding="utf-8"))
+        description = from_json(pending.read_text(encoding="utf-8"))
         expected = description["weights_sha256"]
     except (ValueError, KeyError, TypeError):
         expected = None

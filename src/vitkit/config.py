@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -20,6 +19,7 @@ PositionAt = Literal["input", "every_layer", "shared"]
 PositionResize = Literal["reference", "timm", "torchvision", "huggingface", "dinov2"]
 StemKind = Literal["reference", "timm"]
 IMAGENET_1K = 1000
+MAX_LAYERS, MAX_SIZE, MAX_SIDE = 1000, 2**24, 2**20  # what claims more is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,9 @@ class ViTConfig:
             if isinstance(getattr(self, name), list):  # as JSON has it
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_types(self.__dict__)
+        for name in ("layer_scale", "qk_scale"):  # whole numbers are meant as real ones
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.classifier != "gap")
         _check_values(self)
@@ -143,6 +146,8 @@ class ViTConfig:
         Raises:
             VitkitError: a field is unknown or its value cannot be built.
         """
+        if not isinstance(fields, dict):
+            raise VitkitError(f"the configuration must be an object, not {fields!r:.80}")
         _refuse_unknown(fields, {})
         return cls(**fields)
 
@@ -184,13 +189,14 @@ def _check_types(fields: dict[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor beyond what a float holds
 
 
 def _check_values(config: ViTConfig) -> None:
     for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size"):
         if getattr(config, name) < 1:
             raise VitkitError(f"{name} must be at least 1, not {getattr(config, name)}")
+    _check_extent(config)
     for name in ("num_classes", "registers"):
         if getattr(config, name) < 0:
             raise VitkitError(f"{name} must be 0 (none) or more, not {getattr(config, name)}")
@@ -208,6 +214,19 @@ def _check_values(config: ViTConfig) -> None:
     _check_patches(config)
     _check_tokens(config)
     _check_positions(config)
+
+
+def _check_extent(config: ViTConfig) -> None:
+    """Refuse sizes that no model has, before anything is made of them."""
+    if config.layers > MAX_LAYERS:
+        raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
+    for name in ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size"):
+        if (getattr(config, name) or 0) > MAX_SIZE:
+            raise VitkitError(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
+    if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
+        raise VitkitError(f"image_size {_times(config.image_size)} is larger than any model's")
+    if max(config.stem or (), default=0) > MAX_LAYERS:
+        raise VitkitError(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
 
 
 def _check_patches(config: ViTConfig) -> None:

@@ -128,6 +128,18 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, allow_nan=False)
 
 
+def from_json(text: str | bytes) -> Any:
+    """What JSON text says.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than anyone means.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

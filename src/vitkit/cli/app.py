@@ -14,6 +14,8 @@ from vitkit.cli import eval as eval_
 from vitkit.errors import VitkitError
 from vitkit.stopping import stoppable
 
+_LONGEST = 2000  # characters of an error
+
 app = typer.Typer(
     name="vitkit",
     no_args_is_help=True,
@@ -73,12 +75,17 @@ def main() -> None:
 def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    print(f"error: {_describe(error)}", file=sys.stderr)
+    print(f"error: {_shortened(_describe(error))}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
         known = {command.name for command in app.registered_commands}
         print(f"see: vitkit {f'{verb} ' if verb in known else ''}--help", file=sys.stderr)
     sys.exit(2)
+
+
+def _shortened(text: str) -> str:
+    """What a hostile file may make of a message, in so many characters."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def _describe(error: BaseException) -> str:

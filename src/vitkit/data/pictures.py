@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from vitkit.data.likeness import THUMBNAIL, cosines
 from vitkit.data.memory import Facts
 from vitkit.errors import VitkitError
-from vitkit.files import to_json
+from vitkit.files import from_json, to_json
 
 ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
@@ -130,7 +129,7 @@ class PictureRecord:
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                about = json.loads(file["about"].tobytes())
+                about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
                     raise VitkitError(f"the picture record of {source} is by a later vitkit: upgrade vitkit to read it")
                 record = cls(

@@ -18,6 +18,7 @@ from vitkit.errors import VitkitError
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+_LEAST_CROP = 0.01
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -46,13 +47,21 @@ class Preprocess:
     floor_crop: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.size) != 2 or not all(type(side) is int and side > 0 for side in self.size):
-            raise VitkitError(f"size must be (height, width) in pixels, not {self.size}")
+        is_pair = isinstance(self.size, tuple) and len(self.size) == 2
+        if not is_pair or not all(type(side) is int and side > 0 for side in self.size):
+            raise VitkitError(f"size must be (height, width) in pixels, not {self.size!r:.80}")
         for name, kind in (("fit", Fit), ("interpolation", Interpolation)):
             if getattr(self, name) not in get_args(kind):
                 raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
-        if not 0 < self.crop_pct <= 1:
-            raise VitkitError(f"crop_pct must be in (0, 1], not {self.crop_pct}")
+        if self.size[0] * self.size[1] > MAX_PIXELS:
+            raise VitkitError(f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels")
+        if not _is_number(self.crop_pct) or not _LEAST_CROP <= self.crop_pct <= 1:
+            raise VitkitError(f"crop_pct must be from {_LEAST_CROP} to 1, not {self.crop_pct!r}")
+        if type(self.floor_crop) is not bool:
+            raise VitkitError(f"floor_crop must be True or False, not {self.floor_crop!r}")
+        for name in ("mean", "std"):
+            if not isinstance(getattr(self, name), tuple) or not all(map(_is_number, getattr(self, name))):
+                raise VitkitError(f"{name} must be 1 or 3 finite numbers, not {getattr(self, name)!r}")
         if not len(self.mean) == len(self.std) in (1, 3) or not all(value > 0 for value in self.std):
             raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
 
@@ -117,7 +126,13 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
-        """What `to_dict` wrote."""
+        """What `to_dict` wrote.
+
+        Raises:
+            VitkitError: it is something else.
+        """
+        if not isinstance(fields, dict) or "size" not in fields or not fields.keys() <= cls.__dataclass_fields__.keys():
+            raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
         return cls(**plain)
 
@@ -144,3 +159,7 @@ class Preprocess:
         self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
     ) -> Image.Image:
         return image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()], box)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e6  # NaN is not

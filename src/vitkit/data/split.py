@@ -17,6 +17,7 @@ import numpy as np
 from vitkit.data.duplicates import Forest
 from vitkit.data.source import JOINT, ImageTable
 from vitkit.errors import VitkitError
+from vitkit.files import from_json
 
 SPLITS = ("train", "val", "test")
 
@@ -378,7 +379,7 @@ def split_from_file(path: Path) -> ImageTable:
         VitkitError: the file is missing or damaged.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = from_json(path.read_text(encoding="utf-8"))
         names, sets = _stored_sets(stored) if stored.get("task") == "multi" else (stored["classes"], ())
         rows = [
             (image, label, name)
@@ -395,6 +396,8 @@ def split_from_file(path: Path) -> ImageTable:
             splits=tuple(row[2] for row in rows),
             sets=sets,
         )
+        if not all(isinstance(own, str) for own in (*table.paths, *table.classes, table.name)):
+            raise ValueError("a path, a class or its data has no name")
         if split_to_dict(table)["hash"] != stored["hash"]:
             raise ValueError("its hash does not match its content")
     except FileNotFoundError as error:
@@ -424,7 +427,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
         VitkitError: the file is damaged.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = from_json(path.read_text(encoding="utf-8"))
         return {str(image): number for number, paths in enumerate(stored) for image in paths}
     except FileNotFoundError:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from vitkit.data.source import ImageTable
 from vitkit.data.split import groups_from_file, split_from_file, split_to_dict
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.files import write_json
+from vitkit.files import from_json, write_json
 
 _SPLIT, _GROUPS = "split.json", "groups.json"
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
@@ -55,8 +54,13 @@ def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
 
 def read_contents(split_file: Path) -> dict[str, str]:
     """The beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
-    contents = json.loads(split_file.read_text(encoding="utf-8")).get("contents", {})
-    return contents if isinstance(contents, dict) else {}
+    try:
+        contents = from_json(split_file.read_text(encoding="utf-8")).get("contents", {})
+        for digest in contents.values():
+            bytes.fromhex(digest)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise VitkitError(f"{split_file} is damaged: its contents cannot be read ({error})") from error
+    return dict(contents)
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
@@ -86,7 +90,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
     if (groups := split_file.with_name(_GROUPS)).is_file():
-        stored = json.loads(groups.read_text(encoding="utf-8"))
+        stored = from_json(groups.read_text(encoding="utf-8"))
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 

@@ -30,7 +30,7 @@ from vitkit.cache import cache_folder
 from vitkit.engine.flow import BATCH, cores
 from vitkit.engine.prepare import Double, can_pack, plain, prepare, sharing
 from vitkit.engine.runner import PLANS
-from vitkit.files import write_json
+from vitkit.files import from_json, write_json
 from vitkit.model import VisionTransformer
 
 GAIN = 1.05  # times as fast as the model itself, or more, is worth another way
@@ -186,7 +186,7 @@ def _file(facts: Mapping[str, Any]) -> Path:
 def _kept(facts: Mapping[str, Any]) -> str | None:
     """The plan that was kept for these facts; None where there is no file that can be believed."""
     try:
-        kept = json.loads(_file(facts).read_text(encoding="utf-8"))
+        kept = from_json(_file(facts).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(kept, dict) or any(kept.get(name) != value for name, value in facts.items()):

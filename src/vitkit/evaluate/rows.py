@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
 from vitkit.data.source import JOINT
-from vitkit.files import to_json
+from vitkit.files import from_json, to_json
 
 if TYPE_CHECKING:
     from vitkit.classifier import Prediction
@@ -171,7 +170,7 @@ class JsonLines:
         return to_json(row) + "\n"
 
     def decode(self, record: str) -> Row:
-        row = json.loads(record)
+        row = from_json(record)
         if not isinstance(row, dict) or set(row) != self._keys(is_readable=row.get("confidence") is not None):
             raise ValueError("other keys")
         if "top" in row and len(row["top"]) != self.columns.top:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from vitkit.data.pictures import from_text, to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.export.seal import BLANK
-from vitkit.files import to_json
+from vitkit.files import from_json, to_json
 
 _VERSION = 1
 
@@ -78,7 +76,7 @@ class Card:
             VitkitError: it is damaged, or a later vitkit wrote it.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
+            fields: dict[str, Any] = from_json(text)
             version = fields["format_version"]
             if version > _VERSION:
                 raise VitkitError(
@@ -118,5 +116,5 @@ class Card:
             raise ValueError(f"{len(self.classes)} classes have the thresholds {self.thresholds!r:.80}")
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # NaN is not

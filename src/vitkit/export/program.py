@@ -13,6 +13,7 @@ from vitkit.engine.runner import GraphRunner
 from vitkit.errors import VitkitError
 from vitkit.export import program_archive, program_file
 from vitkit.export.check import Refused
+from vitkit.files import from_json
 from vitkit.model import VisionTransformer
 
 
@@ -67,7 +68,7 @@ def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dt
 
 def _without_traces(model: bytes) -> bytes:
     """The program without the lines of source that each operation comes from, which name folders of this machine."""
-    described = json.loads(model)
+    described = from_json(model)
     for node in described["graph_module"]["graph"]["nodes"]:
         node["metadata"].pop("stack_trace", None)
     return json.dumps(described).encode()

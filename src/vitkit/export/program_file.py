@@ -7,7 +7,6 @@ list; no text of the file is evaluated. Computing then does these operations one
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.export.program_archive import CARD_ENTRY, CONSTANTS, MODEL_ENTRY, WEIGHTS, check, read_entries
+from vitkit.files import from_json
 
 _WRITTEN = (
     "_assert_tensor_metadata.default add.Tensor alias.default batch_norm.default cat.default chunk.default "
@@ -114,7 +114,7 @@ def read_program(path: Path) -> Program:
 
 
 def _parse(entries: Mapping[str, bytes], card: str) -> Program:
-    described = json.loads(entries[MODEL_ENTRY])
+    described = from_json(entries[MODEL_ENTRY])
     _refuse_code(described)
     module = described["graph_module"]
     graph, signature = module["graph"], module["signature"]
@@ -163,7 +163,7 @@ def _expressions(value: Any) -> Iterator[Any]:
 def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str, Tensor]:
     """The tensors that a config names, by their names in the model."""
     tensors = {}
-    for name, own in json.loads(entries[f"{folder}/{config}"])["config"].items():
+    for name, own in from_json(entries[f"{folder}/{config}"])["config"].items():
         about = own["tensor_meta"]
         if own["use_pickle"] is not False or about["device"]["type"] != "cpu":
             raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run anything")

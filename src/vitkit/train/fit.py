@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import pickle
@@ -26,7 +25,7 @@ from vitkit.data.split import SPLITS
 from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.metrics import Evaluation
-from vitkit.files import write_text
+from vitkit.files import from_json, write_text
 from vitkit.stopping import Deferral
 from vitkit.train.balance import class_weights, log_weights, settle_balance, shift_answers, stand
 from vitkit.train.callbacks import LAST, RunWriter, StopOnSignal
@@ -60,7 +59,7 @@ _MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should 
 def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
-    data_hash = json.loads((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
+    data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
     for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
         if name != "classes":  # they go with the head that is replaced

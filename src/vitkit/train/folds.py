@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from html import escape
@@ -14,7 +13,7 @@ from scipy.stats import t
 from vitkit.classifier import RECORD
 from vitkit.data.pictures import PictureRecord
 from vitkit.errors import VitkitError
-from vitkit.files import write_json
+from vitkit.files import from_json, write_json
 from vitkit.page import table, write_page
 from vitkit.train.fit import fit_and_report
 from vitkit.train.folder import FOLDS, RECIPE, Run, fold_folder
@@ -61,7 +60,7 @@ def cross_validate(run: Run, recipe: Recipe) -> dict[str, Spread]:
         if not (folder / REPORT).is_file():
             run.say(f"fold {number + 1} of {recipe.folds}")
             fit_and_report(replace(run, folder=folder, whole=run.folder), recipe.replace(folds=None))
-        results.append(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
+        results.append(from_json((folder / EVALUATION).read_text(encoding="utf-8")))
     spreads = {name: Spread.of([own[name] for own in results]) for name in ("accuracy", "balanced_accuracy", "loss")}
     if run.team.is_first:
         numbers = {name: {"mean": own.mean, "margin_95": own.margin} for name, own in spreads.items()}

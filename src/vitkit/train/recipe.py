@@ -297,7 +297,11 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
         if text is None:
             raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, VitkitError):
+            raise
         raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
 
 
@@ -377,9 +381,12 @@ def checkpoint_every(text: str) -> int:
     """
     if text in ("none", "all"):
         return int(text == "all")
-    if not text.isdecimal() or not 0 < int(text) < 10**6:
+    if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
         raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
     return int(text)
+
+
+_LARGEST = 2**63
 
 
 def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
@@ -392,6 +399,8 @@ def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
         return value
     if get_origin(kind) is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(kind)):
         return tuple(_coerce(name, item, part, source) for item, part in zip(get_args(kind), value, strict=True))
+    if type(value) is int and abs(value) > _LARGEST:
+        raise VitkitError(f"{source}: {name} is far too large a number")
     if kind is float and type(value) in (int, float):
         return float(value)
     if kind in (int, str, bool) and type(value) is kind:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from vitkit.evaluate.operating import SHARES
 from vitkit.evaluate.report import draw, write_report
 from vitkit.evaluate.unseen import all_figures, describe, seen_of
 from vitkit.explain import worst_mistakes_page
-from vitkit.files import without_place, write_json
+from vitkit.files import from_json, without_place, write_json
 from vitkit.train.callbacks import read_metrics
 from vitkit.train.finalize import BALANCE, settle_confidence, standing_of
 from vitkit.train.recipe import Recipe, name_of, without_places
@@ -119,7 +118,7 @@ def report(
         numbers=numbers,
         root=table.root,
         facts=_facts(classifier, record, recipe, table, rows),
-        findings=[*([f"problem: {spoilt}"] if spoilt else []), *json.loads((folder / FINDINGS).read_text("utf-8"))],
+        findings=[*([f"problem: {spoilt}"] if spoilt else []), *from_json((folder / FINDINGS).read_text("utf-8"))],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         doubts=doubts or (),
         recipe=without_places(recipe).to_toml(),

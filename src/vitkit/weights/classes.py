@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from vitkit.files import from_json
 from vitkit.names import IMAGENET_21K
 
 INDICES = "class_indices.json"  # as many training scripts write it beside their weights
@@ -31,7 +31,7 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     if not path.is_file():
         return None, None
     try:
-        numbered = _numbered(json.loads(path.read_text(encoding="utf-8")))
+        numbered = _numbered(from_json(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, AttributeError, OSError) as error:
         return None, f"{INDICES} beside the weights was passed over: it does not name classes by number ({error})"
     if len(numbered) != count:

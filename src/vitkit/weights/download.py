@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
-import json
 import os
 import re
 import ssl
@@ -29,7 +28,7 @@ from filelock import FileLock, Timeout
 from vitkit import __version__
 from vitkit.cache import cache_folder, offline
 from vitkit.errors import VitkitError
-from vitkit.files import write_json
+from vitkit.files import from_json, write_json
 from vitkit.weights.catalog import Entry
 
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all (0: unknown)
@@ -164,7 +163,7 @@ class _Part:
     def version(self) -> _Version:
         """Of nothing known when the note is missing or damaged: the part is then begun anew."""
         with suppress(OSError, ValueError, TypeError):
-            return _Version(**json.loads(self.note.read_text(encoding="utf-8")))
+            return _Version(**from_json(self.note.read_text(encoding="utf-8")))
         return _Version()
 
     def begin(self, version: _Version) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitkit.config import ViTConfig
-from vitkit.weights.layout import Layout, Piece, same
+from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
 from vitkit.weights.read import Checkpoint, Stored, noted
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
@@ -183,18 +183,18 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
 
 
 def _depth(names: Iterable[str]) -> int:
-    found = [int(match[1]) for name in names if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))]
-    return max(found, default=-1) + 1
+    return depth_of(match[1] for name in names if (match := re.match(r"Transformer/encoderblock_(\d+)/", name)))
 
 
 def _stacked_depth(tensors: Mapping[str, Stored]) -> int:
     lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
-    return max(set(lengths), key=lengths.count)
+    depth = max(set(lengths), key=lengths.count)
+    return numbered(str(depth - 1)) + 1 if depth else 0
 
 
 def _stages(names: Iterable[str]) -> list[int]:
     """Units of each ResNet stage."""
-    found = [(int(m[1]), int(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    found = [(numbered(m[1]), numbered(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
     return [max(unit for s, unit in found if s == stage) for stage in sorted({s for s, _ in found})]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from vitkit.config import ViTConfig
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
-from vitkit.weights.layout import Layout, Piece, folded_positions, joined, pair, same
+from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, same
 from vitkit.weights.read import Checkpoint
 
 _BLOCK = re.compile(
@@ -47,7 +47,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     registers = f"{prefix}embeddings.register_tokens"
     if is_folded and registers not in names:  # without a config.json nothing else tells how many
         raise VitkitError(f"{checkpoint.path} (Hugging Face {family}): {registers} is missing")
-    depth = 1 + max(int(match[3]) for match in found)
+    depth = depth_of(match[3] for match in found)
     pieces = _pieces(prefix, found[0][2], depth, names, is_folded=is_folded)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
     if family == "deit":  # DeiT has no representation layer
@@ -230,7 +230,10 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     labels = config.get("id2label")
     if not isinstance(labels, Mapping):
         return None
-    by_index = {int(index): str(label) for index, label in labels.items()}
+    try:
+        by_index = {int(index): str(label) for index, label in labels.items()}
+    except ValueError as error:
+        raise VitkitError("config.json: id2label does not name classes by number") from error
     if sorted(by_index) != list(range(len(by_index))):
         raise VitkitError("config.json: id2label does not number the classes from 0 without gaps")
     return tuple(by_index[index] for index in range(len(by_index)))

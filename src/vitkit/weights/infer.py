@@ -15,6 +15,7 @@ from typing import Any
 from vitkit.config import Pair, ViTConfig, stride_of
 from vitkit.errors import VitkitError
 from vitkit.names import VARIANTS
+from vitkit.weights.layout import depth_of, numbered
 
 Shape = tuple[int, ...]
 _ENCODER_NORM = re.compile(r"(blocks\.\d+\.norm[12]|norm|fc_norm)\.")
@@ -61,7 +62,7 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
             raise VitkitError(f"{given.theirs(name)} is missing")
     kernel = shapes["patch_embed.proj.weight"]
     _check_kernel(kernel, given)
-    layers = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name))), default=-1)
+    layers = depth_of(m[1] for name in shapes if (m := re.match(r"blocks\.(\d+)\.", name)))
     hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
     if not layers or not hidden_size:
         raise VitkitError("there are no Transformer blocks")
@@ -127,7 +128,7 @@ def _stem(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     units: dict[int, int] = {}
     for name in backbone:
         if match := _STEM_UNIT.match(name):
-            stage, unit = int(match[1]), int(match[2])
+            stage, unit = numbered(match[1]), numbered(match[2])
             units[stage] = max(units.get(stage, 0), unit + 1)
     root = backbone.get("patch_embed.backbone.stem.conv.weight", ())
     root = root if len(root) == 4 and root[1] in (1, 3) else (64, 3, 7, 7)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitkit.config import ViTConfig
+from vitkit.config import MAX_LAYERS, ViTConfig
+from vitkit.errors import VitkitError
 
+_GAP = 8  # blocks that may be missing of a checkpoint that is loaded in part
 Join = Callable[..., Tensor]
 Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
 
@@ -88,3 +90,27 @@ def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
         "cls_token": Piece((cls, positions), lambda token, table: token + table[:, :1], lambda ours, _: (ours, None)),
         "pos_embed": Piece((positions,), lambda table: table[:, 1:], unfold),
     }
+
+
+def numbered(digits: str) -> int:
+    """The number in a tensor's name.
+
+    Raises:
+        VitkitError: it is larger than that of any model: what is made for each would take hours.
+    """
+    if len(digits) > len(str(MAX_LAYERS)) or int(digits) >= MAX_LAYERS:
+        raise VitkitError(f"a tensor's name has the number {digits:.12}, and no model is as deep as that")
+    return int(digits)
+
+
+def depth_of(digits: Iterable[str]) -> int:
+    """How many blocks there are, by the numbers in the names of their tensors.
+
+    Raises:
+        VitkitError: a number is too large, or most of those below are missing.
+    """
+    found = {numbered(own) for own in digits}
+    depth = max(found, default=-1) + 1
+    if depth > 2 * len(found) + _GAP:
+        raise VitkitError(f"a tensor's name has block {depth - 1}, and there are only {len(found)} blocks")
+    return depth

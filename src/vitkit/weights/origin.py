@@ -93,10 +93,13 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
     try:
         config = ViTConfig.from_dict(description["config"]).replace(**overrides)
         stored = read_checkpoint(folder / folders.WEIGHTS).tensors
+        if config.layers > len(stored):  # before so many are made
+            raise VitkitError(f"{config.layers} layers, and {len(stored)} tensors")
         shapes = shapes_of(config)
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
-            raise VitkitError(f"{folder} is damaged: {sorted(wrong)[0]} is not what {folders.DESCRIPTION} describes")
+            raise VitkitError(f"{sorted(wrong)[0]} is not what {folders.DESCRIPTION} describes")
+        folders.check_names(_listed(description, "classes"))
         pixels = Preprocess.from_dict(description["preprocess"]).to_dict()
         del pixels["size"]
         return Origin(
@@ -104,14 +107,40 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             config=config,
             read={name: _owned((tensor,), lambda only: only) for name, tensor in stored.items()},
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
-            classes=tuple(description["classes"]),
-            temperature=description["temperature"],
-            thresholds=tuple(description["thresholds"]) if "thresholds" in description else None,
-            provenance=description["provenance"],
+            classes=_listed(description, "classes"),
+            temperature=_positive(description, "temperature"),
+            thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
+            provenance=_provenance(description),
             pictures=folders.read_record(folder, description),
         )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise VitkitError(f"{folder} is damaged: {error}") from error
+    except KeyError as error:
+        raise VitkitError(f"{folder} is damaged: {folders.DESCRIPTION} has no {error}") from error
+    except VitkitError as error:
+        raise error if str(folder) in str(error) else VitkitError(f"{folder} is damaged: {error}") from error
+
+
+def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    if not isinstance(description[name], list):
+        raise VitkitError(f"{name} must be a list, not {description[name]!r:.80}")
+    return tuple(description[name])
+
+
+def _positive(description: Mapping[str, Any], name: str) -> float:
+    value = description[name]
+    if type(value) not in (int, float) or not 0 < value < 1e300:
+        raise VitkitError(f"{name} must be above 0 and finite, not {value!r:.80}")
+    return float(value)
+
+
+def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where the weights came from, in the form that later commands look into."""
+    found = description["provenance"]
+    if not isinstance(found, dict):
+        raise VitkitError(f"provenance must be an object, not {found!r:.80}")
+    for name in ("recipe", "metrics", "versions", "balance", "teacher"):
+        if not isinstance(found.get(name, {}), dict):
+            raise VitkitError(f"provenance's {name} must be an object, not {found[name]!r:.80}")
+    return found
 
 
 def read_foreign(

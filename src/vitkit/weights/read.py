@@ -25,6 +25,7 @@ from torch import Tensor
 
 from vitkit.data.pictures import from_text
 from vitkit.errors import VitkitError
+from vitkit.files import from_json
 from vitkit.weights.tucked import tucked_in
 
 # The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before
@@ -73,7 +74,7 @@ class Checkpoint:
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
     """What vitkit's export noted beside the tensors: fields of the configuration, pixels, classes, image size."""
     try:
-        said = json.loads(checkpoint.metadata["vitkit"])
+        said = from_json(checkpoint.metadata["vitkit"])
         pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in said["preprocess"].items()}
         note: dict[str, Any] = {
             "fields": {**said["config"], "patch_size": tuple(said["patch_size"])},
@@ -147,7 +148,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
@@ -226,7 +227,7 @@ def _read_npz(path: Path) -> Checkpoint:
 def _of_comment(comment: bytes) -> dict[str, str]:
     """What vitkit's export notes in the zip file's comment, section by section."""
     try:
-        content = json.loads(comment)
+        content = from_json(comment)
     except ValueError:
         return {}
     return {name: json.dumps(value) for name, value in content.items()} if isinstance(content, dict) else {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.weights.layout import Layout, Piece, pair, same
+from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
 from vitkit.weights.read import Checkpoint, Stored
 
 FIELDS: dict[str, Any] = {
@@ -31,13 +31,16 @@ _LAYER = "encoder.layers.encoder_layer_"
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """The layout of this checkpoint, if it is torchvision's."""
-    layers = [int(m[1]) for name in checkpoint.tensors if (m := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))]
+    layers = [m[1] for name in checkpoint.tensors if (m := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))]
     if not layers:
         return None
     mlp = ("linear_1", "linear_2") if any(".mlp.linear_" in name for name in checkpoint.tensors) else ("0", "3")
-    pieces = _pieces(1 + max(layers), mlp)
+    depth = depth_of(layers)
     return Layout(
-        format="torchvision", pieces=pieces, fields=FIELDS, preprocess=_customary(checkpoint.tensors, max(layers))
+        format="torchvision",
+        pieces=_pieces(depth, mlp),
+        fields=FIELDS,
+        preprocess=_customary(checkpoint.tensors, depth - 1),
     )
 
 

@@ -1,0 +1,152 @@
+"""Descriptions and names that claim what no model has: refused in a line, before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import mutations
+import tiny
+from vitkit.classifier import Classifier
+from vitkit.config import ViTConfig
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.split import split_from_file
+from vitkit.data.whereabouts import read_contents
+from vitkit.errors import VitkitError
+from vitkit.train.recipe import build, load_fields
+from vitkit.weights import load
+
+HUGE = 4_000_000_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hostile") / "model"
+    model = tiny.build(num_classes=3)
+    Classifier(model, ("a", "b", "c"), Preprocess(size=model.config.image_size)).save(path)
+    return path
+
+
+def changed(folder: Path, target: Path, place: str, value: Any) -> Path:
+    target.mkdir()
+    (target / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    described = json.loads((folder / "model.json").read_text())
+    *above, last = place.split(".")
+    parent = described
+    for step in above:
+        parent = parent[step]
+    parent[last] = value
+    (target / "model.json").write_text(json.dumps(described))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("temperature", "1"),
+        ("temperature", None),
+        ("temperature", True),
+        ("temperature", 0),
+        ("temperature", float("nan")),
+        ("temperature", 10**400),
+        ("classes", "abc"),
+        ("classes", [1, 2, 3]),
+        ("classes", ["a", "b", None]),
+        ("classes", ["a", "b", "\ud800"]),
+        ("provenance", []),
+        ("provenance", "none"),
+        ("provenance", {"recipe": 3}),
+        ("provenance", {"balance": [1]}),
+        ("preprocess", []),
+        ("preprocess.mean", "abc"),
+        ("preprocess.mean", [0.5, 0.5, "0.5"]),
+        ("preprocess.std", [0.5, 0.5, float("inf")]),
+        ("preprocess.size", [HUGE, HUGE]),
+        ("preprocess.size", HUGE),
+        ("preprocess.crop_pct", 1e-320),
+        ("preprocess.fit", []),
+        ("config", None),
+        ("config.layers", 10**9),
+        ("config.layers", 1000),
+        ("config.hidden_size", HUGE),
+        ("config.mlp_size", HUGE),
+        ("config.num_classes", HUGE),
+        ("config.registers", HUGE),
+        ("config.image_size", [HUGE, HUGE]),
+        ("config.stem", [10**9]),
+        ("config.conv_layers", [10**18]),
+        ("config.layer_scale", 10**400),
+    ],
+)
+def test_a_description_with_another_value_is_refused_quickly(
+    folder: Path, tmp_path: Path, place: str, value: Any
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(VitkitError) as caught:
+        load(changed(folder, tmp_path / "model", place, value))
+    assert str(tmp_path) in str(caught.value) and len(str(caught.value)) < 800
+    assert time.monotonic() - started < 10
+
+
+def test_what_is_nested_too_deeply_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "split.json").write_text(mutations.DEEP)
+    (tmp_path / "recipe.toml").write_text(f"data = {mutations.DEEP}")
+    target = changed(folder, tmp_path / "model", "temperature", 1.0)
+    (target / "model.json").write_text(mutations.DEEP)
+    for read in (
+        lambda: load(target),
+        lambda: split_from_file(tmp_path / "split.json"),
+        lambda: read_contents(tmp_path / "split.json"),
+        lambda: load_fields(tmp_path / "recipe.toml"),
+    ):
+        with pytest.raises(VitkitError, match="deep"):
+            read()
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+@pytest.mark.parametrize("name", ["lr", "epochs", "seed"])
+def test_numbers_beyond_any_are_refused_in_recipes(name: str, value: int) -> None:
+    with pytest.raises(VitkitError, match=name):
+        build({"data": "photos", name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blocks.999999999.norm1.weight",
+        f"blocks.{'9' * 5000}.norm1.weight",
+        "blocks.999.norm1.weight",
+        "encoder.layers.encoder_layer_999999999.ln_1.weight",
+        "vit.encoder.layer.999999999.layernorm_before.weight",
+        "patch_embed.backbone.stages.0.blocks.999999999.conv1.weight",
+    ],
+)
+def test_a_name_as_of_a_deep_model_is_refused_quickly(tmp_path: Path, name: str) -> None:
+    state = {key: value.clone() for key, value in tiny.build().state_dict().items()}
+    save_file({**state, name: torch.zeros(32)}, tmp_path / "a.safetensors")
+    started = time.monotonic()
+    with pytest.raises(VitkitError):
+        load(tmp_path / "a.safetensors", image_size=(12, 16))
+    assert time.monotonic() - started < 10
+
+
+def test_a_stack_without_numbers_may_not_be_deep(tmp_path: Path) -> None:
+    arrays = {
+        f"params/Transformer/encoderblock/{own}": np.zeros((10**9, 0), np.float32) for own in ("a/scale", "b/bias")
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(VitkitError):
+        load(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("fields", [{"layers": 1001}, {"hidden_size": 2**25, "heads": 1}, {"image_size": 2**20 + 16}])
+def test_what_no_model_has_cannot_be_configured(fields: dict[str, Any]) -> None:
+    with pytest.raises(VitkitError):
+        ViTConfig(**fields)
