@@ -11,8 +11,10 @@ import inspect
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -104,22 +106,40 @@ def test_the_commands_of_a_page_exist(path: Path) -> None:
     assert wrong == []
 
 
-def run(page: str, folder: Path) -> None:
-    """Run the marked blocks of a page; a command that fails is an AssertionError with what it printed."""
+def run(page: str, folder: Path, trained: dict[str, Path] | None = None) -> None:
+    """Run the marked blocks of a page; a command that fails is an AssertionError with what it printed.
+
+    Args:
+        page: its text.
+        folder: where to run them.
+        trained: folders after a page's first command, by this command: what another page began with is copied.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for block in blocks(page):
-        for command in block.commands if block.runs else ():
-            done = subprocess.run(
-                ["bash", "-o", "pipefail", "-c", f"{command} {block.extra}"],
-                cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+    commands = [f"{command} {block.extra}" for block in blocks(page) if block.runs for command in block.commands]
+    for number, command in enumerate(commands):
+        if number == 0 and trained is not None and command in trained:
+            shutil.copytree(trained[command] / "runs", folder / "runs")
+            continue
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        if number == 0 and trained is not None and command.startswith("vitkit train "):
+            trained[command] = Path(tempfile.mkdtemp(dir=folder.parent))
+            shutil.copytree(folder / "runs", trained[command] / "runs")
+
+
+@pytest.fixture(scope="session")
+def trained() -> dict[str, Path]:
+    """What the pages' first trainings left."""
+    return {}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=_named)
-def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path) -> None:
+def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path, trained: dict[str, Path]) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    run(path.read_text(encoding="utf-8"), tmp_path)
+    run(path.read_text(encoding="utf-8"), tmp_path, trained)
 
 
 # --- The checks can fail ----------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(data: Path, out: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*launcher, BIN / "vitkit", "train", data, *runs.FLAGS, *PLAIN, *flags, "--out", out]
+def run(data: Path, out: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*launcher, BIN / "vitkit", "train", data, *runs.FLAGS, *PLAIN, "--out", out]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done
@@ -66,17 +66,8 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    ("flags", "launcher"),
-    [
-        pytest.param((), torchrun(3), id="three under torchrun"),
-        pytest.param(("--strategy", "fsdp"), torchrun(2), id="two, each with half of the weights"),
-    ],
-)
-def test_several_processes_end_with_the_weights_and_the_numbers_of_one(
-    data: Path, alone: Path, tmp_path: Path, flags: tuple[str, ...], launcher: tuple[str, ...]
-) -> None:
-    done = run(data, tmp_path / "run", *flags, launcher=launcher)
+def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Path, alone: Path, tmp_path: Path) -> None:
+    done = run(data, tmp_path / "run", launcher=torchrun(3))
     assert done.stdout.count("epochs of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
     ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
     assert ours.keys() == theirs.keys()
