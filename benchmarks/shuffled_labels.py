@@ -1,4 +1,4 @@
-"""Does any way of training flatter itself? `python benchmarks/shuffled_labels.py [--smoke] [SEEDS]`.
+"""Does any way of training flatter itself? `python benchmarks/shuffled_labels.py [--smoke] [--seeds 20]`.
 
 The labels are drawn by lot, so that whoever is right more often than chance has seen the pictures. For each seed, 60
 pictures of 64 pixels in 5 classes are trained on in five ways, by a small model that learns them by heart, and it is
@@ -8,20 +8,21 @@ pictures of another folder, those that were seen included, must not contain it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
+from tables import RESULTS, result_path, write_table
 
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.source import read_source
-from vitkit.evaluate import plots
 from vitkit.evaluate.figures import figures
 from vitkit.evaluate.metrics import evaluate
 from vitkit.evaluate.unseen import find_seen, second_figure
@@ -30,15 +31,16 @@ from vitkit.weights import load
 
 CLASSES, EACH, SIDE, COPIES, SEEDS = 5, 12, 64, 48, 20  # COPIES: pixels of those in the other folder
 RECIPE: dict[str, Any] = {
-    "epochs": 12,
+    "epochs": 30,
     "batch_size": 14,
     "precision": "float32",
     "workers": 0,
     "crop_scale": (0.0, 0.0),
     "color_jitter": 0.0,
+    "hflip": False,
     "drop_path": 0.0,
     "label_smoothing": 0.0,
-    "lr": 2e-3,
+    "lr": 4e-3,
     "weight_decay": 0.0,
     "keep": "last",
     "balance": "none",
@@ -104,22 +106,41 @@ def one_seed(folder: Path, seed: int) -> dict[str, Interval]:
     return told
 
 
-def main(seeds: int, say: Callable[[str], None] = print) -> dict[str, list[Interval]]:
-    """All seeds; how often chance is in the interval, by way."""
-    plots.save_figure = lambda _, path: path.write_bytes(b"")  # which takes half of the time
-    every: dict[str, list[Interval]] = {}
-    for seed in range(seeds):
+def _draw_nothing(_figure: Figure, target: Any, **_options: Any) -> None:
+    """Drawing would take half of the time."""
+    Image.new("RGB", (2, 1)).save(target, "PNG")
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """How often chance is in the interval, by way."""
+    lines = []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        told = [row for row in rows if row["way"] == way]
+        inside = sum(row["low"] <= 1 / CLASSES <= row["high"] for row in told)
+        mean = np.mean([row["accuracy"] for row in told])
+        lines.append(f"{way:40} chance in the interval {inside:2} of {len(told)} times; mean accuracy {mean:.3f}")
+    return lines
+
+
+def main() -> None:
+    """All seeds, one after the other; the table is written after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smoke", action="store_true", help="one seed, hardly trained, to see that the script works")
+    options = parser.parse_args()
+    if options.smoke:
+        RECIPE["epochs"] = SCRATCH["epochs"] = 1
+    Figure.savefig = _draw_nothing
+    rows: list[dict[str, Any]] = []
+    for seed in range(1 if options.smoke else options.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            for way, told in one_seed(Path(folder), seed).items():
-                every.setdefault(way, []).append(told)
-        print(f"seed {seed}: " + ", ".join(f"{own[-1][0]:.2f}" for own in every.values()), file=sys.stderr, flush=True)
-    for way, outcomes in every.items():
-        inside = sum(low <= 1 / CLASSES <= high for _, low, high in outcomes)
-        mean = np.mean([accuracy for accuracy, _, _ in outcomes])
-        say(f"{way:40} chance in the interval {inside:2} of {seeds} times; mean accuracy {mean:.3f}")
-    return every
+            for way, (accuracy, low, high) in one_seed(Path(folder), seed).items():
+                rows.append({"seed": seed, "way": way, "accuracy": accuracy, "low": low, "high": high})
+        write_table(result_path("shuffled", "float32", folder=options.out), rows)
+        print(f"seed {seed}: " + ", ".join(f"{row['accuracy']:.2f}" for row in rows if row["seed"] == seed), flush=True)
+    print("\n".join(summary(rows)))
 
 
 if __name__ == "__main__":
-    rest = [argument for argument in sys.argv[1:] if argument != "--smoke"]
-    main(1 if "--smoke" in sys.argv else int(rest[0]) if rest else SEEDS)
+    main()
