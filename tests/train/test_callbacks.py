@@ -54,7 +54,7 @@ class Story:
             global_step=0,
             should_stop=False,
             is_global_zero=True,
-            save_checkpoint=lambda path: Path(path).write_bytes(b"all of the training state"),
+            save_checkpoint=lambda path: torch.save("all of the training state", path),
         )
 
     def tell(self, epochs: list[dict[str, float]]) -> Story:
@@ -249,10 +249,12 @@ def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(tmp_path: P
         raise OSError("disk full")
 
     path = tmp_path / LAST
-    save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=lambda p: Path(p).write_bytes(b"whole")), path)  # type: ignore[arg-type]
+    save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=lambda p: torch.save("whole", p)), path)  # type: ignore[arg-type]
+    whole = path.read_bytes()
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=fail), path)  # type: ignore[arg-type]
-    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"whole"]
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [whole]
+    assert torch.load(path, weights_only=True) == "whole"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -17,8 +17,6 @@ from vitkit.train import run
 from vitkit.train.folder import held
 from vitkit.weights import load
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -26,7 +24,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(data: Path, blank_pictures: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of three epochs that tests may read but not change."""
     return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished", say=lambda _: None)
 

@@ -9,6 +9,7 @@ import typer
 
 from vitkit.cli.arguments import ModelSource
 from vitkit.errors import VitkitError
+from vitkit.files import sole
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -54,8 +55,10 @@ def convert(
     assert classifier.report is not None
     for line in classifier.report.lines():
         print(line)
-    write(classifier, destination, kind)
-    _compare(classifier, destination)
+    with sole(destination):
+        _check_free(destination, kind, force=force)
+        write(classifier, destination, kind)
+        _compare(classifier, destination)
     print(f"written and read back, every number the same: {destination}")
 
 

@@ -167,6 +167,7 @@ class ImageData(LightningDataModule):
         cache: where decoded pictures are kept for the next epoch (`keeping.choose_cache`); no pixel depends on it.
 
     Attributes:
+        table: whose splits they are.
         cache: ram, disk or none.
         kept_bytes: about how many the decoded pictures take.
     """
@@ -185,6 +186,7 @@ class ImageData(LightningDataModule):
         cache: str = "none",
     ) -> None:
         super().__init__()
+        self.table = table
         self.train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
         self.val = EvaluationImages(table.of_split("val"), preprocess)
         self.cache, self.kept_bytes = self._keep(cache, workers, process[1]) if cache != "none" else (cache, 0)

@@ -387,6 +387,10 @@ def split_from_file(path: Path) -> ImageTable:
             for label, cls in enumerate(names)
             for image in by_class[cls]
         ]
+        if not all(
+            isinstance(text, str) for text in (stored["data"], stored["root"], *names, *(row[0] for row in rows))
+        ):
+            raise TypeError("a name or a path is no text")
         table = ImageTable(
             name=stored["data"],
             root=Path(stored["root"]),
@@ -428,7 +432,10 @@ def groups_from_file(path: Path) -> dict[str, int]:
     """
     try:
         stored = from_json(path.read_text(encoding="utf-8"))
-        return {str(image): number for number, paths in enumerate(stored) for image in paths}
+        groups = {image: number for number, paths in enumerate(stored) for image in paths}
+        if not all(isinstance(image, str) for image in groups):
+            raise TypeError("a path is no text")
+        return groups
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError) as error:

@@ -16,11 +16,12 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from vitkit.classifier import Classifier
-from vitkit.errors import Interrupted
+from vitkit.errors import Interrupted, VitkitError
 from vitkit.files import replacing, write_text
 from vitkit.model import VisionTransformer
 from vitkit.stopping import Deferral
 from vitkit.train.balance import standing_so
+from vitkit.train.checkpoint import seal
 from vitkit.train.finalize import standing_of
 from vitkit.train.lora import merged
 from vitkit.train.optim import swa_start
@@ -189,6 +190,7 @@ def save_checkpoint(trainer: Trainer, path: Path) -> None:
     try:
         with replacing(path) as temporary:
             trainer.save_checkpoint(temporary)
+            seal(temporary)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
@@ -211,11 +213,23 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of metrics.csv; a column without a value is left out of its row."""
+    """The rows of metrics.csv; a column without a value is left out of its row.
+
+    Raises:
+        VitkitError: the file is damaged.
+    """
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+        if lacking := next((name for name in ("epoch", "step") for row in rows if name not in row), None):
+            raise ValueError(f"a row has no {lacking}")
+        if not all(math.isfinite(row["epoch"]) and math.isfinite(row["step"]) for row in rows):
+            raise ValueError("a row has no whole number of epochs")
+    except (ValueError, TypeError, csv.Error) as error:
+        raise VitkitError(f"{path} is damaged: {error}; delete it, and the run goes on without these curves") from error
+    return rows
 
 
 def truncate_metrics(path: Path, epoch: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from vitkit.files import from_json, write_text
 from vitkit.stopping import Deferral
 from vitkit.train.balance import class_weights, log_weights, settle_balance, shift_answers, stand
 from vitkit.train.callbacks import LAST, RunWriter, StopOnSignal
+from vitkit.train.checkpoint import identity, read
 from vitkit.train.finalize import keep_standing, settle_confidence
 from vitkit.train.folder import RECIPE, SPLIT, Progress, Run
 from vitkit.train.guard import Guard
@@ -256,10 +256,11 @@ def _fit(
         **objective,
     )
     task.spent = task.ahead = spent
+    task.identity = identity(recipe, data.table)
     if choose_compile(recipe):
         task.compile_steps()
     last = run.folder / LAST
-    if last.is_file() and _has_finished(last, writer):
+    if last.is_file() and _has_finished(last, writer, task.identity):
         run.say("the run had finished training")
         return
     try:
@@ -279,11 +280,11 @@ def _fit(
         raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
 
 
-def _has_finished(last: Path, writer: RunWriter) -> bool:
+def _has_finished(last: Path, writer: RunWriter, own: dict[str, Any]) -> bool:
+    state = read(last, own)
     try:
-        checkpoint = torch.load(last, map_location="cpu", weights_only=True)
-        return bool(checkpoint["callbacks"][writer.state_key]["finished"])
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        return bool(state["callbacks"][writer.state_key]["finished"])
+    except (KeyError, TypeError) as error:
         raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
 
 

@@ -78,8 +78,8 @@ class Recipe:
         Between(1e-3, 1),
         BY_METHOD,
     ] = 1.0
-    momentum: Annotated[float, "Of sgd; the first beta of adam and adamw.", Between(0, 1)] = 0.9
-    beta2: Annotated[float, "Second beta of adam and adamw.", Between(0, 1)] = 0.999
+    momentum: Annotated[float, "Of sgd; the first beta of adam and adamw.", Between(0, 0.999999)] = 0.9
+    beta2: Annotated[float, "Second beta of adam and adamw.", Between(0, 0.999999)] = 0.999
     schedule: Annotated[Literal["cosine", "linear", "constant"], "How the learning rate falls after warm-up."] = (
         "cosine"
     )
@@ -225,6 +225,9 @@ class Recipe:
     ] = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # a place may be given as a path
+            if isinstance(value := getattr(self, field.name), Path):
+                object.__setattr__(self, field.name, str(value))
         _check_values(self)
         _check_together(self)
 
@@ -395,6 +398,8 @@ def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
     if value is None and _is_optional(hint):
         return None
     kind = options[0]
+    if kind is str and isinstance(value, Path):
+        return str(value)
     if get_origin(kind) is Literal and value in get_args(kind):
         return value
     if get_origin(kind) is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(kind)):

@@ -20,6 +20,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS, groups_from_file
 from vitkit.data.whereabouts import roles_in_run
+from vitkit.errors import VitkitError
 from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import most_rise
 from vitkit.evaluate.chosen import chosen_on
@@ -118,7 +119,7 @@ def report(
         numbers=numbers,
         root=table.root,
         facts=_facts(classifier, record, recipe, table, rows),
-        findings=[*([f"problem: {spoilt}"] if spoilt else []), *from_json((folder / FINDINGS).read_text("utf-8"))],
+        findings=[*([f"problem: {spoilt}"] if spoilt else []), *_findings(folder / FINDINGS)],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         doubts=doubts or (),
         recipe=without_places(recipe).to_toml(),
@@ -199,6 +200,24 @@ def _kept(recipe: Recipe, table: ImageTable) -> str:
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 
 
+def _findings(path: Path) -> list[str]:
+    try:
+        stored = from_json(path.read_text("utf-8"))
+        if not isinstance(stored, list):
+            raise TypeError("it is no list")
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
+    return list(map(str, stored))
+
+
+def _spent(rows: list[dict[str, float]]) -> str:
+    if not rows or "seconds" not in rows[-1]:  # metrics.csv was lost, or edited
+        return ""
+    return f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; "
+
+
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
     """What is known of what the weights had seen before the run."""
     if record is None:
@@ -225,7 +244,7 @@ def _facts(
         "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
-        "training": f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; kept: epoch {kept}, {_kept(recipe, table)}",
+        "training": f"{_spent(rows)}kept: epoch {kept}, {_kept(recipe, table)}",
         **_unseen(record),
         "seed": str(recipe.seed),
         "data hash": classifier.provenance["data_hash"],

@@ -76,6 +76,7 @@ class ClassificationTask(LightningModule):
         self.guard = guard or Guard(print)
         self.pieces = Pieces(self.guard.say)
         self.average = Average(model, recipe) if recipe.ema or recipe.swa else None
+        self.identity: dict[str, Any] = {}  # of the run, which its checkpoints carry
         self.metrics: dict[str, float] = {}
         self.spent = 0.0  # seconds before this process
         self.ahead = 0.0  # of them before the first step, which a schedule fitted to a time budget leaves out
@@ -402,6 +403,7 @@ class ClassificationTask(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["spent"], checkpoint["ahead"] = self.elapsed, self.ahead
+        checkpoint["run"] = self.identity
         checkpoint["piece"] = self.pieces.size
         checkpoint["before"] = self._before if self._is_doubtful else None
         checkpoint["guard"] = self.guard.state_dict()

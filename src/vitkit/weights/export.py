@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.config import Pair, ViTConfig
 from vitkit.data.pictures import to_text
 from vitkit.data.preprocess import Preprocess
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.files import replacing, to_json, write_json
 from vitkit.weights import google_npz, huggingface, timm
 from vitkit.weights.layout import Layout
@@ -138,10 +139,20 @@ def _write_state(classifier: Classifier, destination: Path) -> None:
     tensors, _ = _timm_files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
-            save_file(tensors, temporary, {**_metadata(classifier), "vitkit": to_json(_said(classifier))})
+            _save(tensors, temporary, destination, {**_metadata(classifier), "vitkit": to_json(_said(classifier))})
         else:
-            torch.save(tensors, temporary)
+            try:
+                torch.save(tensors, temporary)
+            except RuntimeError as error:  # how its writer reports a full disk
+                raise OSError(f"cannot write {destination}: {first_line(error)}") from error
             tuck_in(temporary, classifier.pictures or b"")
+
+
+def _save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(f"cannot write {destination}: {first_line(error)}") from error
 
 
 def _metadata(classifier: Classifier) -> dict[str, str]:
@@ -166,7 +177,7 @@ def _write_folder(classifier: Classifier, destination: Path, describe: Callable[
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        save_file(tensors, temporary / "model.safetensors", _metadata(classifier))
+        _save(tensors, temporary / "model.safetensors", destination, _metadata(classifier))
         for name, content in descriptions.items():
             write_json(temporary / name, content)
         if destination.exists():
