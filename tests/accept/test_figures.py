@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import os
 import subprocess
@@ -74,3 +75,18 @@ def test_nine_of_twelve_planted_label_errors_are_among_the_25_most_doubtful() ->
     arguments = [str(Path(str(DATA)) / part) for part in ("data/flowers", "weights/deit_tiny_patch16_224.pth")]
     done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=True)
     assert float(done.stdout.rpartition(": ")[2]) >= 9, done.stdout
+
+
+def test_with_labels_drawn_by_lot_every_protocol_reports_chance(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "shuffled_labels.py"
+    subprocess.run([sys.executable, script, "--seeds", "4", "--out", tmp_path], check=True, capture_output=True)
+    [table] = tmp_path.glob("shuffled_*.csv")
+    with table.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    ways = {row["way"] for row in rows}
+    inside = {
+        way: sum(float(row["low"]) <= 0.2 <= float(row["high"]) for row in rows if row["way"] == way) for way in ways
+    }
+    control = inside.pop("control: the same with what was seen")
+    assert len(inside) == 5 and min(inside.values()) >= 3, inside
+    assert control == 0, "the models have not learned their pictures by heart: nothing is shown"
