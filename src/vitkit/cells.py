@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-_FORMULA = re.compile(r"'*[=+\-@\t]|''*\\")  # what begins a formula, or would be taken for what is written here
-_MARKED = re.compile(r"'+[=+\-@\t]|''+\\")
+_FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # what begins a formula, or would be taken for what is written here
+_MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends, which quotes hold together
 _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 

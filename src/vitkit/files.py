@@ -119,11 +119,13 @@ def write_json(path: Path, value: Any) -> None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: a number that is NaN or infinite, which JSON has no word for, is null.
 
-    Text is written as it is, but for a file name that is not UTF-8: that survives as escapes.
+    Text is written as it is, but for a file name that is not UTF-8, or has what terminals take for commands: that
+    survives as escapes.
     """
     value = _finite(value)
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
-    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+    is_plain = text.isascii() and "\x7f" not in text
+    if is_plain or not any("\ud800" <= own <= "\udfff" or "\x7f" <= own <= "\x9f" for own in text):
         return text
     return json.dumps(value, indent=indent, allow_nan=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import Annotated, NoReturn
 
@@ -11,9 +10,11 @@ import typer
 import vitkit
 from vitkit.cli import bench, convert, doctor, embed, explain, export, info, models, predict, train
 from vitkit.cli import eval as eval_
+from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError
 from vitkit.stopping import stoppable
 
+_BROKEN_PIPE = 128 + 13  # as a command ends that writes to one who has read enough
 _LONGEST = 2000  # characters of an error
 
 app = typer.Typer(
@@ -59,12 +60,16 @@ def _flags_of_every_verb(
 def main() -> None:
     """Exit codes: 0 done; 1 the answer is no; 2 the user must change something; 128 + n stopped by signal n."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    for stream in (sys.__stdout__, sys.__stderr__):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")  # names of files that are not UTF-8 keep their bytes
+    prepare_streams()
     with stoppable():
         try:
             code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit) as error:
+            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            give_up_stdout()
+            sys.exit(_BROKEN_PIPE)
         except (typer.TyperException, typer.Abort, VitkitError, KeyboardInterrupt, OSError) as error:
             if len(arguments) < len(sys.argv) - 1:
                 raise
@@ -75,11 +80,11 @@ def main() -> None:
 def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    print(f"error: {_shortened(_describe(error))}", file=sys.stderr)
+    say(f"error: {_shortened(_describe(error))}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
         known = {command.name for command in app.registered_commands}
-        print(f"see: vitkit {f'{verb} ' if verb in known else ''}--help", file=sys.stderr)
+        say(f"see: vitkit {f'{verb} ' if verb in known else ''}--help", file=sys.stderr)
     sys.exit(2)
 
 

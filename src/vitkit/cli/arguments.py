@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ def load_model(source: str) -> Classifier:
 
 def tell(line: str) -> None:
     """A line beside the answers, on stderr."""
-    print(f"note: {line}", file=sys.stderr)
+    say(f"note: {line}", file=sys.stderr)
 
 
 def tell_assumed(classifier: Classifier) -> None:
     """Say on stderr what had to be assumed of a loaded checkpoint."""
     assert classifier.report is not None
     for name, taken in classifier.report.assumed.items():
-        print(f"note: {name} assumed: {taken}", file=sys.stderr)
+        say(f"note: {name} assumed: {taken}", file=sys.stderr)
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:

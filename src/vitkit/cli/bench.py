@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 from vitkit.names import config_for, is_model_name
@@ -72,7 +73,7 @@ def bench(
     with Bar() as bar:
         found = _measure(built, sizes, asked, wanted, rounds, bar)
     for name, reason in found["missing"].items():
-        print(f"note: {name} is left out: {reason}", file=sys.stderr)
+        say(f"note: {name} is left out: {reason}", file=sys.stderr)
     if out is not None:
         _write(out, model, found["results"])
     if as_json:
@@ -80,7 +81,7 @@ def bench(
         return
     _print(model, found)
     if out is not None:
-        print(f"{out / _TABLE}, {out / _PICTURE}")
+        say(f"{out / _TABLE}, {out / _PICTURE}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -214,13 +215,13 @@ def _print(model: str, found: dict[str, Any]) -> None:
     else:
         lines = [[heading for heading, _ in _COLUMNS.values()], *rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        print(title)
+        say(title)
         for line in lines:
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    print("ratio: to eager float32; ceiling: share of the speed of the matrix products alone; drift: from float32")
+            say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    say("ratio: to eager float32; ceiling: share of the speed of the matrix products alone; drift: from float32")
     ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in found["results"])
     for precision, batch, rate in ceilings:
-        print(f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products")
+        say(f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

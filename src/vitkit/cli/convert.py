@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitkit.cli.arguments import ModelSource
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import sole
 
@@ -54,12 +55,12 @@ def convert(
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=bar, **overrides)
     assert classifier.report is not None
     for line in classifier.report.lines():
-        print(line)
+        say(line)
     with sole(destination):
         _check_free(destination, kind, force=force)
         write(classifier, destination, kind)
         _compare(classifier, destination)
-    print(f"written and read back, every number the same: {destination}")
+    say(f"written and read back, every number the same: {destination}")
 
 
 def _kind_of(destination: Path) -> Literal["folder", "npz", "timm"]:

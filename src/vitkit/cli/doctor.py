@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitkit.cli.arguments import FolderLayout, check_out
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
@@ -57,7 +58,7 @@ def doctor(
     else:
         _print(diagnosis)
         if out is not None:
-            print(f"with pictures: {out}")
+            say(f"with pictures: {out}")
     if diagnosis.has_problems:
         raise typer.Exit(1)
 
@@ -66,21 +67,21 @@ def _print(diagnosis: Diagnosis) -> None:
     from vitkit.data.walk import natural
 
     table, found = diagnosis.table, diagnosis.to_dict()
-    print(f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}")
+    say(f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}")
     if table.layout:
-        print(table.layout)
+        say(table.layout)
     counts = table.counts()
     width, most = max(map(len, counts)), max(counts.values())
     for name in sorted(counts, key=natural):
-        print(f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(_BAR * counts[name] / most))}")
+        say(f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(_BAR * counts[name] / most))}")
     if found["splits"]:
-        print("splits   " + ", ".join(f"{count} {name}" for name, count in found["splits"].items()))
-    print("formats  " + ", ".join(f"{count} {name}" for name, count in found["formats"].items()))
-    print("colours  " + ", ".join(f"{count} {name}" for name, count in found["modes"].items()))
+        say("splits   " + ", ".join(f"{count} {name}" for name, count in found["splits"].items()))
+    say("formats  " + ", ".join(f"{count} {name}" for name, count in found["formats"].items()))
+    say("colours  " + ", ".join(f"{count} {name}" for name, count in found["modes"].items()))
     for name, what in (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height")):
         own = found[name]
-        print(f"{name:7}  {own['min']:g} to {own['max']:g}, median {own['median']:g} ({what})")
+        say(f"{name:7}  {own['min']:g} to {own['max']:g}, median {own['median']:g} ({what})")
     for finding in diagnosis.findings:
-        print(finding)
+        say(finding)
     if not diagnosis.findings:
-        print("nothing wrong was found")
+        say("nothing wrong was found")

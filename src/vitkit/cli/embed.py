@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from vitkit.cells import harmless
 from vitkit.cli.arguments import ModelSource, check_out, find_pictures, load_model, source_folders
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
@@ -114,7 +118,7 @@ def _write(out: Path, found: _Found, what: str) -> None:
         )
     shape = "x".join(map(str, found.features.shape))
     images = len(found.paths) + len(found.errors)
-    print(f"{images} images ({len(found.errors)} unreadable), eager, float32: {shape} features in {out}")
+    say(f"{images} images ({len(found.errors)} unreadable), eager, float32: {shape} features in {out}")
 
 
 def _print_nearest(query: npt.NDArray[Any], found: _Found, top: int) -> None:
@@ -123,6 +127,7 @@ def _print_nearest(query: npt.NDArray[Any], found: _Found, top: int) -> None:
 
     vectors = found.features
     similarity = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
-    print("path,similarity")
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow(("path", "similarity"))
     for i in np.argsort(-similarity, kind="stable")[:top]:
-        print(f"{found.paths[i]},{similarity[i]:.6f}")
+        rows.writerow((harmless(found.paths[i]), f"{similarity[i]:.6f}"))

@@ -22,6 +22,7 @@ from vitkit.cli.arguments import (
     load_model,
     tell,
 )
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
@@ -85,7 +86,7 @@ def evaluate(
         numbers = {"accuracy": found["accuracy"], **computed, **found}
         notes = [*_notes(outcome), *filter(None, [unseen.describe(numbers)])]
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}", file=sys.stderr)
         if out is not None:
             from vitkit.evaluate.writing import write_evaluation
 
@@ -95,7 +96,7 @@ def evaluate(
     else:
         _print(outcome, table, numbers, classifier.computed)
         if out is not None:
-            print(f"\nreport: {out / 'report.html'}")
+            say(f"\nreport: {out / 'report.html'}")
 
 
 def _table(model: Path, data: str | None, layout: FolderLayout, root: Path | None, progress: Bar) -> ImageTable:
@@ -156,22 +157,22 @@ def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], comp
     from vitkit.evaluate.figures import interval_text
     from vitkit.page import decimals
 
-    print(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
+    say(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
     if outcome.chosen:
-        print(f"validation: chosen on these images: {', '.join(outcome.chosen)}")
+        say(f"validation: chosen on these images: {', '.join(outcome.chosen)}")
     for name, value in numbers.get("cross_fitted", {}).items():
-        print(f"{name:18} {decimals(value)} with cross-fitted thresholds")
+        say(f"{name:18} {decimals(value)} with cross-fitted thresholds")
     for name, value in outcome.summary().items():
         if isinstance(value, float):
             bounds = numbers["intervals_95"].get(name)
             interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
-            print(f"{name:18} {value:.4f}{interval}")
+            say(f"{name:18} {value:.4f}{interval}")
     for line in _operating_lines(numbers):
-        print(line)
+        say(line)
     width = max(5, *map(len, outcome.classes))
-    print(f"\n{'class':{width}}  precision  recall     F1  images")
+    say(f"\n{'class':{width}}  precision  recall     F1  images")
     for name, row in outcome.per_class().items():
         precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
-        print(f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}")
+        say(f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}")
     for path, reason in outcome.unreadable.items():
-        print(f"note: left out {path}: {reason}")
+        say(f"note: left out {path}: {reason}")

@@ -19,6 +19,7 @@ from vitkit.cli.arguments import (
     load_model,
     source_folders,
 )
+from vitkit.cli.say import say
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.files import without_place
 
@@ -118,11 +119,11 @@ def _explain_images(
             bar("explaining", done, len(paths))
     count = f"{len(paths)} images ({len(unreadable)} unreadable)"
     if not rows:
-        print(f"{count}: nothing to explain")
+        say(f"{count}: nothing to explain")
         raise typer.Exit(1)
     head = [f"<h1>{method}</h1>", f"<p>{count}</p>", *(f"<p>{escape(line)}</p>" for line in unreadable)]
     write_page(out / "index.html", f"vitkit explain: {method}", [*head, f'<div class="row">{"".join(rows)}</div>'])
-    print(f"{count}, {method}: {out / 'index.html'}")
+    say(f"{count}, {method}: {out / 'index.html'}")
 
 
 def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
@@ -182,7 +183,7 @@ def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> None:
     said += _contrast(arrays)
     head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in said)]
     write_page(out / "index.html", "vitkit explain: anatomy", [*head, *pieces])
-    print("\n".join([*said, f"{', '.join(arrays)}: {out / 'index.html'}"]))
+    say("\n".join([*said, f"{', '.join(arrays)}: {out / 'index.html'}"]))
 
 
 def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:

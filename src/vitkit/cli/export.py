@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitkit.cli.arguments import EXPORTED, DataRoot, FolderLayout, ModelSource, check_outside, tell_assumed
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
@@ -73,7 +74,7 @@ def export(
         try:
             outcome = write(classifier, out, pictures, batch=None if dynamic_batch else 1, dtype=dtype, progress=bar)
         except Refused as error:
-            print(f"refused: {error}; nothing was written", file=sys.stderr)
+            say(f"refused: {error}; nothing was written", file=sys.stderr)
             raise typer.Exit(1) from error
     if as_json:
         print(to_json(_figures(outcome, out, pictures), indent=2))
@@ -132,12 +133,12 @@ def _print(
     outcome: Outcome, out: Path, pictures: Pictures, classifier: Classifier, to: str, dtype: str, batch: str
 ) -> None:
     height, width = classifier.preprocess.size
-    print(f"compared on {pictures.what} with the model in float32:")
-    print(f"  {_RUNTIMES[to]}, {outcome.precision}: {_say(outcome.comparison)}")
+    say(f"compared on {pictures.what} with the model in float32:")
+    say(f"  {_RUNTIMES[to]}, {outcome.precision}: {_say(outcome.comparison)}")
     if outcome.in_bfloat16 is not None:
-        print(f"  {_RUNTIMES[to]}, bfloat16, as predict asks it here: {_say(outcome.in_bfloat16)}")
+        say(f"  {_RUNTIMES[to]}, bfloat16, as predict asks it here: {_say(outcome.in_bfloat16)}")
     weights = f"weights {dtype}, {height}x{width} pixels, {batch}"
-    print(f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s ({weights})")
+    say(f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s ({weights})")
 
 
 def _say(comparison: Comparison) -> str:

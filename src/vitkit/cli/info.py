@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.arguments import EXPORTED
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 from vitkit.names import config_for, is_model_name
@@ -47,15 +48,15 @@ def info(
         return
     _print_costs(model, measured)
     if plan is not None:
-        print("\nweights")
+        say("\nweights")
         for line in plan.report.lines():
-            print(f"  {line}")
+            say(f"  {line}")
     _print_fields("configuration", config.to_dict())
     for section in ("preprocess", "provenance"):
         if described.get(section):
             _print_fields(section, described[section])
     if described.get("classes"):
-        print(f"\nclasses ({len(described['classes'])})\n  {_shorten(described['classes'])}")
+        say(f"\nclasses ({len(described['classes'])})\n  {_shorten(described['classes'])}")
     if shapes:
         _print_stages(measured)
 
@@ -88,28 +89,28 @@ def _shorten(names: list[str], most: int = 20) -> str:
 
 def _print_costs(name: str, measured: ModelInfo) -> None:
     mebibytes = {dtype: size / 2**20 for dtype, size in measured.weight_bytes.items()}
-    print(name)
-    print(f"  parameters      {measured.parameters:,}")
-    print(f"  GMACs           {measured.gmacs:.3f}   ({2 * measured.gmacs:.3f} GFLOPs, for one image)")
-    print(f"  GMACs executed  {measured.gmacs_executed:.3f}   (the last block works for the head alone)")
-    print(f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16")
+    say(name)
+    say(f"  parameters      {measured.parameters:,}")
+    say(f"  GMACs           {measured.gmacs:.3f}   ({2 * measured.gmacs:.3f} GFLOPs, for one image)")
+    say(f"  GMACs executed  {measured.gmacs_executed:.3f}   (the last block works for the head alone)")
+    say(f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16")
     kept = measured.activation_bytes / 2**20
-    print(f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32")
+    say(f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32")
 
 
 def _print_fields(title: str, fields: dict[str, Any]) -> None:
-    print(f"\n{title}")
+    say(f"\n{title}")
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         text = ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        print(f"  {name:{width}}  {text}")
+        say(f"  {name:{width}}  {text}")
 
 
 def _print_stages(measured: ModelInfo) -> None:
-    print(f"\n{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}")
+    say(f"\n{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}")
     for stage in measured.stages:
         shape = "x".join(map(str, stage.shape))
-        print(
+        say(
             f"{stage.name:28}  {shape:>14}  {stage.times:>5}  {stage.parameters * stage.times:>12,}"
             f"  {stage.macs * stage.times / 1e6:>10,.1f}"
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.files import to_json
 from vitkit.names import config_for, list_models
@@ -32,11 +33,11 @@ def models(
         print(to_json(names))
         return
     width = max(map(len, names))
-    print(f"{'name':{width}}  layers  hidden  heads  patches  classes")
+    say(f"{'name':{width}}  layers  hidden  heads  patches  classes")
     for name in names:
         c = config_for(name)
         grid = f"{c.grid[0]}x{c.grid[1]}"
-        print(f"{name:{width}}  {c.layers:6}  {c.hidden_size:6}  {c.heads:5}  {grid:>7}  {c.num_classes:7}")
+        say(f"{name:{width}}  {c.layers:6}  {c.hidden_size:6}  {c.heads:5}  {grid:>7}  {c.num_classes:7}")
 
 
 def _list_weights(pattern: str, *, as_json: bool) -> None:
@@ -66,12 +67,12 @@ def _list_weights(pattern: str, *, as_json: bool) -> None:
         print(to_json(rows, indent=2))
         return
     width = max(len(row["name"]) for row in rows)
-    print(f"{'name':{width}}  pixels  timm's  classes      top-1  licence       arXiv")
+    say(f"{'name':{width}}  pixels  timm's  classes      top-1  licence       arXiv")
     for r in rows:
         top1 = "" if r["top1"] is None else f"{r['top1']:.2f}"
         timms = r["timm_pixels"] or ""
         facts = f"{r['classes']:11}  {top1:>5}  {r['licence']:12}  {r['paper']}"
-        print(f"{r['name']:{width}}  {r['pixels']:6}  {timms:6}  {facts}")
+        say(f"{r['name']:{width}}  {r['pixels']:6}  {timms:6}  {facts}")
     others = sum(r["timm_pixels"] == "other" for r in rows)
     if others:
-        print(f"{others} have other pixels here, their authors' own, than in timm: timm:NAME takes timm's")
+        say(f"{others} have other pixels here, their authors' own, than in timm: timm:NAME takes timm's")

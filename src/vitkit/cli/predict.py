@@ -26,6 +26,7 @@ from vitkit.cli.arguments import (
     source_folders,
     tell,
 )
+from vitkit.cli.say import HARMLESS, say
 from vitkit.data.source import JOINT
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.gathering import Stock, Tally, gathering, partial_of, read_rows, take_stock
@@ -62,6 +63,9 @@ def predict(
         bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over --out and --pictures.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="CSV text as it is, though a spreadsheet or terminal may act upon it.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image or folder cannot be read.")] = False,
 ) -> None:
     """The class of each image with its probability; an image that cannot be read is a row with its reason.
@@ -83,7 +87,7 @@ def predict(
         _check_free(out, may_exist=resume or force)
         classifier = load_model(model)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
-        form = FORMATS[".csv" if out is None else out.suffix.lower()](columns)
+        form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
         classifier = classifier.use(engine, precision, len(stock.missing), merge, plan, tell)
         album = None if pictures is None else _open_album(pictures, folders, paths)
@@ -140,7 +144,7 @@ def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence
             raise VitkitError(
                 f"the rows in {stock.file} come from another model: give the one they are by, or --force to begin anew"
             )
-        print(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
+        say(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
     return stock
 
 
@@ -217,7 +221,7 @@ def _resumable(out: Path | None) -> Iterator[None]:
             raise
         words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]
         words.insert(words.index("predict") + 1, "--resume")
-        print(f"to go on: {shlex.join(['vitkit', *words])}")
+        say(f"to go on: {shlex.join(['vitkit', *words])}")
         raise
 
 
@@ -232,22 +236,22 @@ def _writer(
         yield lambda prediction: _print_all(prediction, form.columns)
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="surrogateescape")  # file names may not be UTF-8
+            sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
         sys.stdout.write(form.header)
         yield lambda prediction: print(form.encode(prediction), end="")
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
     """One image on a terminal: every class with its probability, and which of several it has."""
-    print(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
+    say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:
-        print(f"  {label:{width}}  {confidence:6.4f}  {'#' * round(40 * confidence)}")
+        say(f"  {label:{width}}  {confidence:6.4f}  {'#' * round(40 * confidence)}")
     label = prediction.label or "none of them"
     if columns.multi and prediction.error is None:
-        print(f"label: {label}")
+        say(f"label: {label}")
     if columns.row(prediction).is_rejected:
-        print(f"rejected: {label} has {prediction.confidence:.4f}, less than {columns.reject}")
+        say(f"rejected: {label} has {prediction.confidence:.4f}, less than {columns.reject}")
 
 
 def _conclude(tally: Tally, out: Path | None, columns: Columns, classifier: Classifier) -> None:
@@ -256,6 +260,6 @@ def _conclude(tally: Tally, out: Path | None, columns: Columns, classifier: Clas
     images = "1 image" if tally.images == 1 else f"{tally.images} images"
     line = f"{images} ({tally.unreadable} unreadable{rejected}), {classifier.computed}"
     if out is None:
-        print(line, file=sys.stderr)
+        say(line, file=sys.stderr)
     else:
-        print(f"{line}: {out}")
+        say(f"{line}: {out}")

@@ -7,6 +7,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from vitkit.cells import visible
+from vitkit.cli.say import say
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -45,13 +48,13 @@ class Bar:
             self._progress.update(self._task, description=what, completed=done, total=total)
         elif time.monotonic() - self._told > _SECONDS_BETWEEN_LINES:
             self._told = time.monotonic()
-            print(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
+            say(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """A line that stays."""
         self._told = time.monotonic()
         if self._progress is not None and sys.stdout.isatty():
             self._progress.console.file.flush()
-            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._progress.console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, flush=True)
+            say(line, flush=True)

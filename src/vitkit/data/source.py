@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vitkit.cells import restored
 from vitkit.data import named
 from vitkit.data.layout import LayoutName, understand
 from vitkit.data.splitnames import split_of_word
@@ -238,7 +239,7 @@ def _read_csv(name: str, file: Path) -> ImageTable:
             if is_multi or delimiter == JOINT:
                 _check_width(name, columns, lines)
             cells = [(line, dict(zip(columns, own, strict=False))) for line, own in lines]
-            is_multi = is_multi or any(len(_names(own.get("label", ""))) > 1 for _, own in cells)
+            is_multi = is_multi or any(len(_names(restored(own.get("label", "").strip()))) > 1 for _, own in cells)
             rows = [_csv_row(name, line, own, may_be_empty=is_multi) for line, own in cells]
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
@@ -310,7 +311,7 @@ def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, S
 
 
 def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> _Row:
-    path, label, split = (cells.get(column, "").strip() for column in ("path", "label", "split"))
+    path, label, split = (restored(cells.get(column, "").strip()) for column in ("path", "label", "split"))
     if not path or not (label or may_be_empty):
         raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
     if "\0" in path:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from vitkit.cells import harmless
 from vitkit.data.source import ImageTable
 from vitkit.evaluate.calibration import blocks
 from vitkit.evaluate.labels import find_suspects
@@ -88,5 +89,5 @@ def write_doubts(path: Path, doubts: Sequence[Doubt]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Doubt._fields)
-    writer.writerows((*own[:3], f"{own.score:.6f}") for own in doubts)
+    writer.writerows((*map(harmless, own[:3]), f"{own.score:.6f}") for own in doubts)
     write_text(path, text.getvalue())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
+from vitkit.cells import harmless, restored
 from vitkit.data.source import JOINT
 from vitkit.files import from_json, to_json
 
@@ -101,10 +102,12 @@ class Format(Protocol):
 class Csv:
     """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`.
 
-    Of a multi-label model the further columns begin with `label_1`, and a rejected label without a class is `;`.
+    Of a multi-label model the further columns begin with `label_1`, and a rejected label without a class is `;`. Text
+    is written so that spreadsheets and terminals do not act upon it (`cells`), unless it is to be raw.
     """
 
     columns: Columns
+    is_raw: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -129,10 +132,12 @@ class Csv:
             cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
         if row.is_rejected:
             cells |= {"label": None, "rejected": row.name or JOINT}
-        return _csv_record([cells.get(name) for name in self.names])
+        own = [cells.get(name) for name in self.names]
+        return _csv_record(own if self.is_raw else list(map(_harmless, self.names, own)))
 
     def decode(self, record: str) -> Row:
-        cells = dict(zip(self.names, next(csv.reader([record], strict=True)), strict=True))
+        own = next(csv.reader([record], strict=True))
+        cells = dict(zip(self.names, own if self.is_raw else map(restored, own), strict=True))
         if not cells["confidence"]:
             return Row(cells["path"])
         rejected = cells.get("rejected")
@@ -155,6 +160,7 @@ class JsonLines:
     """An object a line: path, label, confidence, and where they apply rejected, error, top."""
 
     columns: Columns
+    is_raw: bool = True  # always: JSON has its own escapes
     header: ClassVar[str] = ""
     opening: ClassVar[str] = '{"path": "'
 
@@ -193,7 +199,11 @@ class JsonLines:
         return (line for line in stream if line.endswith(b"\n"))
 
 
-FORMATS: dict[str, Callable[[Columns], Format]] = {".csv": Csv, ".jsonl": JsonLines}
+FORMATS: dict[str, Callable[..., Format]] = {".csv": Csv, ".jsonl": JsonLines}
+
+
+def _harmless(column: str, cell: str | None) -> str | None:
+    return cell if cell is None or column.startswith("confidence") else harmless(cell)
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:

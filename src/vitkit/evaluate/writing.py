@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitkit.cells import harmless
 from vitkit.classifier import Classifier
 from vitkit.data.source import JOINT, ImageTable
 from vitkit.evaluate.metrics import Evaluation
@@ -76,5 +77,5 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
             confidence = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
         else:
             names, confidence = [classes[true], classes[said]], float(row[said])
-        writer.writerow((own, *names, f"{confidence:.6f}"))
+        writer.writerow((*map(harmless, (own, *names)), f"{confidence:.6f}"))
     write_text(path, text.getvalue())
