@@ -217,6 +217,12 @@ def test_coverage_counts_how_often_intervals_hold_the_truth(tmp_path: Path) -> N
     assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")
 
 
+def test_growth_measures_what_is_asked_for(tmp_path: Path) -> None:
+    (row,) = smoke("growth.py", tmp_path, "--only", "evaluate")["growth"]
+    assert row["what"] == "evaluating 300 images, 20 classes: MiB" and row["promised"] == "1024"
+    assert float(row["value"]) < 100
+
+
 def test_plans_compares_what_is_chosen_with_the_model_itself(tmp_path: Path) -> None:
     rows = smoke("plans.py", tmp_path)["plans"]
     assert [row["beside"] for row in rows] == ["nothing of ours", "a busy process"]

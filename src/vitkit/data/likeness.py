@@ -7,7 +7,7 @@ a part, and what was found of some pictures holds when others come (docs/decisio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ _TOLD = 2048  # pictures between two words of progress, or spectra at a time
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
+T = TypeVar("T")
 Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near ones, and mirrored ones
 
 
@@ -50,7 +51,7 @@ def find_pairs(
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
     told = 0
-    for done, first, second in _likely(own, beside, within=others is None):
+    for done, first, second in _one_thread(_likely(own, beside, within=others is None)):
         even = _dot(own[first, :_EVEN], beside[second, :_EVEN])
         odd = _dot(own[first, _EVEN:], beside[second, _EVEN:])
         for found, bound, is_mirrored in ((near, even + odd, False), (mirrored, even - odd, True)):
@@ -64,6 +65,19 @@ def find_pairs(
             told = done
             progress(done, len(own))
     return sorted(near), sorted(mirrored)
+
+
+def _one_thread(found: Iterator[T]) -> Iterator[T]:
+    """The same, computed in one thread: the products are small, and other threads would wait for them spinning."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
+
+    while True:
+        with threadpool_limits(1, user_api="blas"):
+            try:
+                own = next(found)
+            except StopIteration:
+                return
+        yield own
 
 
 def _likely(own: Floats, beside: Floats, *, within: bool) -> Iterator[tuple[int, Places, Places]]:

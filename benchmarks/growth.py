@@ -1,0 +1,316 @@
+"""Does anything grow faster than what it is asked about? `python benchmarks/growth.py [--smoke] [--only embed,doctor]`.
+
+    report    the report of 50,000 images and 1,000 classes, from given probabilities
+    evaluate  the memory of evaluating 100,000 images in 1,000 classes, from given answers
+    embed     the memory of `vitkit embed` of 100,000 images beside 1,000
+    doctor    `vitkit doctor` of 100,000 pictures: first, unchanged, and with one file added
+    predict   images a second with 21,843 classes beside 10, in turn
+    train     20,000 pictures in 10,000 classes beside 10: seconds to the first step, and of the report
+
+Pictures have 32 pixels. Each figure is of a process of its own; memory is its peak above what it held before, without
+the features or probabilities themselves. Seconds are wall clock, with processor seconds beside them: on a busy machine
+the latter say more. `--model` is the one that embeds and predicts, with random weights, and `--trained` the one that is
+trained, both of DeiT-Ti's size unless something else is said; the row names it. The promised figures are for two quiet
+cores. A second run on the same day adds to the table, and replaces what it measures again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tables import RESULTS, read_table, result_path, show, write_table
+
+MIB = 2**20
+FULL = {
+    "report": (50_000, 1_000),
+    "evaluate": (100_000, 1_000),
+    "embed": (1_000, 100_000),
+    "doctor": (100_000,),
+    "predict": (10, 21_843),
+    "train": (20_000, 10, 10_000),
+}
+SMOKE = {
+    "report": (200, 12),
+    "evaluate": (300, 20),
+    "embed": (20, 60),
+    "doctor": (60,),
+    "predict": (10, 300),
+    "train": (80, 4, 40),
+}
+_SEEN = 64  # images that are predicted in a round
+
+
+def pictures(root: Path, images: int, classes: int) -> Path:
+    """So many different pictures of 32 pixels, in as many classes."""
+    rng = np.random.default_rng(0)
+    for i in range(classes):
+        (root / f"class{i:05d}").mkdir(parents=True)
+    for i in range(images):
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+        picture = coarse.resize((32, 32), Image.Resampling.BICUBIC)
+        picture.save(root / f"class{i % classes:05d}" / f"{i:06d}.jpg", quality=90)
+    return root
+
+
+def links(root: Path, images: int) -> Path:
+    """So many files, of forty pictures."""
+    own = pictures(root / "own", 40, 1) / "class00000"
+    (root / "photos").mkdir()
+    for i in range(images):
+        os.link(own / f"{i % 40:06d}.jpg", root / "photos" / f"image{i:06d}.jpg")
+    return root / "photos"
+
+
+def classifier(name: str, classes: int) -> Any:
+    """A model of random weights that answers in so many classes."""
+    import torch
+
+    from vitkit import Classifier, Preprocess, create_model
+
+    torch.manual_seed(0)
+    model = create_model(name, num_classes=classes)
+    torch.nn.init.normal_(model.head.weight, std=0.02)
+    return Classifier(model, tuple(f"class{i:05d}" for i in range(classes)), Preprocess(size=model.config.image_size))
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Took:
+    """Wall-clock and processor seconds of a block."""
+
+    def __enter__(self) -> Took:
+        self._before = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._before[0]
+        self.cpu = time.process_time() - self._before[1]
+
+
+def command(*arguments: object, cache: Path) -> tuple[float, float, int]:
+    """Wall-clock and processor seconds of `vitkit ...` in a process of its own, and its peak in bytes."""
+    started = time.perf_counter()
+    environment = {**os.environ, "VITKIT_CACHE": str(cache)}
+    whole = [sys.executable, "-m", "vitkit", *map(str, arguments)]
+    process = subprocess.Popen(whole, env=environment, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(whole)}: exit code {process.returncode}")
+    return time.perf_counter() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def row(what: str, value: float, promised: str, cpu: float | None = None, note: str = "") -> dict[str, Any]:
+    return {"what": what, "value": round(value, 3), "promised": promised, "cpu_s": cpu and round(cpu, 2), "note": note}
+
+
+# --- Each of them, in a process of its own ------------------------------------------------------------------
+
+
+def draw_answers(images: int, classes: int) -> Iterator[tuple[int, np.ndarray]]:
+    """True class and probabilities, (K,) float32, of a model that is right about two times in three."""
+    rng = np.random.default_rng(0)
+    for i in range(images):
+        logits = rng.normal(size=classes).astype(np.float32)
+        logits[i % classes] += 3.5
+        odds = np.exp(logits)
+        yield i % classes, odds / odds.sum()
+
+
+def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
+    from vitkit.evaluate import report as pages
+    from vitkit.evaluate.doubts import from_predictions, write_doubts
+    from vitkit.evaluate.metrics import Evaluation
+    from vitkit.evaluate.unseen import all_figures
+    from vitkit.evaluate.writing import write_evaluation
+
+    photos = links(folder, images)
+    probabilities, labels = np.empty((images, classes), np.float32), np.empty(images, np.int64)
+    for i, (label, own) in enumerate(draw_answers(images, classes)):
+        labels[i], probabilities[i] = label, own
+    model = classifier(asked.model, classes)
+    paths = tuple(f"image{i:06d}.jpg" for i in range(images))
+    table = type("Table", (), {"root": photos, "name": "made up"})()
+    pages.embed = lambda *_: None  # type: ignore[assignment]  # 1,000 images are laid out, however many there are
+    before = peak()
+    with Took() as took:
+        own = Evaluation("test", model.classes, paths, labels, probabilities, temperature=1.5)
+        numbers = all_figures(own, None, {"counts": list(range(1, classes + 1)), "prior": "data"})
+        write_doubts(folder / "label_errors.csv", from_predictions([own]))
+        write_evaluation(folder / "out", model, own, table, numbers, [], lambda *_: None)
+    return [
+        row(
+            f"report of {images} images, {classes} classes: seconds",
+            took.seconds,
+            "10",
+            took.cpu,
+            "without laying 1,000 out",
+        ),
+        row("report: MiB beside the probabilities", (peak() - before) / MIB, ""),
+    ]
+
+
+def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
+    from types import SimpleNamespace
+
+    from vitkit.data.source import ImageTable
+    from vitkit.evaluate import metrics
+    from vitkit.evaluate.unseen import all_figures
+
+    names = tuple(f"class{i:05d}" for i in range(classes))
+    paths = tuple(f"{i:06d}.jpg" for i in range(images))
+    rows = ImageTable("made up", folder, names, paths, tuple(i % classes for i in range(images)), (None,) * images)
+    answers = ((str(folder), own) for _, own in draw_answers(images, classes))
+    model: Any = SimpleNamespace(classes=names, task="single", temperature=1.5, stream=lambda _: answers)
+    before = peak()
+    with Took() as took:
+        own = metrics.evaluate(model, rows, "all")
+        all_figures(own, None, {"counts": list(range(1, classes + 1)), "prior": "data"})
+    mib = (peak() - before - own.probabilities.nbytes) / MIB
+    return [row(f"evaluating {images} images, {classes} classes: MiB", mib, "1024", took.cpu, "given answers")]
+
+
+def embed(folder: Path, asked: argparse.Namespace, few: int, many: int) -> list[dict[str, Any]]:
+    model = classifier(asked.model, 2)
+    model.save(folder / "model")
+    found = []
+    for images in (few, many):
+        photos = links(folder / str(images), images)
+        out = folder / f"{images}.npz"
+        _, cpu, held = command("embed", folder / "model", photos, "-o", out, cache=folder / "cache")
+        with np.load(out) as saved:
+            found.append(((held - saved["features"].nbytes) / MIB, cpu))
+    more = found[1][0] - found[0][0]
+    return [row(f"embed of {many} images: MiB more than {few}", more, "50", found[1][1], asked.model)]
+
+
+def doctor(folder: Path, _: argparse.Namespace, images: int) -> list[dict[str, Any]]:
+    photos = pictures(folder / "photos", images, 10)
+    time.sleep(2.1)  # a file that changed in the last two seconds is always read
+    times = {name: command("doctor", photos, cache=folder / "cache") for name in ("cold", "again")}
+    Image.effect_noise((32, 32), 60).convert("RGB").save(photos / "class00000" / "new.png")
+    times["one added"] = command("doctor", photos, cache=folder / "cache")
+    wall, cpu = (times["one added"][i] / times["again"][i] for i in (0, 1))
+    return [
+        row(f"doctor of {images} pictures, cold: seconds", times["cold"][0], "20", times["cold"][1]),
+        row("doctor, unchanged: seconds", times["again"][0], "", times["again"][1]),
+        row("doctor, one file added, beside unchanged", wall, "1.2"),
+        row("doctor, one file added, beside unchanged, in processor seconds", cpu, "1.2"),
+    ]
+
+
+def predict(folder: Path, asked: argparse.Namespace, few: int, many: int) -> list[dict[str, Any]]:
+    photos = sorted(links(folder, _SEEN).iterdir())
+    models = {classes: classifier(asked.model, classes).use("eager", "float32") for classes in (few, many)}
+    took: dict[int, list[Took]] = {few: [], many: []}
+    for round_ in range(6):
+        for classes, model in models.items():
+            with Took() as own:
+                list(model.predict(photos))
+            if round_:  # the first warms up
+                took[classes].append(own)
+    pairs = list(zip(took[few], took[many], strict=True))
+    wall = statistics.median(one.seconds / other.seconds for one, other in pairs)
+    cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
+    return [
+        row(f"predict with {many} classes, images a second beside {few}", wall, "0.9", None, asked.model),
+        row(f"predict with {many} classes beside {few}, in processor seconds", cpu, "0.9", None, asked.model),
+    ]
+
+
+def train(folder: Path, asked: argparse.Namespace, images: int, few: int, many: int) -> list[dict[str, Any]]:
+    found = {}
+    for classes in (few, many):
+        photos = pictures(folder / str(classes), images, classes)
+        arguments = [str(photos), str(folder / f"run{classes}"), asked.trained]
+        whole = [sys.executable, __file__, "--in-process", "training", "--arguments", json.dumps(arguments)]
+        done = subprocess.run(whole, env={**os.environ, "VITKIT_CACHE": str(folder / f"cache{classes}")}, stdout=-1)
+        if done.returncode:
+            raise SystemExit(f"training in {classes} classes: exit code {done.returncode}")
+        found[classes] = json.loads(done.stdout.splitlines()[-1])
+    ratio, ratio_cpu = (found[many][key] / found[few][key] for key in ("first", "first_cpu"))
+    own = found[many]
+    return [
+        row(f"train {images} in {many} classes: to the first step, beside {few}", ratio, "2", own["first_cpu"]),
+        row(f"train {images} in {many} classes: the same in processor seconds", ratio_cpu, "2", None, asked.trained),
+        row(f"its report: seconds in {many} classes", own["report"], "60", own["report_cpu"], asked.trained),
+        row(f"its report: seconds in {few} classes", found[few]["report"], "", found[few]["report_cpu"], asked.trained),
+    ]
+
+
+def training(photos: str, out: str, model: str) -> None:
+    """One training of one epoch; when its first step was done, and how long it reported."""
+    from vitkit.train import run
+
+    marks: dict[str, tuple[float, float]] = {"start": (time.perf_counter(), time.process_time())}
+
+    def progress(what: str, *_: int) -> None:
+        if what.startswith("epoch"):
+            marks.setdefault("first", (time.perf_counter(), time.process_time()))
+            marks["last"] = time.perf_counter(), time.process_time()
+
+    recipe = {"data": photos, "model": model, "weights": "none", "epochs": 1, "balance": "none"}
+    run.train(recipe, out, say=lambda _: None, progress=progress)
+    marks["end"] = time.perf_counter(), time.process_time()
+    wall, cpu = ({name: mark[i] for name, mark in marks.items()} for i in (0, 1))
+    told = {"first": wall["first"] - wall["start"], "report": wall["end"] - wall["last"]}
+    print(json.dumps({**told, "first_cpu": cpu["first"] - cpu["start"], "report_cpu": cpu["end"] - cpu["last"]}))
+
+
+KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    own.__name__: own for own in (report, evaluate, embed, doctor, predict, train)
+}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes and models; the figures mean nothing")
+    parser.add_argument("--only", default=",".join(KINDS), help="which of them, joined by commas")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the table")
+    parser.add_argument("--model", default="vit_tiny_patch16_224")
+    parser.add_argument("--trained", default="vit_tiny_patch16_224")
+    parser.add_argument("--in-process", help=argparse.SUPPRESS)
+    parser.add_argument("--arguments", type=json.loads, default=[], help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.smoke:
+        asked.model = asked.trained = "vit_micro_patch4_16"
+    if asked.in_process == "training":
+        training(*asked.arguments)
+    elif asked.in_process:
+        with tempfile.TemporaryDirectory() as folder:
+            sizes = (SMOKE if asked.smoke else FULL)[asked.in_process]
+            print(json.dumps(KINDS[asked.in_process](Path(folder), asked, *sizes)))
+    else:
+        measure_all(asked, arguments)
+
+
+def measure_all(asked: argparse.Namespace, arguments: list[str]) -> None:
+    """Every one that is asked for; what is measured is written as it comes."""
+    path = result_path("growth", "float32", folder=asked.out)
+    for name in asked.only.split(","):
+        own = [sys.executable, __file__, "--in-process", name, *arguments]
+        done = subprocess.run(own, stdout=subprocess.PIPE, text=True, check=True)
+        rows = json.loads(done.stdout.splitlines()[-1])
+        new = {found["what"] for found in rows}
+        write_table(path, [*(found for found in read_table(path) if found["what"] not in new), *rows])
+        for found in rows:
+            print(show(found), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
