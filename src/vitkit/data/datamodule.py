@@ -274,3 +274,11 @@ class ImageData(LightningDataModule):
             pin_memory=torch.cuda.is_available(),  # copied to the GPU while it computes
             **options,
         )
+
+
+def is_worker_lost(error: BaseException) -> bool:
+    """Whether PyTorch says that a process which prepares images was killed, or had no shared memory."""
+    said = str(error)
+    return "DataLoader worker" in said and any(
+        word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+    )

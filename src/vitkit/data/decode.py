@@ -236,6 +236,8 @@ def reason(path: str | Path, error: Exception) -> str:
         return "a folder, not a file"
     if isinstance(error, PermissionError):
         return "no permission to read it"
+    if isinstance(error, MemoryError):
+        return "there is too little memory to decode it now"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
     if isinstance(error, UnidentifiedImageError):

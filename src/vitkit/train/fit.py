@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitkit.classifier import RECORD, WEIGHTS, Classifier
 from vitkit.data.augment import mix_seeds
-from vitkit.data.datamodule import ImageData
+from vitkit.data.datamodule import ImageData, is_worker_lost
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
 from vitkit.data.whereabouts import images_of_run
@@ -276,6 +276,14 @@ def _fit(
         if writer.has_kept:
             run.say(f"the best model so far is in {run.folder}")
         raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+    except RuntimeError as error:
+        if not is_worker_lost(error):
+            raise
+        kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
+        raise VitkitError(
+            "a process that prepares images ended: memory, or /dev/shm, is too small for --workers "
+            f"{data.workers}; set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
+        ) from error
     if not writer.has_kept:
         raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
 
