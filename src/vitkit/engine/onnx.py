@@ -109,9 +109,16 @@ class OnnxRunner(GraphRunner):
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises of a file that it cannot read."""
+    """What ONNX Runtime raises of a file that it cannot read; a name in its message may not be text."""
     state = import_runtime().capi.onnxruntime_pybind11_state
-    return state.Fail, state.InvalidArgument, state.InvalidProtobuf, state.InvalidGraph, state.NotImplemented
+    return (
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidProtobuf,
+        state.InvalidGraph,
+        state.NotImplemented,
+        UnicodeDecodeError,
+    )
 
 
 class _Pen:

@@ -44,7 +44,7 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
         precision = best_precision() if _has_bfloat16() else "float32"
     try:
         return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:
         raise VitkitError(f"{path} is no OpenVINO model that can be read: {_first_line(error)}") from error
 
 
@@ -124,7 +124,7 @@ class OpenVINORunner(GraphRunner):
             if threads not in self._compiled:
                 try:
                     self._compiled[threads] = _core().compile_model(self._graph, "CPU", options)
-                except RuntimeError as error:
+                except (RuntimeError, UnicodeDecodeError) as error:
                     raise VitkitError(f"OpenVINO cannot compute this model: {_first_line(error)}") from error
             return self._compiled[threads]
 

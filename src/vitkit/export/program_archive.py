@@ -43,8 +43,10 @@ def read_entries(source: Any) -> dict[str, bytes]:
                     raise VitkitError(f"it is refused for its entry {info.filename[:80]!r}, which is compressed")
                 entries[name] = archive.read(info)
             return entries
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError) as error:
-        raise ValueError(str(error)) from error
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError, OSError, RuntimeError) as error:
+        raise ValueError(
+            str(error)
+        ) from error  # places before the file's beginning are OSErrors, passwords RuntimeErrors
 
 
 def write_entries(entries: Mapping[str, bytes], path: Path) -> None:

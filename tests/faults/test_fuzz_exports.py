@@ -1,0 +1,242 @@
+"""5,000 changed files of each export format, opened as `vitkit predict` opens them: no code, no crash, no hang.
+
+Bytes, entries of archives, and values of JSON and XML are changed, and checksums made right again, as a forger would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import photos
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.export import Pictures, export, program_archive, seal
+
+pytestmark = pytest.mark.accept
+FILES = 5000
+PATIENCE = 10.0  # seconds for a file
+Random = np.random.Generator
+NUMBERS = (-1, 0, 1, 2, 255, 2**31 - 1, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 1e308, float("nan"), 0.5)
+WORDS = ("", "a", "../x", "/etc/passwd", "__import__('os')", "Custom", "torch.ops.aten.load.default", "\0", "é" * 99)
+
+
+def changed_bytes(content: bytes, rng: Random) -> bytes:
+    """A few bytes replaced, put in, left out or repeated, or the end cut off."""
+    data = bytearray(content)
+    for _ in range(int(rng.integers(1, 6))):
+        at, length = int(rng.integers(0, max(len(data), 1))), int(rng.integers(1, 9))
+        way = int(rng.integers(0, 6))
+        if way <= 1 and data:
+            data[at % len(data)] ^= 1 << int(rng.integers(0, 8))
+        elif way == 2:
+            data[at : at + length] = rng.bytes(length)
+        elif way == 3:
+            data[at:at] = rng.bytes(length)
+        elif way == 4:
+            del data[at : at + length]
+        else:
+            data[at:at] = data[at : at + 8 * length]
+    return bytes(data[: int(rng.integers(0, len(data)))] if data and rng.random() < 0.03 else data)
+
+
+def changed_json(value: Any, rng: Random) -> Any:
+    """The same with one of its values, somewhere, replaced, left out, repeated or put elsewhere."""
+    if isinstance(value, dict) and value and rng.random() < 0.93:
+        key = list(value)[int(rng.integers(0, len(value)))]
+        if rng.random() < 0.05:
+            return {name: own for name, own in value.items() if name != key}
+        if rng.random() < 0.05:
+            return {**value, WORDS[int(rng.integers(0, len(WORDS)))]: value[key]}
+        return {**value, key: changed_json(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.93:
+        at = int(rng.integers(0, len(value)))
+        if rng.random() < 0.1:
+            return value[:at] + value[at + 1 :]
+        if rng.random() < 0.1:
+            return [*value, value[at]]
+        return [*value[:at], changed_json(value[at], rng), *value[at + 1 :]]
+    choice = int(rng.integers(0, 5))
+    if choice <= 1:
+        return NUMBERS[int(rng.integers(0, len(NUMBERS)))]
+    if choice == 2:
+        return WORDS[int(rng.integers(0, len(WORDS)))]
+    return (None, [], {}, True, [value] * 3, {"as_expr": {"expr_str": WORDS[4]}})[int(rng.integers(0, 6))]
+
+
+_ATTRIBUTE = re.compile(rb'="([^"<>&]*)"')
+
+
+def changed_xml(content: bytes, rng: Random) -> bytes:
+    """One attribute of the graph with another value, or with that of another attribute."""
+    found = list(_ATTRIBUTE.finditer(content))
+    place, other = (found[int(i)] for i in rng.integers(0, len(found), 2))
+    texts = [str(number) for number in NUMBERS] + [word.replace("\0", "") for word in WORDS]
+    value = other[1] if rng.random() < 0.4 else texts[int(rng.integers(0, len(texts)))].encode()
+    return content[: place.start(1)] + value + content[place.end(1) :]
+
+
+# --- Each format -----------------------------------------------------------------------------------------
+
+
+def forge_onnx(ours: Path, target: Path, rng: Random) -> None:
+    content = changed_bytes((ours / "model.onnx").read_bytes(), rng)
+    if rng.random() < 0.95:
+        with suppress(ValueError):
+            content = seal.sealed(content)
+    target.write_bytes(content)
+
+
+def forge_xml(ours: Path, target: Path, rng: Random) -> None:
+    content, weights = (ours / "model.xml").read_bytes(), (ours / "model.bin").read_bytes()
+    way = rng.random()
+    if way < 0.6:
+        content = changed_xml(content, rng)
+    elif way < 0.9:
+        content = changed_bytes(content, rng)
+    else:
+        weights = changed_bytes(weights, rng)
+    if rng.random() < 0.95:
+        with suppress(ValueError):
+            content = seal.sealed(content, weights)
+    target.write_bytes(content)
+    target.with_suffix(".bin").write_bytes(weights)
+
+
+def forge_pt2(ours: Path, target: Path, rng: Random) -> None:
+    whole = (ours / "model.pt2").read_bytes()
+    if rng.random() < 0.15:
+        target.write_bytes(changed_bytes(whole, rng))
+        return
+    entries = program_archive.read_entries(ours / "model.pt2")
+    name = list(entries)[int(rng.integers(0, len(entries)))]
+    name = program_archive.MODEL_ENTRY if rng.random() < 0.6 else name
+    way = rng.random()
+    if way < 0.8 and (name.endswith(".json") or name == program_archive.CARD_ENTRY):
+        entries[name] = json.dumps(changed_json(json.loads(entries[name]), rng)).encode()
+    elif way < 0.9:
+        entries[name] = changed_bytes(entries[name], rng)
+    else:
+        content = entries.pop(name)
+        entries[name.replace("weight", "constant").swapcase() if way < 0.95 else name + "0"] = content
+    if program_archive.CARD_ENTRY in entries:
+        with suppress(ValueError):
+            entries = program_archive.sealed(entries)
+    with zipfile.ZipFile(target, "w") as archive:
+        for entry, content in entries.items():
+            archive.writestr("archive/" + entry, content)
+
+
+FORGERS: dict[str, Callable[[Path, Path, Random], None]] = {
+    "model.onnx": forge_onnx,
+    "model.xml": forge_xml,
+    "model.pt2": forge_pt2,
+}
+
+
+# --- The child -------------------------------------------------------------------------------------------
+
+
+class Opener:
+    """A process that opens files; when one of them ends it, or takes it too long, another goes on."""
+
+    def __init__(self, picture: Path, ours: Path) -> None:
+        self._command = [sys.executable, str(Path(__file__).with_name("opening.py")), str(picture)]
+        self._ours = ours
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=self._ours.parent,
+        )  # fmt: skip
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(self._process, self._answers), daemon=True)
+        self._reader.start()
+        kind, text = self.ask(self._ours, patience=120)
+        assert kind == "answered", f"our own file: {text}"
+
+    @staticmethod
+    def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            answers.put(line)
+        answers.put("")
+
+    def ask(self, path: Path, patience: float = PATIENCE) -> tuple[str, str]:
+        """What came of a file; `hang` and `crash` are the child's."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+        try:
+            line = self._answers.get(timeout=patience)
+        except queue.Empty:
+            self.end()
+            self._begin()
+            return "hang", f"over {patience} s"
+        if not line:
+            code = self._process.wait()
+            self.end()
+            self._begin()
+            return "crash", f"code {code}"
+        kind, text = json.loads(line)
+        return kind, text
+
+    def end(self) -> None:
+        """Of the process; what it read from and wrote to is closed."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file of each format, and a picture."""
+    folder = tmp_path_factory.mktemp("ours")
+    own = Classifier(build(layers=1), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=1.5)
+    for file in FORGERS:
+        export(own, folder / file, Pictures("noise", tuple(photos.noise(21, 17, seed) for seed in range(3))))
+    Image.fromarray(np.full((12, 16, 3), 99, np.uint8)).save(folder / "picture.png")
+    return folder
+
+
+@pytest.mark.parametrize("file", FORGERS)
+def test_changed_files_are_refused_or_answered(
+    ours: Path, tmp_path: Path, file: str, request: pytest.FixtureRequest
+) -> None:
+    opener = Opener(ours / "picture.png", ours / file)
+    request.addfinalizer(opener.end)
+    rng = np.random.default_rng(len(file))
+    kinds: Counter[str] = Counter()
+    wrong: list[str] = []
+    target = tmp_path / file
+    for number in range(FILES):
+        FORGERS[file](ours, target, rng)
+        kind, text = opener.ask(target)
+        kinds[kind] += 1
+        if kind not in ("refused", "answered") or len(text.splitlines()) > 2:
+            kept = target.rename(tmp_path / f"{number}{target.suffix}")
+            wrong.append(f"{kept}: {kind}: {text[-600:]}")
+    assert opener.ask(ours / file)[0] == "answered", "our own file opens"
+    assert kinds.total() == FILES
+    assert wrong == [], f"{len(wrong)} of {FILES}: {kinds}"
