@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -245,6 +246,16 @@ def test_an_openvino_model_with_anything_else_in_it_is_refused(
     content = seal.sealed(content.replace(old, new, 1), (place / "model.bin").read_bytes())
     (place / "model.xml").write_bytes(content)
     with pytest.raises(VitkitError, match="is no OpenVINO model of vitkit's"):
+        load_exported(place / "model.xml")
+
+
+def test_a_graph_that_takes_no_images_is_refused(exported: Path, place: Path) -> None:
+    shutil.copy(exported / "model.bin", place)
+    content = (exported / "model.xml").read_bytes()
+    (where,) = set(re.findall(rb'shape="\?,3,12,16"', content))
+    content = seal.sealed(content.replace(where, b'shape="0,3,12,16"'), (place / "model.bin").read_bytes())
+    (place / "model.xml").write_bytes(content)
+    with pytest.raises(VitkitError, match="damaged: it takes 0 images at a time"):
         load_exported(place / "model.xml")
 
 

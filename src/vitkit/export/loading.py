@@ -27,6 +27,8 @@ class Exported(Classifier):
         self.card = Card.from_json(card, path)
         if runner.outputs != len(self.card.classes):
             raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {len(self.card.classes)} classes")
+        if runner.batch is not None and runner.batch < 1:
+            raise VitkitError(f"{path} is damaged: it takes {runner.batch} images at a time")
         self.runner: Runner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
