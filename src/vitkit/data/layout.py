@@ -7,6 +7,7 @@ several ways is refused with what to do: a split taken for a class would be lear
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -272,18 +273,25 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[_Split]) -> Non
     if len({called[own] for own in doubtful}) > 1:
         raise VitkitError(f"{name}: {_some(sorted(doubtful))} lie in splits and look like splits; {_OVERRIDE}")
     known = {own.name for own in first.inner.full}
-    by_case = {own.casefold(): own for own in known}
+    by_case = {_alike(own): own for own in known}
     for split in rest:
         theirs = {own.name for own in split.inner.full}
         for new in sorted(theirs - known):
-            if new.casefold() in by_case:
-                one = f"{below(top, first.inner)}{by_case[new.casefold()]}"
-                raise VitkitError(f"{name}: {one} and {below(top, split.inner)}{new} would be two classes; rename one")
+            if _alike(new) in by_case:
+                one, other = f"{below(top, first.inner)}{by_case[_alike(new)]}", f"{below(top, split.inner)}{new}"
+                if one.split("/")[-1].casefold() != new.casefold():  # they may look the same
+                    one, other = ascii(one), ascii(other)
+                raise VitkitError(f"{name}: {one} and {other} would be two classes; rename one")
         if not known & theirs:
             raise VitkitError(
                 f"{name}: no folder of {below(top, split.inner)} ({_some(sorted(theirs))}) is a class of "
                 f"{below(top, first.inner)} ({_some(sorted(known))}); {_OVERRIDE}"
             )
+
+
+def _alike(name: str) -> str:
+    """The same for names that people take for one: macOS writes accents in another way than all others."""
+    return unicodedata.normalize("NFKC", name).casefold().strip()
 
 
 def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
