@@ -224,6 +224,26 @@ def test_what_a_layout_cannot_express_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("name", "to"), [case for case in CASES if case[0] in ("token", "distilled")])
+def test_probabilities_stay_calibrated_in_layouts_that_know_no_temperature(tmp_path: Path, name: str, to: To) -> None:
+    source = classifier(**EXPRESSIBLE[name][1])
+    source.temperature = 0.5
+    before = {key: tensor.clone() for key, tensor in source.model.state_dict().items()}
+    write(source, path_for(tmp_path, to), to)
+    batch = images(config=source.model.config)
+    torch.testing.assert_close(load(path_for(tmp_path, to)).probabilities(batch), source.probabilities(batch))
+    assert all(tensor.equal(before[key]) for key, tensor in source.model.state_dict().items())  # the model stays
+
+
+@pytest.mark.parametrize("to", ["npz", "timm", "hf"])
+def test_a_model_of_several_classes_an_image_is_not_written_as_one_of_single_classes(tmp_path: Path, to: To) -> None:
+    source = classifier()
+    source.thresholds = (0.5,) * len(source.classes)
+    with pytest.raises(VitkitError, match="cannot express several classes in one image"):
+        write(source, path_for(tmp_path, to), to)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("fit", ["crop", "squash", "squash_crop", "pad"])
 @pytest.mark.parametrize("to", ["npz", "timm", "hf"])
 def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: To) -> None:

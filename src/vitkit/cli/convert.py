@@ -59,7 +59,9 @@ def convert(
     with sole(destination):
         _check_free(destination, kind, force=force)
         write(classifier, destination, kind)
-        _compare(classifier, destination)
+        _compare(classifier, destination, kind)
+    if kind != "folder" and classifier.temperature != 1:
+        say(f"the head is divided by the temperature, {classifier.temperature:.3f}, which this layout cannot say")
     say(f"written and read back, every number the same: {destination}")
 
 
@@ -94,12 +96,14 @@ def _is_model(folder: Path) -> bool:
     return {path.name for path in folder.iterdir()} <= known
 
 
-def _compare(classifier: Classifier, destination: Path) -> None:
+def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     from vitkit.weights import inspect
+    from vitkit.weights.export import settled
 
     is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
     options: dict[str, Any] = {"heads": classifier.model.config.heads} if is_bare else {}
     written = inspect(destination, **options).read
-    for name, tensor in classifier.model.state_dict().items():
+    wanted = classifier.model.state_dict() if kind == "folder" else settled(classifier)
+    for name, tensor in wanted.items():
         if name not in written or not written[name]().equal(tensor):
             raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

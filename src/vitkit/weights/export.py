@@ -47,11 +47,17 @@ def write(classifier: Classifier, destination: Path, to: To) -> None:
 
     `timm` into a name that ends in .safetensors, .pth or .pt is the bare state dictionary; of these .safetensors alone
     has room for a note of what tensors cannot say. All of them take the record of what the weights were trained on.
+    Others than vitkit's own know no temperature, so the heads are divided by it (`settled`).
 
     Raises:
         VitkitError: the layout cannot express the model; the message names the field.
         OSError: the disk is full or not writable; nothing is left behind.
     """
+    if to != "folder" and classifier.thresholds is not None:
+        raise VitkitError(
+            f"the {to} layout cannot express several classes in one image: the model is not written; "
+            "`vitkit export` can say it, and --to folder"
+        )
     if to == "folder":
         classifier.save(destination)
     elif to == "npz":
@@ -70,10 +76,19 @@ def _refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) 
             )
 
 
+def settled(classifier: Classifier) -> dict[str, Tensor]:
+    """The model's tensors as layouts have them that know no temperature: the same probabilities at temperature 1."""
+    tensors = classifier.model.state_dict()
+    if classifier.temperature != 1:
+        heads = [name for name in tensors if name.partition(".")[0] in ("head", "head_dist")]
+        tensors |= {name: tensors[name] / classifier.temperature for name in heads}
+    return tensors
+
+
 def _tensors(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
     """The model's tensors under a layout's names."""
     config, tensors = classifier.model.config, {}
-    for name, ours in classifier.model.state_dict().items():
+    for name, ours in settled(classifier).items():
         if name not in layout.pieces:
             tensors[name] = ours.contiguous()
             continue
