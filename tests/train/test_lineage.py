@@ -106,6 +106,13 @@ def test_every_layout_carries_the_record(first: Path, tmp_path: Path, name: str)
     assert found == load(first).pictures
 
 
+def test_a_run_does_not_write_over_the_weights_that_it_begins_from(data: Path, first: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(first, tmp_path / "own"))
+    with pytest.raises(VitkitError, match=r"would write over the weights .*: choose a new name"):
+        run.train(runs.quick(data, **{**START, "weights": str(own), "epochs": 1}), own, force=True, say=print)
+    assert load(own).classes == load(first).classes
+
+
 # --- Planted leaks: none is silent -----------------------------------------------------------------------------
 
 

@@ -74,8 +74,8 @@ def fold_folder(folder: Path, fold: int) -> Path:
     return folder / f"fold-{fold + 1}"
 
 
-def check_place(out: str | Path | None, table: ImageTable, teacher: str | None) -> None:
-    """Refuse a run folder among the photographs, or above the teacher."""
+def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
+    """Refuse a run folder among the photographs, or above the teacher or the weights that it is to begin from."""
     folder = Path("runs" if out is None else out)
     if table.lies_among(folder):
         raise VitkitError(
@@ -85,8 +85,10 @@ def check_place(out: str | Path | None, table: ImageTable, teacher: str | None) 
         return
     if folder.exists() and not folder.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder that does not exist")
-    if teacher is not None and folder.is_dir() and Path(teacher).resolve().is_relative_to(folder.resolve()):
-        raise VitkitError(f"--out {out} would write over the teacher {teacher}: choose a new name")
+    for what, name in (("teacher", teacher), ("weights", weights)):
+        is_there = name is not None and folder.is_dir() and Path(name).exists()
+        if is_there and Path(str(name)).resolve().is_relative_to(folder.resolve()):
+            raise VitkitError(f"--out {out} would write over the {what} {name}: choose a new name")
 
 
 @contextmanager

@@ -49,7 +49,7 @@ from vitkit.train.lineage import (
     refuse_folds,
 )
 from vitkit.train.recipe import Recipe, build, load_fields, name_of
-from vitkit.train.setup import start_of
+from vitkit.train.setup import start_of, weights_of
 from vitkit.train.summary import FINDINGS, GROUPS
 from vitkit.train.teacher import check_distillation, load_teacher
 from vitkit.train.team import Team, assemble, check_team, describe_team
@@ -114,7 +114,7 @@ def _prepare(
     recipe, reasons = complete(fields, table)
     check_distillation(recipe)
     check_team(recipe, team)
-    check_place(out, table, recipe.teacher)
+    check_place(out, table, recipe.teacher, weights_of(recipe))
     if out is not None:
         hold.enter_context(held(Path(out)))
         check_free(Path(out), force=force)
