@@ -282,3 +282,8 @@ def is_worker_lost(error: BaseException) -> bool:
     return "DataLoader worker" in said and any(
         word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
     )
+
+
+def worker_lost(workers: int) -> str:
+    """What became of a process that prepares images, as a sentence without its cure."""
+    return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"

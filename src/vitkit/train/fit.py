@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitkit.classifier import RECORD, WEIGHTS, Classifier
 from vitkit.data.augment import mix_seeds
-from vitkit.data.datamodule import ImageData, is_worker_lost
+from vitkit.data.datamodule import ImageData, is_worker_lost, worker_lost
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
 from vitkit.data.whereabouts import images_of_run
@@ -177,7 +177,7 @@ def _data_of(recipe: Recipe, table: ImageTable, classifier: Classifier, balance:
         classifier.preprocess,
         augment_of(recipe),
         batch_size=recipe.batch_size,
-        workers=choose_workers(recipe.workers),
+        workers=choose_workers(recipe, classifier.preprocess.size),
         seed=recipe.seed,
         balanced=balance == "sampler",
         process=(team.rank, team.size),
@@ -280,10 +280,8 @@ def _fit(
         if not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
-        raise VitkitError(
-            "a process that prepares images ended: memory, or /dev/shm, is too small for --workers "
-            f"{data.workers}; set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
-        ) from error
+        cure = f"set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
+        raise VitkitError(f"{worker_lost(data.workers)}; {cure}") from error
     if not writer.has_kept:
         raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
 

@@ -7,7 +7,7 @@ say more than either (docs/log.md). Its penalty is chosen on the validation imag
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
-from vitkit.data.datamodule import EvaluationImages, TrainingImages
+from vitkit.data.datamodule import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
 from vitkit.data.source import ImageTable
+from vitkit.errors import VitkitError
 from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
 from vitkit.regression import regress, regression_loss
@@ -157,7 +158,7 @@ def compute_features(
     count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
     with torch.inference_mode(mode=False):  # a head is to be fitted to them
         features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
-    for batch, label in DataLoader(images, recipe.batch_size, num_workers=choose_workers(recipe.workers)):
+    for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             tokens = model.forward_features(batch.to(device))  # (B, N, D)
         read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
@@ -170,6 +171,15 @@ def compute_features(
         progress(done, count)
     model.cpu()
     return features, labels
+
+
+def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    try:
+        yield from DataLoader(images, recipe.batch_size, num_workers=workers)
+    except RuntimeError as error:
+        if not is_worker_lost(error):
+            raise
+        raise VitkitError(f"{worker_lost(workers)}; take --workers 0") from error
 
 
 def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int) -> Fit:

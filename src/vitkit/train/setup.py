@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,6 +19,7 @@ from vitkit.config import ViTConfig
 from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
+from vitkit.engine.flow import cores
 from vitkit.engine.precision import best_precision
 from vitkit.errors import VitkitError
 from vitkit.evaluate.multilabel import NO_THRESHOLD
@@ -154,12 +156,26 @@ def choose_compile(recipe: Recipe) -> bool:
     return has_compiler and recipe.strategy != "fsdp"
 
 
-def choose_workers(workers: int | None) -> int:
-    """Processes that prepare images: none on two cores, where the training step uses both."""
-    if workers is not None:
-        return workers
-    cores = os.cpu_count() or 1
-    return 0 if cores <= 2 else min(8, cores - 1)
+def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
+    """Processes that prepare images: what the recipe says, else as many as there are cores and shared memory for.
+
+    None on two cores, where the training step uses both. Each has two batches on their way through /dev/shm, of which
+    containers often have 64 MiB: half of what is free there is taken at most.
+    """
+    if recipe.workers is not None:
+        return recipe.workers
+    wanted = 0 if cores() <= 2 else min(8, cores() - 1)
+    height, width = size
+    batch = 4 * 3 * recipe.batch_size * height * width  # bytes
+    return min(wanted, _free_shared_memory() // (2 * 2 * batch))
+
+
+def _free_shared_memory() -> int:
+    """Bytes of /dev/shm, through which processes hand over tensors; without end where there is no such folder."""
+    try:
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108  # asked for its size alone
+    except OSError:
+        return sys.maxsize
 
 
 def versions() -> dict[str, str]:
