@@ -80,6 +80,7 @@ def test_lines_name_the_machine_and_every_column(vitkit_bench: Any) -> None:
     assert sum(line.startswith("ceiling of ") for line in lines) == 4
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_a_table_and_a_picture_are_written_once(vitkit_bench: Any, tmp_path: Path) -> None:
     out = tmp_path / "new" / "speed"
     assert vitkit_bench(MICRO, *FLAGS, "-o", out)[0] == 0

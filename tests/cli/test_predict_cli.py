@@ -27,6 +27,7 @@ from PIL import Image
 import photos as pictures
 import runs
 from tiny import build
+from vitkit.cells import restored
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.walk import find_images
@@ -519,7 +520,7 @@ def test_strange_names_go_through_a_pipe(vitkit: Any, trained: Path, strange: Pa
     vitkit("predict", trained, "odd", "-o", "out.csv")
     assert done.stdout == Path("out.csv").read_bytes()
     rows = csv.reader(io.StringIO(os.fsdecode(done.stdout), newline=""))
-    assert {row[0] for row in rows} == {"path", *map(str, Path("odd").iterdir())}
+    assert {restored(row[0]) for row in rows} == {"path", *map(str, Path("odd").iterdir())}
 
 
 @pytest.mark.parametrize(("flags", "loads"), [(("--pictures", "drawn"), True), ((), False)])

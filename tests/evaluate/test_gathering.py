@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitkit.cells import restored
 from vitkit.classifier import Prediction
 from vitkit.errors import VitkitError
 from vitkit.evaluate.gathering import Stock, gathering, partial_of, read_rows, take_stock
@@ -91,7 +92,7 @@ def test_other_readers_of_csv_read_the_same(tmp_path: Path, reject: float | None
     write(tmp_path / "rows.csv", form, made)
     text = (tmp_path / "rows.csv").read_bytes().decode("utf-8", "surrogateescape")
     found = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert [row["path"] for row in found] == NAMES
+    assert [restored(row["path"]) for row in found] == NAMES
     for row, prediction in zip(found, made, strict=True):
         is_rejected = reject is not None and (prediction.confidence or 1) < reject
         assert row["label"] == ("" if is_rejected else prediction.label or "")

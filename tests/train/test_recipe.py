@@ -39,6 +39,8 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "devices": st.none() | st.integers(1, 10**4),
     "nodes": st.none() | st.integers(1, 10**4),
     "method": st.sampled_from(["auto", "linear", "full", "scratch"]),  # lora wants weights, head no steps
+    "momentum": st.floats(0, 0.999999),
+    "beta2": st.floats(0, 0.999999),
     "ema": st.floats(0, 0.999),
     "swa": st.just(0.0),  # not with ema or time
     "swa_lr": st.none() | st.floats(1e-12, 1e3),

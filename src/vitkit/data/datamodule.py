@@ -277,10 +277,14 @@ class ImageData(LightningDataModule):
 
 
 def is_worker_lost(error: BaseException) -> bool:
-    """Whether PyTorch says that a process which prepares images was killed, or had no shared memory."""
+    """Whether a process which prepares images was killed, or had no shared memory.
+
+    PyTorch says so, unless it was just reading what the process sent, where the connection breaks off.
+    """
     said = str(error)
-    return "DataLoader worker" in said and any(
-        word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+    return isinstance(error, (ConnectionError, EOFError)) or (
+        "DataLoader worker" in said
+        and any(word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error"))
     )
 
 

@@ -276,7 +276,7 @@ def _fit(
         if writer.has_kept:
             run.say(f"the best model so far is in {run.folder}")
         raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError, EOFError) as error:
         if not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""

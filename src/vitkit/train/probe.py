@@ -176,7 +176,7 @@ def compute_features(
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     try:
         yield from DataLoader(images, recipe.batch_size, num_workers=workers)
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError, EOFError) as error:
         if not is_worker_lost(error):
             raise
         raise VitkitError(f"{worker_lost(workers)}; take --workers 0") from error
