@@ -21,12 +21,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
 # The plan of the house: each room (a top-level module or package of vitkit) and the rooms it may import. Some are not
 # built yet. A new room or a new edge is a decision: write it down here first. The package's own __init__ imports
 # nothing, so every room may read its __version__.
-_USES_MODELS = {"classifier", "config", "data", "errors", "files", "model", "names", "weights"}
+_USES_MODELS = {"classifier", "config", "data", "errors", "files", "model", "names", "weights", "wording"}
 PLAN: dict[str, set[str]] = {
     "__init__": set(),
     "errors": set(),
     "recipes": set(),
     "cells": set(),
+    "wording": set(),
     "files": {"errors"},
     "stopping": {"errors"},
     "page": {"files"},
@@ -43,11 +44,11 @@ PLAN: dict[str, set[str]] = {
     "resize": {"config", "errors"},
     "metering": set(),
     "info": {"config", "errors", "metering", "model"},
-    "data": {"cache", "cells", "config", "errors", "files"},
+    "data": {"cache", "cells", "config", "errors", "files", "wording"},
     "engine": {"cache", "config", "errors", "files", "layers", "mixtures", "model", "position", "stem"},
     "ranking": set(),
     "classifier": {"config", "data", "engine", "errors", "files", "model", "ranking"},
-    "weights": {"cache", "classifier", "config", "data", "errors", "files", "model", "names", "resize"},
+    "weights": {"cache", "classifier", "config", "data", "errors", "files", "model", "names", "resize", "wording"},
     "evaluate": _USES_MODELS | {"cells", "page", "regression"},
     "explain": _USES_MODELS | {"page", "position"},
     "export": _USES_MODELS | {"engine"},

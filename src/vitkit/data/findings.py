@@ -14,6 +14,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
 from vitkit.data.walk import SUFFIXES
+from vitkit.wording import plural
 
 TINY_CLASS = 10  # images
 MOST_LOST, MOST_CROPPED = 0.25, 0.2  # a crop that loses more of the area, in more of the images, is warned of
@@ -66,7 +67,7 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
     yield from (Finding("warning", line) for line in table.overlooked)
     if table.ignored:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(table.ignored.items()))
-        were = _plural(sum(table.ignored.values()), "other file is", "other files are")
+        were = plural(sum(table.ignored.values()), "other file is", "other files are")
         yield Finding("note", f"{were} ignored: {reasons}")
 
 
@@ -79,7 +80,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
         yield Finding("problem", f"{_pictures(conflicts)} {what}, and one label at most is right: {shown}")
     if leaks:
         held_out = Counter(str(table.splits[i]) for own in leaks for i in own.images if table.splits[i] != "train")
-        counts = " and ".join(_plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
+        counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
         shown = _list([_pair(table, own, table.splits) for own in leaks], "; ", 3)
         yield Finding(
             "problem", f"{_pictures(leaks)} in more than one split ({counts}), which flatters results: {shown}"
@@ -99,7 +100,7 @@ def of_likeness(*, could_tell: bool, opposite: int) -> Iterator[Finding]:
             "warning", f"{text}; if they are frames of a few scenes, keep each scene in one split: --group-by"
         )
     if opposite:
-        were = _plural(opposite, "image is the mirror image", "images are mirror images")
+        were = plural(opposite, "image is the mirror image", "images are mirror images")
         yield Finding("note", f"{were} of one in another class; where left and right matter, train with --no-hflip")
 
 
@@ -118,7 +119,7 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
         yield Finding("warning", f"{len(gone)} {have} no readable image and {are} left out: {_list(gone)}")
     counts = table.counts()
     if tiny := [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]:
-        have = _plural(len(tiny), "class has", "classes have")
+        have = plural(len(tiny), "class has", "classes have")
         yield Finding("warning", f"{have} fewer than {TINY_CLASS} images: {_list(tiny)}")
     (most, largest), (least, smallest) = (pick(counts.items(), key=lambda own: own[1]) for pick in (max, min))
     if largest > _IMBALANCE * smallest:
@@ -143,14 +144,14 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
         return
     for name, count, missing in lacking:
         lesson = ", so the model cannot learn it" if "train" in missing else ""
-        images = _plural(count, "image", "images")
+        images = plural(count, "image", "images")
         yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
 
 
 def _of_many(own: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
     """Classes without an image in the same splits, in one line."""
     lesson = ", so the model cannot learn them" if "train" in missing else ""
-    have = _plural(len(own), "class has", "classes have")
+    have = plural(len(own), "class has", "classes have")
     named = _list([f"{name} ({count})" for name, count in own])
     return Finding("warning", f"{have} no image in {' or '.join(missing)}{lesson}; with their images in all: {named}")
 
@@ -161,7 +162,7 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
     if torn := sum(len(own) > 1 for own in splits.values()):
-        scenes = _plural(torn, "scene of --group-by is", "scenes of --group-by are")
+        scenes = plural(torn, "scene of --group-by is", "scenes of --group-by are")
         yield Finding("problem", f"{scenes} in more than one of the data's own splits, which flatters results")
 
 
@@ -169,17 +170,17 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """What is odd about the pictures, and read all the same."""
     if modes := Counter(fact.mode for fact in facts if fact.mode not in ("RGB", "L")):
         named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
-        were = _plural(sum(modes.values()), "image is", "images are")
+        were = plural(sum(modes.values()), "image is", "images are")
         yield Finding("note", f"{were} neither RGB nor grey, and converted (transparency becomes white): {named}")
     if animated := sum(fact.is_animated for fact in facts):
-        yield Finding("note", f"of {_plural(animated, 'file', 'files')} with several frames, the first one is used")
+        yield Finding("note", f"of {plural(animated, 'file', 'files')} with several frames, the first one is used")
     doubtful = [f"{path} ({fact.doubt})" for path, fact in zip(table.paths, facts, strict=True) if fact.doubt]
     if doubtful:
-        were = _plural(len(doubtful), "picture is", "pictures are")
+        were = plural(len(doubtful), "picture is", "pictures are")
         yield Finding("warning", f"{were} read darker or lighter than meant, perhaps: {_list(doubtful, '; ', 3)}")
     misnamed = [path for path, fact in zip(table.paths, facts, strict=True) if not _fits_name(path, fact.format)]
     if misnamed:
-        were = _plural(len(misnamed), "image is", "images are")
+        were = plural(len(misnamed), "image is", "images are")
         yield Finding("note", f"{were} of another format than the name says, and read all the same: {_list(misnamed)}")
 
 
@@ -206,11 +207,7 @@ def _pair(table: ImageTable, own: Copies, groups: Sequence[Any]) -> str:
 
 
 def _pictures(copies: Sequence[Copies]) -> str:
-    return _plural(len(copies), "picture is", "pictures are")
-
-
-def _plural(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+    return plural(len(copies), "picture is", "pictures are")
 
 
 def _list(items: Sequence[str], separator: str = ", ", most: int = 5) -> str:

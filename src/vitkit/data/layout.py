@@ -19,6 +19,7 @@ from vitkit.data.splitnames import split_of_folder
 from vitkit.data.tree import Folder, below, between, inside, survey
 from vitkit.data.walk import Overlooked
 from vitkit.errors import VitkitError
+from vitkit.wording import listed
 
 LayoutName = Literal["auto", "classes", "splits"]
 _ORDER = ("train", "val", "test")
@@ -128,8 +129,8 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
     if alike := _agreeing(folder):
         folders, names = alike
         raise VitkitError(
-            f"{name}: it is not clear what the classes are, as {_some([below(top, own) for own in folders])} hold "
-            f"folders of the same names ({_some(names)}); if they are splits, call them train, val and test; "
+            f"{name}: it is not clear what the classes are, as {listed([below(top, own) for own in folders])} hold "
+            f"folders of the same names ({listed(names)}); if they are splits, call them train, val and test; "
             "if each is a class, --layout classes"
         )
     for own in inside(folder):
@@ -173,7 +174,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, asked: LayoutName) -> Lay
         return None
     chosen = [splits for splits in groups.values() if _is_pair(splits)] or list(groups.values())
     if len(chosen) > 1 or sum(own.split == "train" for splits in groups.values() for own in splits) > 1:
-        named = _some([below(top, own.outer) for splits in groups.values() for own in splits])
+        named = listed([below(top, own.outer) for splits in groups.values() for own in splits])
         raise VitkitError(
             f"{name}: {named} could each be a split; keep one each of train/, val/ and test/, or --layout classes"
         )
@@ -185,7 +186,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, asked: LayoutName) -> Lay
     splits = sorted(_unwrap_alike(splits), key=lambda own: _ORDER.index(own.split))
     _check_splits(name, top, splits, asked)
     named = ", ".join(f"{own.split} in {below(top, own.inner)}" for own in splits)
-    rest = f"; left out: {_some([below(top, own) for own in others])}" if others else ""
+    rest = f"; left out: {listed([below(top, own) for own in others])}" if others else ""
     steps = [path for own in splits for path in between(own.outer, own.inner)]
     return Layout(
         classes=tuple(
@@ -247,7 +248,7 @@ def _is_class(name: str, top: Folder, folder: Folder, lone: _Split, others: Sequ
         return False
     if len(others) > 1 and all(own.is_made_of_folders for own in others) and not _agreeing(folder):
         return True
-    beside = _some([below(top, own) for own in others])
+    beside = listed([below(top, own) for own in others])
     raise VitkitError(
         f"{name}: {below(top, lone.outer)} may be a split or a class, as {beside} beside it "
         f"{'is' if len(others) == 1 else 'are'} no split with class folders; {_OVERRIDE}"
@@ -271,7 +272,7 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[_Split]) -> Non
     called = {own.name: split_of_folder(own.name) for split in splits for own in split.inner.full}
     doubtful = [own for own in called if called[own] is not None]
     if len({called[own] for own in doubtful}) > 1:
-        raise VitkitError(f"{name}: {_some(sorted(doubtful))} lie in splits and look like splits; {_OVERRIDE}")
+        raise VitkitError(f"{name}: {listed(sorted(doubtful))} lie in splits and look like splits; {_OVERRIDE}")
     known = {own.name for own in first.inner.full}
     by_case = {_alike(own): own for own in known}
     for split in rest:
@@ -284,8 +285,8 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[_Split]) -> Non
                 raise VitkitError(f"{name}: {one} and {other} would be two classes; rename one")
         if not known & theirs:
             raise VitkitError(
-                f"{name}: no folder of {below(top, split.inner)} ({_some(sorted(theirs))}) is a class of "
-                f"{below(top, first.inner)} ({_some(sorted(known))}); {_OVERRIDE}"
+                f"{name}: no folder of {below(top, split.inner)} ({listed(sorted(theirs))}) is a class of "
+                f"{below(top, first.inner)} ({listed(sorted(known))}); {_OVERRIDE}"
             )
 
 
@@ -315,7 +316,3 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
 
 
 # --- Words -------------------------------------------------------------------------------------------
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -6,12 +6,13 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from vitkit.errors import VitkitError
+from vitkit.wording import listed, plural
 
 SUFFIXES = frozenset(
     f".{ending}"
@@ -22,7 +23,6 @@ SUFFIXES = frozenset(
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
 _LOOKED_AT = 10_000  # files of a hidden folder, for one that is an image
-_SHOWN = 3
 
 
 @dataclass
@@ -53,22 +53,17 @@ class Overlooked:
         told = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
-            folders = "1 folder" if len(named) == 1 else f"{len(named)} folders"
-            told.append(f"{folders} cannot be read, and what is in there is left out: {_some(named)}")
+            folders = plural(len(named), "folder", "folders")
+            told.append(f"{folders} cannot be read, and what is in there is left out: {listed(named)}")
         if self.hidden:
-            folders = "1 hidden folder" if len(self.hidden) == 1 else f"{len(self.hidden)} hidden folders"
-            names = _some([_from(root, folder) for folder in sorted(self.hidden)])
+            folders = plural(len(self.hidden), "hidden folder", "hidden folders")
+            names = listed([_from(root, folder) for folder in sorted(self.hidden)])
             told.append(f"images in {folders} are left out; rename what is meant to be read: {names}")
         return told
 
 
 def _from(root: Path | None, folder: str) -> str:
     return folder if root is None else Path(folder).relative_to(root).as_posix()
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def is_passed_over(folder: str) -> bool:

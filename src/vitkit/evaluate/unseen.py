@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,7 @@ from vitkit.data.source import ImageTable
 from vitkit.evaluate.figures import figures, interval_text
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.operating import operating_points
-
-_SHOWN = 3
+from vitkit.wording import listed
 
 
 def find_seen(
@@ -111,7 +110,7 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
     how = [f"{seen[key]} {what}" for key, what in ways.items() if seen[key]]
     text = (
         f"{seen['images']} of {numbers['images']} images had been seen by the weights ({', '.join(how)}): "
-        f"{_list(seen['paths'])}"
+        f"{listed(seen['paths'])}"
     )
     rest = numbers["without_seen"]
     if rest is None:
@@ -119,8 +118,3 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
     bounds = rest["intervals_95"].get("accuracy")
     interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
     return f"{text}; without them accuracy {rest['accuracy']:.4f}{interval} on {rest['images']} images"
-
-
-def _list(paths: Sequence[str]) -> str:
-    rest = len(paths) - _SHOWN
-    return ", ".join(paths[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -25,8 +25,9 @@ from vitkit.train.folder import SPLIT, Progress, fold_folder
 from vitkit.train.recipe import Recipe
 from vitkit.train.setup import weights_of
 from vitkit.weights import inspect
+from vitkit.wording import listed
 
-_SHOWN, _MOST_RUNS = 3, 10
+_MOST_RUNS = 10
 _FLATTERED = {"test": "flatters results; a second figure leaves them out", "val": "flatters the choice by them"}
 
 
@@ -198,7 +199,7 @@ def of_ancestry(divided: Divided, recipe: Recipe) -> list[Finding]:
                 Finding(
                     "problem",
                     f"{source} had seen {len(own)} of the {images} {name} images, which {_FLATTERED[name]}: "
-                    f"{_list([table.paths[i] for i in own])}",
+                    f"{listed([table.paths[i] for i in own])}",
                 )
             )
     if overlap.seen() and "test" not in table.splits:
@@ -277,8 +278,3 @@ def of_earlier_runs(out: str | Path | None, divided: Divided) -> str | None:
         f"note: the split is drawn anew and trains on {common} of the {tests_of} test images of {run}{more}, so their "
         f"figures are not of the same images; --split-from {run} keeps its split"
     )
-
-
-def _list(paths: Sequence[str]) -> str:
-    rest = len(paths) - _SHOWN
-    return ", ".join(paths[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

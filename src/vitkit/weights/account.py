@@ -12,6 +12,7 @@ from vitkit.config import ViTConfig
 from vitkit.model import VisionTransformer
 from vitkit.weights.layout import Layout
 from vitkit.weights.read import Checkpoint, Stored
+from vitkit.wording import listed
 
 
 @functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
@@ -49,7 +50,7 @@ class Account:
     def describe(self) -> str:
         parts = [("missing", self.missing), ("left over", self.left_over)]
         parts.append(("of another shape", [f"{name} ({why})" for name, why in self.misshapen.items()]))
-        return "; ".join(f"{what}: {some(names)}" for what, names in parts if names)
+        return "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts if names)
 
 
 def account_for(checkpoint: Checkpoint, layout: Layout, config: ViTConfig) -> Account:
@@ -94,7 +95,3 @@ def _wrong_shapes(
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(side for side in shape if side != 1)
-
-
-def some(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError
 from vitkit.files import without_place
 from vitkit.model import VisionTransformer
 from vitkit.weights import dino, google_npz, huggingface, timm, torchvision
-from vitkit.weights.account import account_for, joined_shape, shapes_of, some
+from vitkit.weights.account import account_for, joined_shape, shapes_of
 from vitkit.weights.catalog import Entry
 from vitkit.weights.classes import class_names, names_beside, unique
 from vitkit.weights.families import family_of
@@ -24,6 +24,7 @@ from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
 from vitkit.weights.namesakes import namesakes
 from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
+from vitkit.wording import listed
 
 _FORMATS: tuple[Callable[[Checkpoint], Layout | None], ...] = (
     google_npz.recognise,
@@ -235,7 +236,7 @@ def _infer(
 
 def _glance(checkpoint: Checkpoint) -> str:
     family = family_of(checkpoint)
-    return f"this is {family}" if family else f"its tensors are {some(list(checkpoint.tensors), 4)}"
+    return f"this is {family}" if family else f"its tensors are {listed(list(checkpoint.tensors), 4)}"
 
 
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:

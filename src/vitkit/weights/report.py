@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vitkit.wording import listed
+
 
 @dataclass(frozen=True)
 class Resized:
@@ -82,6 +84,5 @@ def _grouped(verb: str, reasons: Mapping[str, str]) -> list[str]:
     lines = []
     for reason in dict.fromkeys(reasons.values()):
         names = [name for name in reasons if reasons[name] == reason]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        lines.append(f"{verb} {shown}: {reason}")
+        lines.append(f"{verb} {listed(names)}: {reason}")
     return lines

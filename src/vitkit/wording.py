@@ -1,0 +1,15 @@
+"""Counts and lists in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def plural(count: int, one: str, more: str) -> str:
+    """`1 file`, or `2 files`."""
+    return f"{count} {one if count == 1 else more}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
