@@ -242,7 +242,7 @@ class Classifier:
             if isinstance(outcome, str):
                 yield Prediction(path, error=outcome)
             else:
-                yield _rank(path, Ranking(self.classes, outcome), outcome, thresholds)
+                yield _rank(path, Ranking(self.classes, outcome), thresholds)
 
     def explain(
         self,
@@ -321,16 +321,12 @@ class Classifier:
         }
 
 
-def _rank(
-    path: str,
-    ranking: Ranking,
-    probabilities: npt.NDArray[np.float32],
-    thresholds: npt.NDArray[np.float64] | None,
-) -> Prediction:
+def _rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking)
-    named = np.flatnonzero(probabilities >= thresholds)
-    confidence = probabilities[named].min() if len(named) else 1 - probabilities.max()
+    p = ranking.probabilities
+    named = np.flatnonzero(p >= thresholds)
+    confidence = p[named].min() if len(named) else 1 - p.max()
     return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
 
 

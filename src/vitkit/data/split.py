@@ -400,8 +400,6 @@ def split_from_file(path: Path) -> ImageTable:
             splits=tuple(row[2] for row in rows),
             sets=sets,
         )
-        if not all(isinstance(own, str) for own in (*table.paths, *table.classes, table.name)):
-            raise ValueError("a path, a class or its data has no name")
         if split_to_dict(table)["hash"] != stored["hash"]:
             raise ValueError("its hash does not match its content")
     except FileNotFoundError as error:

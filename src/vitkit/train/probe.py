@@ -144,7 +144,6 @@ def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None
     run.say(f"head fitted, penalty {fitted.penalty:g}: {shown}  {seconds:.0f} s")
 
 
-@torch.inference_mode()
 def compute_features(
     model: VisionTransformer,
     images: Dataset[Any],
@@ -156,15 +155,14 @@ def compute_features(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.eval().to(device)
     count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
-    with torch.inference_mode(mode=False):  # a head is to be fitted to them
-        features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
+    features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
     for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            tokens = model.forward_features(batch.to(device))  # (B, N, D)
-        read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
+        with torch.inference_mode():
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                tokens = model.forward_features(batch.to(device))  # (B, N, D)
+            read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
         if not done:
-            with torch.inference_mode(mode=False):
-                features = torch.empty(count, read.shape[1])  # one for all: many small ones would scatter memory
+            features = torch.empty(count, read.shape[1])  # one for all: many small ones would scatter memory
         own = slice(done, done + len(label))
         features[own], labels[own] = read, label
         done += len(label)

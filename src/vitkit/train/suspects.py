@@ -83,18 +83,20 @@ def _features(
     progress: Callable[[int, int], None],
 ) -> Tensor:
     """(n, D) of all images; those that are not known are computed."""
-    place = {} if known is None else {path: i for i, path in enumerate(known.paths)}
-    rest = [i for i, path in enumerate(table.paths) if path not in place]
-    if known is None or len(rest) == len(table):
-        return compute_features(frozen.model, EvaluationImages(table, frozen.preprocess), recipe, precision, progress)[
-            0
-        ]
-    features = torch.empty(len(table), known.rows.shape[1])
+
+    def compute(images: ImageTable) -> Tensor:
+        own = EvaluationImages(images, frozen.preprocess)
+        return compute_features(frozen.model, own, recipe, precision, progress)[0]
+
+    if known is None:
+        return compute(table)
+    place = {path: i for i, path in enumerate(known.paths)}
     there = [i for i, path in enumerate(table.paths) if path in place]
+    rest = [i for i, path in enumerate(table.paths) if path not in place]
+    features = torch.empty(len(table), known.rows.shape[1])
     features[there] = known.rows[[place[table.paths[i]] for i in there]]
     if rest:
-        images = EvaluationImages(table.take(rest), frozen.preprocess)
-        features[rest], _ = compute_features(frozen.model, images, recipe, precision, progress)
+        features[rest] = compute(table.take(rest))
     return features
 
 
