@@ -12,7 +12,6 @@ from vitkit.cli import bench, convert, doctor, embed, explain, export, info, mod
 from vitkit.cli import eval as eval_
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError
-from vitkit.stopping import stoppable
 
 _BROKEN_PIPE = 128 + 13  # as a command ends that writes to one who has read enough
 _LONGEST = 2000  # characters of an error
@@ -61,20 +60,19 @@ def main() -> None:
     """Exit codes: 0 done; 1 the answer is no; 2 the user must change something; 128 + n stopped by signal n."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     prepare_streams()
-    with stoppable():
-        try:
-            code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
-            sys.stdout.flush()
-        except (BrokenPipeError, SystemExit) as error:
-            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-                raise
-            give_up_stdout()
-            sys.exit(_BROKEN_PIPE)
-        except (typer.TyperException, typer.Abort, VitkitError, KeyboardInterrupt, OSError) as error:
-            if len(arguments) < len(sys.argv) - 1:
-                raise
-            _end(error, arguments)
-        sys.exit(code or 0)
+    try:
+        code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        give_up_stdout()
+        sys.exit(_BROKEN_PIPE)
+    except (typer.TyperException, typer.Abort, VitkitError, KeyboardInterrupt, OSError) as error:
+        if len(arguments) < len(sys.argv) - 1:
+            raise
+        _end(error, arguments)
+    sys.exit(code or 0)
 
 
 def _end(error: BaseException, arguments: list[str]) -> NoReturn:
