@@ -61,6 +61,12 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: v for name, v in row.items() if name != "seconds"} for row in read_metrics(folder / "metrics.csv")]
 
 
+def assert_same_outcome(a: Path, b: Path) -> None:
+    assert_same_weights(a, b)
+    assert metrics(a) == metrics(b)
+    assert load(a).provenance == load(b).provenance
+
+
 def assert_learned(folder: Path, data: Path) -> None:
     """Of all images so many are right that the interval of the accuracy does not reach chance.
 

@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import mutations
 import photos
 from tiny import build
 from vitkit.classifier import Classifier
@@ -32,63 +33,14 @@ from vitkit.export import Pictures, export, program_archive, seal
 pytestmark = pytest.mark.accept
 FILES = 5000
 PATIENCE = 10.0  # seconds for a file
-Random = np.random.Generator
-NUMBERS = (-1, 0, 1, 2, 255, 2**31 - 1, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 1e308, float("nan"), 0.5)
-WORDS = ("", "a", "../x", "/etc/passwd", "__import__('os')", "Custom", "torch.ops.aten.load.default", "\0", "é" * 99)
-
-
-def changed_bytes(content: bytes, rng: Random) -> bytes:
-    """A few bytes replaced, put in, left out or repeated, or the end cut off."""
-    data = bytearray(content)
-    for _ in range(int(rng.integers(1, 6))):
-        at, length = int(rng.integers(0, max(len(data), 1))), int(rng.integers(1, 9))
-        way = int(rng.integers(0, 6))
-        if way <= 1 and data:
-            data[at % len(data)] ^= 1 << int(rng.integers(0, 8))
-        elif way == 2:
-            data[at : at + length] = rng.bytes(length)
-        elif way == 3:
-            data[at:at] = rng.bytes(length)
-        elif way == 4:
-            del data[at : at + length]
-        else:
-            data[at:at] = data[at : at + 8 * length]
-    return bytes(data[: int(rng.integers(0, len(data)))] if data and rng.random() < 0.03 else data)
-
-
-def changed_json(value: Any, rng: Random) -> Any:
-    """The same with one of its values, somewhere, replaced, left out, repeated or put elsewhere."""
-    if isinstance(value, dict) and value and rng.random() < 0.93:
-        key = list(value)[int(rng.integers(0, len(value)))]
-        if rng.random() < 0.05:
-            return {name: own for name, own in value.items() if name != key}
-        if rng.random() < 0.05:
-            return {**value, WORDS[int(rng.integers(0, len(WORDS)))]: value[key]}
-        return {**value, key: changed_json(value[key], rng)}
-    if isinstance(value, list) and value and rng.random() < 0.93:
-        at = int(rng.integers(0, len(value)))
-        if rng.random() < 0.1:
-            return value[:at] + value[at + 1 :]
-        if rng.random() < 0.1:
-            return [*value, value[at]]
-        return [*value[:at], changed_json(value[at], rng), *value[at + 1 :]]
-    choice = int(rng.integers(0, 5))
-    if choice <= 1:
-        return NUMBERS[int(rng.integers(0, len(NUMBERS)))]
-    if choice == 2:
-        return WORDS[int(rng.integers(0, len(WORDS)))]
-    return (None, [], {}, True, [value] * 3, {"as_expr": {"expr_str": WORDS[4]}})[int(rng.integers(0, 6))]
-
-
 _ATTRIBUTE = re.compile(rb'="([^"<>&]*)"')
+_TEXTS = [str(own).encode("utf-8", "replace") for own in mutations.ODD]
 
 
 def changed_xml(content: bytes, rng: Random) -> bytes:
     """One attribute of the graph with another value, or with that of another attribute."""
-    found = list(_ATTRIBUTE.finditer(content))
-    place, other = (found[int(i)] for i in rng.integers(0, len(found), 2))
-    texts = [str(number) for number in NUMBERS] + [word.replace("\0", "") for word in WORDS]
-    value = other[1] if rng.random() < 0.4 else texts[int(rng.integers(0, len(texts)))].encode()
+    place, other = rng.choices(list(_ATTRIBUTE.finditer(content)), k=2)
+    value = other[1] if rng.random() < 0.4 else rng.choice(_TEXTS)
     return content[: place.start(1)] + value + content[place.end(1) :]
 
 
@@ -96,7 +48,7 @@ def changed_xml(content: bytes, rng: Random) -> bytes:
 
 
 def forge_onnx(ours: Path, target: Path, rng: Random) -> None:
-    content = changed_bytes((ours / "model.onnx").read_bytes(), rng)
+    content = mutations.mutate_bytes((ours / "model.onnx").read_bytes(), rng)
     if rng.random() < 0.95:
         with suppress(ValueError):
             content = seal.sealed(content)
@@ -109,9 +61,9 @@ def forge_xml(ours: Path, target: Path, rng: Random) -> None:
     if way < 0.6:
         content = changed_xml(content, rng)
     elif way < 0.9:
-        content = changed_bytes(content, rng)
+        content = mutations.mutate_bytes(content, rng)
     else:
-        weights = changed_bytes(weights, rng)
+        weights = mutations.mutate_bytes(weights, rng)
     if rng.random() < 0.95:
         with suppress(ValueError):
             content = seal.sealed(content, weights)
@@ -122,16 +74,16 @@ def forge_xml(ours: Path, target: Path, rng: Random) -> None:
 def forge_pt2(ours: Path, target: Path, rng: Random) -> None:
     whole = (ours / "model.pt2").read_bytes()
     if rng.random() < 0.15:
-        target.write_bytes(changed_bytes(whole, rng))
+        target.write_bytes(mutations.mutate_bytes(whole, rng))
         return
     entries = program_archive.read_entries(ours / "model.pt2")
-    name = list(entries)[int(rng.integers(0, len(entries)))]
+    name = rng.choice(list(entries))
     name = program_archive.MODEL_ENTRY if rng.random() < 0.6 else name
     way = rng.random()
     if way < 0.8 and (name.endswith(".json") or name == program_archive.CARD_ENTRY):
-        entries[name] = json.dumps(changed_json(json.loads(entries[name]), rng)).encode()
+        entries[name] = json.dumps(mutations.mutate_value(json.loads(entries[name]), rng)).encode()
     elif way < 0.9:
-        entries[name] = changed_bytes(entries[name], rng)
+        entries[name] = mutations.mutate_bytes(entries[name], rng)
     else:
         content = entries.pop(name)
         entries[name.replace("weight", "constant").swapcase() if way < 0.95 else name + "0"] = content
@@ -226,7 +178,7 @@ def test_changed_files_are_refused_or_answered(
 ) -> None:
     opener = Opener(ours / "picture.png", ours / file)
     request.addfinalizer(opener.end)
-    rng = np.random.default_rng(len(file))
+    rng = Random(len(file))
     kinds: Counter[str] = Counter()
     wrong: list[str] = []
     target = tmp_path / file

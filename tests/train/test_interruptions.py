@@ -15,7 +15,6 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.files import sole
 from vitkit.train import run
 from vitkit.train.folder import held
-from vitkit.weights import load
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +30,6 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def resume(folder: Path) -> None:
     run.resume(folder, say=lambda _: None)
-
-
-def assert_same_outcome(a: Path, b: Path) -> None:
-    runs.assert_same_weights(a, b)
-    assert runs.metrics(a) == runs.metrics(b)
-    assert load(a).provenance == load(b).provenance
 
 
 def stop_at(what: str, number: int, last: bool = False) -> Callable[[str, int, int], None]:
@@ -63,7 +56,7 @@ def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
     assert lines[-2].startswith("stopped; the ")
     assert not (tmp_path / "run" / "report.html").exists()
     resume(tmp_path / "run")
-    assert_same_outcome(tmp_path / "run", finished)
+    runs.assert_same_outcome(tmp_path / "run", finished)
 
 
 def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
@@ -78,7 +71,7 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
         f"to go on: vitkit train --resume {tmp_path / 'run'}",
     ]
     resume(tmp_path / "run")
-    assert_same_outcome(tmp_path / "run", finished)
+    runs.assert_same_outcome(tmp_path / "run", finished)
 
 
 def test_a_signal_during_the_report_leaves_the_model_and_says_so(

@@ -62,12 +62,6 @@ def resume(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def assert_same_outcome(a: Path, b: Path) -> None:
-    runs.assert_same_weights(a, b)
-    assert runs.metrics(a) == runs.metrics(b)
-    assert load(a).provenance == load(b).provenance
-
-
 # --- What a run leaves behind ------------------------------------------------------------------------
 
 
@@ -364,7 +358,7 @@ def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
         train(runs.quick(data), tmp_path / "run")
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     resume(tmp_path / "run")
-    assert_same_outcome(tmp_path / "run", finished)
+    runs.assert_same_outcome(tmp_path / "run", finished)
 
 
 def test_a_run_killed_with_sigkill_resumes_to_the_same_weights(data: Path, tmp_path: Path) -> None:
@@ -378,7 +372,7 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights(data: Path, tmp_p
     process.wait()
     assert 2 <= len(runs.metrics(tmp_path / "run")) < 6, "the run was over before it was killed"
     resume(tmp_path / "run")
-    assert_same_outcome(tmp_path / "run", whole)
+    runs.assert_same_outcome(tmp_path / "run", whole)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
@@ -396,7 +390,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> N
 def test_a_finished_run_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     said = resume(folder)
-    assert_same_outcome(folder, finished)
+    runs.assert_same_outcome(folder, finished)
     assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
     assert "accuracy" in said
 
@@ -423,7 +417,7 @@ def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path,
     assert load(folder).classes == ("blue", "green", "red")
     assert len(runs.metrics(folder)) == epoch
     resume(folder)
-    assert_same_outcome(folder, finished)
+    runs.assert_same_outcome(folder, finished)
 
 
 def test_a_resume_goes_on_where_the_run_stopped(finished: Path, data: Path, tmp_path: Path) -> None:
