@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("VITKIT_CACHE")
     if before is not None:
         os.environ["VITKIT_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_arrive() -> Iterator[None]:
+    """A shell starts background jobs with Ctrl-C ignored, and a program leaves ignored what it finds so."""
+    ignored = [own for own in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(own) == signal.SIG_IGN]
+    for own in ignored:
+        signal.signal(own, signal.default_int_handler if own == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for own in ignored:
+        signal.signal(own, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -184,11 +184,12 @@ def _check_types(fields: dict[str, Any]) -> None:
             raise VitkitError(f"{name} must be True or False, not {value!r}")
         if kind is int and type(value) is not int:
             raise VitkitError(f"{name} must be a whole number, not {value!r}")
-        if kind is float and not _is_number(value):
+        if kind is float and not is_number(value):
             raise VitkitError(f"{name} must be a finite number, not {value!r}")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value read from a file is a finite number, and no bool."""
     return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor beyond what a float holds
 
 
@@ -308,7 +309,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     changes = {**_what_follows(config, overrides), **overrides}
     if "mlp_ratio" in aliases:
-        if not _is_number(aliases["mlp_ratio"]):
+        if not is_number(aliases["mlp_ratio"]):
             raise VitkitError(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
         changes["mlp_size"] = int(round(hidden_size * aliases["mlp_ratio"], 6))
     for name in ("distilled", "has_logits"):

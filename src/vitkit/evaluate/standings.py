@@ -45,11 +45,16 @@ class Standing:
         return self.images - int(self.own[-1])
 
     @property
+    def _others_ahead(self) -> tuple[Ints, Ints]:
+        """Images that are not of the class with a higher score, and with that score or a higher one, (m,) each."""
+        return self.above - (self.own - self.at), self.said - self.own
+
+    @property
     def roc_auc(self) -> float | None:
         """How often an image of the class has a higher score than another, ties by half; None without another."""
         if not self.others:
             return None
-        before, upto = self.above - (self.own - self.at), self.said - self.own  # others, (m,)
+        before, upto = self._others_ahead
         ahead = int((self.at * (before + upto)).sum())  # pairs that are the wrong way round, twice
         return 1 - ahead / (2 * int(self.own[-1]) * self.others)
 
@@ -60,7 +65,7 @@ class Standing:
 
     def true_rate(self, false_rates: Floats) -> Floats:
         """The height of the ROC curve over each of these parts of the other images."""
-        before, upto = self.above - (self.own - self.at), self.said - self.own
+        before, upto = self._others_ahead
         x = np.concatenate([[0], np.column_stack([before, upto]).ravel(), [self.others]]) / self.others
         y = np.concatenate([[0], np.column_stack([self.own - self.at, self.own]).ravel(), self.own[-1:]])
         return np.interp(false_rates, x, y / self.own[-1])

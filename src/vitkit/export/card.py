@@ -8,6 +8,7 @@ from typing import Any
 
 import vitkit
 from vitkit.classifier import Classifier
+from vitkit.config import is_number
 from vitkit.data.pictures import from_text, to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
@@ -108,13 +109,9 @@ class Card:
         """
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
             raise ValueError(f"classes are {self.classes!r:.80}")
-        if not _is_number(self.temperature) or self.temperature <= 0:
+        if not is_number(self.temperature) or self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature!r:.80}")
         if self.thresholds is not None and (
-            len(self.thresholds) != len(self.classes) or not all(map(_is_number, self.thresholds))
+            len(self.thresholds) != len(self.classes) or not all(map(is_number, self.thresholds))
         ):
             raise ValueError(f"{len(self.classes)} classes have the thresholds {self.thresholds!r:.80}")
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # NaN is not

@@ -44,9 +44,8 @@ def read_entries(source: Any) -> dict[str, bytes]:
                 entries[name] = archive.read(info)
             return entries
     except (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError, OSError, RuntimeError) as error:
-        raise ValueError(
-            str(error)
-        ) from error  # places before the file's beginning are OSErrors, passwords RuntimeErrors
+        # A place before the file's beginning is an OSError, a password a RuntimeError.
+        raise ValueError(str(error)) from error
 
 
 def write_entries(entries: Mapping[str, bytes], path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit import classifier as folders
-from vitkit.config import Pair, ViTConfig
+from vitkit.config import Pair, ViTConfig, is_number
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.files import without_place
@@ -128,7 +128,7 @@ def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 
 def _positive(description: Mapping[str, Any], name: str) -> float:
     value = description[name]
-    if type(value) not in (int, float) or not 0 < value < 1e300:
+    if not is_number(value) or value <= 0:
         raise VitkitError(f"{name} must be above 0 and finite, not {value!r:.80}")
     return float(value)
 
