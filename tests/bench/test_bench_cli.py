@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,20 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_refused(vitkit_bench: 
 # --- The benchmarks -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def smoke_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a benchmark prints in its smoke mode, run in this process: most of a new one's time goes into imports."""
+    monkeypatch.delenv("VITKIT_TEST_DATA", raising=False)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+    def lines(script: str, *flags: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [script, "--smoke", *map(str, flags)])
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
 def smoke(script: str, out: Path, *flags: str) -> dict[str, list[dict[str, str]]]:
     """The tables that a benchmark writes in its smoke mode, by what they are about."""
     pytest.importorskip("timm")
@@ -164,6 +179,10 @@ def smoke(script: str, out: Path, *flags: str) -> dict[str, list[dict[str, str]]
     command = [sys.executable, str(BENCHMARKS / script), "--smoke", "--out", str(out), *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
+    return tables_in(out)
+
+
+def tables_in(out: Path) -> dict[str, list[dict[str, str]]]:
     tables = {}
     for file in out.glob("*.csv"):
         with file.open(newline="") as stream:
@@ -212,8 +231,9 @@ def test_folder_measures_end_to_end_and_the_memory_of_many_files(tmp_path: Path)
     assert max(float(row["of_first"]) for row in memory) < 1.3
 
 
-def test_coverage_counts_how_often_intervals_hold_the_truth(tmp_path: Path) -> None:
-    rows = smoke("coverage.py", tmp_path)["coverage"]
+def test_coverage_counts_how_often_intervals_hold_the_truth(smoke_here: Any, tmp_path: Path) -> None:
+    smoke_here("coverage.py", "--out", tmp_path)
+    rows = tables_in(tmp_path)["coverage"]
     assert [row["kind"] for row in rows] == ["calibrated", "overconfident", "uneven", "groups of five"]
     assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")
 
@@ -230,3 +250,28 @@ def test_plans_compares_what_is_chosen_with_the_model_itself(tmp_path: Path) -> 
     for row in rows:
         assert row["chosen"] == "plain" or float(row[f"probe_{row['chosen']}"]) >= 1.05
         assert float(row["ratio"]) > 0 and float(row["ratio_cpu"]) > 0
+
+
+def test_balance_judges_every_balance_with_and_without_what_is_done_about_it(smoke_here: Any) -> None:
+    lines = smoke_here("balance.py")
+    ways = [("none", "before"), ("loss", "before"), ("loss", "now"), ("sampler", "before"), ("sampler", "now")]
+    assert [tuple(line.split()[:2]) for line in lines] == ways
+    said = {
+        way: float(line.partition("said_of_rare ")[2].partition(",")[0]) for way, line in zip(ways, lines, strict=True)
+    }
+    for balance in ("loss", "sampler"):  # the share is 1/11
+        assert abs(said[balance, "now"] - 1 / 11) < abs(said[balance, "before"] - 1 / 11)
+
+
+def test_published_tells_what_loads_what_is_assumed_and_what_is_refused(smoke_here: Any) -> None:
+    pytest.importorskip("timm")
+    *lines, total = smoke_here("published.py")
+    outcomes = {line.split()[2]: line.split()[0] for line in lines}
+    assert outcomes == {
+        "deit_tiny_patch16_224": "loads",
+        "deit3_medium_patch16_224": "assumed",
+        "eva02_tiny_patch14_224": "refused",
+    }
+    tags = {line.split()[0]: int(line.split()[1]) for line in lines}
+    loads, assumed = tags["loads"], tags["assumed"]
+    assert total == f"of {sum(tags.values())} tags {loads} load, {assumed} more with an assumption that is said"
