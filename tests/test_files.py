@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.files import replacing, sole, write_json, write_text
+from vitkit.files import is_empty, replacing, sole, sole_in, write_json, write_text
 
 
 @contextmanager
@@ -122,6 +122,28 @@ def test_only_one_works_on_a_file_and_the_other_is_told_who(tmp_path: Path) -> N
     with sole(tmp_path / "a.csv"):
         pass
     assert names(tmp_path) == []
+
+
+def test_the_longest_name_can_be_held(tmp_path: Path) -> None:
+    with sole(tmp_path / ("x" * 251 + ".npz")):
+        assert len(names(tmp_path)) == 1
+    assert names(tmp_path) == []
+
+
+def test_a_folder_is_made_to_be_held_and_goes_again_where_nothing_came_into_it(tmp_path: Path) -> None:
+    place, own = tmp_path / "a" / "b", tmp_path / "own"
+    own.mkdir()
+    for folder in (place, own):
+        with sole_in(folder):
+            assert is_empty(folder)
+            with pytest.raises(VitkitError, match="is being written by"), sole_in(folder):
+                pass
+            assert names(folder) == [".lock"]
+    assert names(tmp_path) == ["own"]
+    with sole_in(place):
+        (place / "file").touch()
+        assert not is_empty(place)
+    assert names(place) == ["file"]
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 
 _LONGEST = 255  # bytes of a file's name
+_LOCK = ".lock"  # in a folder that is worked on
 
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
@@ -67,7 +68,7 @@ def sole(path: Path, place: Path | None = None) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    place = place or path.with_name(f".{path.name}.lock")
+    place = place or path.with_name(fitting(f".{path.name}", ".lock"))
     lock = FileLock(place, timeout=0)
     try:
         lock.acquire()
@@ -83,6 +84,29 @@ def sole(path: Path, place: Path | None = None) -> Iterator[None]:
         with suppress(OSError):  # while it is held: whoever has opened it meanwhile sees that it is gone, and asks anew
             place.unlink(missing_ok=True)
         lock.release()
+
+
+@contextmanager
+def sole_in(folder: Path) -> Iterator[None]:
+    """Work on a folder as the only process that does. It is made if need be, and goes again if nothing comes into it.
+
+    Raises:
+        VitkitError: another process works on it.
+    """
+    made = [own for own in (folder, *folder.parents) if not own.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with sole(folder, folder / _LOCK):
+            yield
+    finally:
+        with suppress(OSError):  # as a rule there is something in it
+            for own in made:
+                own.rmdir()
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether nothing is in a folder, but perhaps the lock of who works on it."""
+    return all(path.name == _LOCK for path in folder.iterdir())
 
 
 def _holder(place: Path) -> str:

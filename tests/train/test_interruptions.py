@@ -12,9 +12,8 @@ import pytest
 
 import runs
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.files import sole
+from vitkit.files import sole, sole_in
 from vitkit.train import run
-from vitkit.train.folder import held
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
 
     def look(name: str) -> Callable[..., Any]:
         def is_held(*args: Any, **kwargs: Any) -> Any:
-            with pytest.raises(VitkitError, match="is being written by"), held(tmp_path / "run"):
+            with pytest.raises(VitkitError, match="is being written by"), sole_in(tmp_path / "run"):
                 pass
             seen.append(name)
             raise Interrupted(signal.SIGTERM)
@@ -133,7 +132,7 @@ def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
             patch.setattr(run, name, look(name))
             run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
     assert seen == ["examine", "fit_and_report"]
-    with held(tmp_path / "run"):
+    with sole_in(tmp_path / "run"):
         pass
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,7 @@ import typer
 
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
+from vitkit.files import is_empty, sole, sole_in
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -114,24 +116,48 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
     check_outside("--out", out, folders)
 
 
-def check_out_folder(flag: str, path: Path, folders: Iterable[str], or_else: str, *, may_hold: bool) -> None:
-    """Whether a folder can be written into, outside the source folders.
+@contextmanager
+def sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Make a file as the only process that does, from before it is looked for until it is there; None: none is made.
+
+    Raises:
+        VitkitError: another process makes it, or it is there and is not to be written over.
+    """
+    if out is None:
+        yield
+        return
+    with sole(out):
+        if out.exists() and not force:
+            raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
+        yield
+
+
+@contextmanager
+def sole_out_folder(
+    flag: str, path: Path | None, folders: Iterable[str], or_else: str, *, may_hold: bool
+) -> Iterator[None]:
+    """Write into a folder, outside the source folders, as the only process that does.
 
     Args:
         flag: by which it was named.
-        path: the folder, there or not.
+        path: the folder, there or not; None: none is written into.
         folders: of the sources.
         or_else: what else than another folder the user can choose, where something is in it.
         may_hold: whether something may be in it.
 
     Raises:
-        VitkitError: it cannot.
+        VitkitError: it cannot be written into, or another process writes into it.
     """
+    if path is None:
+        yield
+        return
     check_outside(flag, path, folders)
     if path.exists() and not path.is_dir():
         raise VitkitError(f"{flag} {path} is a file; name a folder")
-    if not may_hold and path.exists() and any(path.iterdir()):
-        raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
+    with sole_in(path):
+        if not may_hold and not is_empty(path):
+            raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
+        yield
 
 
 def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:

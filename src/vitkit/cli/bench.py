@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import to_json
+from vitkit.files import sole_in, to_json
 from vitkit.names import config_for, is_model_name
 
 if TYPE_CHECKING:
@@ -62,20 +63,20 @@ def bench(
     Example: vitkit bench vit_base_patch16_224 --batch-sizes 1,8
     """
     sizes = _numbers(batch_sizes)
-    _check_out(out, force=force)
     from vitkit.engine.runner import ENGINES, PRECISIONS
 
     asked = None if engines is None else _choices("--engines", engines, ENGINES)
     wanted = _choices("--precisions", precisions, PRECISIONS)
-    built = _model(model)
     from vitkit.cli.progress import Bar
 
-    with Bar() as bar:
-        found = _measure(built, sizes, asked, wanted, rounds, bar)
-    for name, reason in found["missing"].items():
-        say(f"note: {name} is left out: {reason}", file=sys.stderr)
-    if out is not None:
-        _write(out, model, found["results"])
+    with _sole_out(out, force=force):
+        built = _model(model)
+        with Bar() as bar:
+            found = _measure(built, sizes, asked, wanted, rounds, bar)
+        for name, reason in found["missing"].items():
+            say(f"note: {name} is left out: {reason}", file=sys.stderr)
+        if out is not None:
+            _write(out, model, found["results"])
     if as_json:
         print(to_json({"model": model, **found}, indent=2))
         return
@@ -99,13 +100,18 @@ def _choices(flag: str, text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
-def _check_out(out: Path | None, *, force: bool) -> None:
+@contextmanager
+def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Write into the folder as the only process that does; other files than a table may be in it."""
     if out is None:
+        yield
         return
     if out.exists() and not out.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder")
-    if not force and any((out / name).exists() for name in (_TABLE, _PICTURE)):
-        raise VitkitError(f"--out {out} holds a table already: name another folder, or --force to write over it")
+    with sole_in(out):
+        if not force and any((out / name).exists() for name in (_TABLE, _PICTURE)):
+            raise VitkitError(f"--out {out} holds a table already: name another folder, or --force to write over it")
+        yield
 
 
 def _model(source: str) -> VisionTransformer:

@@ -44,20 +44,20 @@ def convert(
     Example: vitkit convert deit_tiny_patch16_224.pth models/deit-tiny
     """
     kind = to or _kind_of(destination)
-    _check_free(destination, kind, force=force)
+    _check_place(destination, kind)
     from vitkit.cli.progress import Bar
     from vitkit.weights import load
     from vitkit.weights.export import write
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    with Bar() as bar:
-        classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=bar, **overrides)
-    assert classifier.report is not None
-    for line in classifier.report.lines():
-        say(line)
     with sole(destination):
-        _check_free(destination, kind, force=force)
+        _check_free(destination, force=force)
+        with Bar() as bar:
+            classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=bar, **overrides)
+        assert classifier.report is not None
+        for line in classifier.report.lines():
+            say(line)
         write(classifier, destination, kind)
         _compare(classifier, destination, kind)
     if kind != "folder" and classifier.temperature != 1:
@@ -71,11 +71,14 @@ def _kind_of(destination: Path) -> Literal["folder", "npz", "timm"]:
     return "timm" if destination.suffix in (".safetensors", ".pth", ".pt") else "folder"
 
 
-def _check_free(destination: Path, kind: str, *, force: bool) -> None:
+def _check_place(destination: Path, kind: str) -> None:
     if kind == "npz" and destination.suffix != ".npz":
         raise VitkitError(f"{destination} must end in .npz")
     if not destination.parent.is_dir():
         raise VitkitError(f"{destination}: there is no folder {destination.parent}")
+
+
+def _check_free(destination: Path, *, force: bool) -> None:
     is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
     if is_taken and not force:
         raise VitkitError(f"{destination} exists: choose a new name, or --force to write over it")

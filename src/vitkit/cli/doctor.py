@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitkit.cli.arguments import FolderLayout, check_out
+from vitkit.cli.arguments import FolderLayout, check_out, sole_out
 from vitkit.cli.say import say
-from vitkit.errors import VitkitError
 from vitkit.files import to_json
 
 if TYPE_CHECKING:
@@ -46,13 +45,12 @@ def doctor(
         table = read_source(data, bar, layout)
         if out is not None:
             check_out(out, (".html",), map(str, table.folders))
-            if out.exists() and not force:
-                raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
-        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), bar)
-    if out is not None:
-        from vitkit.evaluate.checkup import write_checkup
+        with sole_out(out, force=force):
+            diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), bar)
+            if out is not None:
+                from vitkit.evaluate.checkup import write_checkup
 
-        write_checkup(out, diagnosis)
+                write_checkup(out, diagnosis)
     if as_json:
         print(to_json(diagnosis.to_dict(), indent=2))
     else:

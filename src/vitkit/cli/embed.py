@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitkit.cells import harmless
-from vitkit.cli.arguments import ModelSource, check_out, find_pictures, load_model, source_folders
+from vitkit.cli.arguments import ModelSource, check_out, find_pictures, load_model, sole_out, source_folders
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from vitkit.classifier import Classifier, Features
 
 
 def embed(
@@ -35,20 +37,13 @@ def embed(
 
     Example: vitkit embed runs/digits-1 photos -o features.npz
     """
-    _check(out, near, what, sources, force=force)
+    _check(out, near, what, sources)
     paths, _ = find_pictures(sources)
-    from vitkit.cli.progress import Bar
-
-    classifier = load_model(model)
-    found = _Found(len(paths))
-    with Bar() as bar:
-        for done, (path, outcome) in enumerate(classifier.embed(paths, what, batch_size), start=1):
-            found.add(path, outcome)
-            bar("embedding", done, len(paths))
-    if not found.paths:
-        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {found.errors[0][1]}")
-    if out is not None:
-        _write(out, found, what)
+    with sole_out(out, force=force):
+        classifier = load_model(model)
+        found = _embed(classifier, paths, what, batch_size)
+        if out is not None:
+            _write(out, found, what)
     if near is not None:
         ((_, query),) = classifier.embed([near], what)
         if isinstance(query, str):
@@ -88,18 +83,28 @@ class _Found:
         return self._array[: len(self.paths)]
 
 
-def _check(out: Path | None, near: Path | None, what: str, sources: list[str], *, force: bool) -> None:
+def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
     if out is None and near is None:
         raise VitkitError("say where to: --out FILE.npz; or what to look for: --near IMAGE")
     if near is not None and what == "patches":
         raise VitkitError("--near compares one vector an image: --what head, class or mean, not patches")
     if near is not None and not near.is_file():
         raise VitkitError(f"--near {near}: no such file")
-    if out is None:
-        return
-    check_out(out, (".npz",), source_folders(sources))
-    if out.exists() and not force:
-        raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
+    if out is not None:
+        check_out(out, (".npz",), source_folders(sources))
+
+
+def _embed(classifier: Classifier, paths: list[str], what: Features, batch_size: int) -> _Found:
+    from vitkit.cli.progress import Bar
+
+    found = _Found(len(paths))
+    with Bar() as bar:
+        for done, (path, outcome) in enumerate(classifier.embed(paths, what, batch_size), start=1):
+            found.add(path, outcome)
+            bar("embedding", done, len(paths))
+    if not found.paths:
+        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {found.errors[0][1]}")
+    return found
 
 
 def _write(out: Path, found: _Found, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from vitkit.cli.arguments import (
     ModelSource,
     PlanName,
     PrecisionName,
-    check_out_folder,
     load_model,
+    sole_out_folder,
     tell,
 )
 from vitkit.cli.say import say
@@ -64,9 +65,9 @@ def evaluate(
     from vitkit.evaluate.chosen import chosen_on
 
     classifier = load_model(model)
-    with Bar() as bar:
+    with Bar() as bar, ExitStack() as hold:
         table = _table(Path(model), data, layout, data_root, bar)
-        _check_out(out, table, force=force)  # before the model is asked
+        hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
         name = split or metrics.held_out_split(table)
@@ -115,14 +116,12 @@ def _table(model: Path, data: str | None, layout: FolderLayout, root: Path | Non
     return images_of_run(model / "split.json", root, progress)
 
 
-def _check_out(out: Path | None, table: ImageTable, *, force: bool) -> None:
-    if out is None:
-        return
+def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
     folders = set(table.folders)
     if not folders:  # a run knows where its images are, not how they were found
         is_list = Path(table.name).suffix.lower() in (".csv", ".tsv")
         folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
-    check_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
+    return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
 
 
 def _notes(outcome: Evaluation) -> list[str]:

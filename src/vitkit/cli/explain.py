@@ -13,10 +13,10 @@ import typer
 
 from vitkit.cli.arguments import (
     ModelSource,
-    check_out_folder,
     check_outside,
     find_pictures,
     load_model,
+    sole_out_folder,
     source_folders,
 )
 from vitkit.cli.say import say
@@ -62,26 +62,26 @@ def explain(
     sources = sources or []
     if anatomy and (method, target, layer) != ("gradient", "top", None):
         raise VitkitError("--anatomy is about the model, not about an answer: leave out --method, --target and --layer")
-    folder = _check(out, sources, anatomy=anatomy, force=force)
+    folder = _check(out, sources, anatomy=anatomy)
     paths = list(dict.fromkeys(find_pictures(sources)[0]))
     for path in paths:
         if folder.resolve() == Path(path).resolve().parent:
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
-    classifier = load_model(model)
-    if anatomy:
-        _draw_anatomy(classifier, paths, folder)
-    else:
-        _explain_images(classifier, paths, sources, folder, method, target, layer)
+    with sole_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
+        classifier = load_model(model)
+        if anatomy:
+            _draw_anatomy(classifier, paths, folder)
+        else:
+            _explain_images(classifier, paths, sources, folder, method, target, layer)
 
 
-def _check(out: Path | None, sources: list[str], *, anatomy: bool, force: bool) -> Path:
+def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:
     if out is None:
         raise VitkitError("say where to: --out DIR")
     if not sources and not anatomy:
         raise VitkitError("say what to explain: SRC...; or the model itself: --anatomy")
     for folder in (out, out / _IMAGES):
         check_outside("--out", folder, source_folders(sources))
-    check_out_folder("--out", out, (), "or --force to write into it", may_hold=force)
     return out
 
 

@@ -61,18 +61,23 @@ def export(
     """
     pixels = None if size is None else _parse_size(size)
     name, out = _destination(model, to, out)
-    _check_free(out, force=force)
+    if not out.parent.is_dir():
+        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     from vitkit.cli.progress import Bar
     from vitkit.export.check import Refused
+    from vitkit.export.formats import format_of
     from vitkit.export.pictures import choose_pictures
+    from vitkit.export.writing import check_free
     from vitkit.export.writing import export as write
 
+    check_free(out, format_of(out), force=force)
     with Bar() as bar:
         pictures = choose_pictures(model, data, bar, layout, data_root)
         check_outside("--out", out, map(str, pictures.folders))
         classifier = _load(model, pixels, bar)
         try:
-            outcome = write(classifier, out, pictures, batch=None if dynamic_batch else 1, dtype=dtype, progress=bar)
+            batch = None if dynamic_batch else 1
+            outcome = write(classifier, out, pictures, force=force, batch=batch, dtype=dtype, progress=bar)
         except Refused as error:
             say(f"refused: {error}; nothing was written", file=sys.stderr)
             raise typer.Exit(1) from error
@@ -103,16 +108,6 @@ def _destination(model: str, to: str | None, out: Path | None) -> tuple[str, Pat
     if out.suffix != _SUFFIXES[to]:
         raise VitkitError(f"--out {out} must end in {_SUFFIXES[to]} for --to {to}")
     return to, out
-
-
-def _check_free(out: Path, *, force: bool) -> None:
-    if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
-    for path in (out, *([out.with_suffix(".bin")] if out.suffix == ".xml" else [])):
-        if path.is_dir():
-            raise VitkitError(f"--out {path} is a folder; name a file")
-        if path.exists() and not force:
-            raise VitkitError(f"{path} exists: choose a new name, or --force to write over it")
 
 
 def _load(model: str, size: tuple[int, int] | None, bar: Bar) -> Classifier:

@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,9 +20,9 @@ from vitkit.cli.arguments import (
     PlanName,
     PrecisionName,
     check_out,
-    check_out_folder,
     find_pictures,
     load_model,
+    sole_out_folder,
     source_folders,
     tell,
 )
@@ -78,13 +78,13 @@ def predict(
         raise VitkitError(f"--reject {reject} must be from 0 to 1")
     folders = source_folders(sources)
     _check_out(out, folders, resume=resume, force=force)
-    _check_pictures(pictures, folders, may_exist=resume or force)
     found, is_whole = find_pictures(sources)
     paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
     from vitkit.cli.progress import Bar
 
-    with nullcontext() if out is None else sole(out):
-        _check_free(out, may_exist=resume or force)
+    may_exist = resume or force
+    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
+        _check_free(out, may_exist=may_exist)
         classifier = load_model(model)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
@@ -129,11 +129,9 @@ def _check_free(out: Path | None, *, may_exist: bool) -> None:
         raise VitkitError(f"{partial_of(out)} was cut short: --resume to go on with it, or --force to begin anew")
 
 
-def _check_pictures(pictures: Path | None, folders: Sequence[str], *, may_exist: bool) -> None:
-    if pictures is None:
-        return
+def _sole_pictures(pictures: Path | None, folders: Sequence[str], *, may_exist: bool) -> AbstractContextManager[None]:
     or_else = "--resume to go on, or --force to write over it"
-    check_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
+    return sole_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 
 def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence[str]) -> Stock:
@@ -207,7 +205,6 @@ def _logit(probability: float) -> float:
 def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
     from vitkit.evaluate.album import Album
 
-    folder.mkdir(parents=True, exist_ok=True)
     return Album(folder, sources, paths)
 
 

@@ -44,6 +44,7 @@ def export(
     out: Path,
     pictures: Pictures,
     *,
+    force: bool = True,
     batch: int | None = None,
     dtype: str = "float32",
     progress: Progress | None = None,
@@ -52,21 +53,23 @@ def export(
 
     Args:
         classifier: has a model.
-        out: ends in .onnx, .xml or .pt2; what is there is replaced.
+        out: ends in .onnx, .xml or .pt2.
         pictures: what both are asked about.
+        force: write over what is there.
         batch: the only number of images that it is to take; None: any number.
         dtype: in which weights are stored: a key of `DTYPES`.
         progress: told what is being done, how much is done, of how much.
 
     Raises:
         Refused: the answers differ; nothing is left.
-        VitkitError: the model cannot be kept in this format, or its runtime is not installed.
+        VitkitError: the model cannot be kept in this format, or its runtime is not installed; another process writes
+            the file, or it is there and is not to be written over.
         OSError: the disk is full or not writable.
     """
     form, card = format_of(out), Card.of(classifier, dtype)
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
-    with _staged(out, form) as temporary:
+    with _staged(out, form, force=force) as temporary:
         begun = time.perf_counter()
         form.write(classifier.model, temporary, card.to_json(), batch, DTYPES[dtype])
         seconds = time.perf_counter() - begun
@@ -102,11 +105,25 @@ def _verify(
     return comparison, in_bfloat16, precision
 
 
+def check_free(out: Path, form: Format, *, force: bool) -> None:
+    """Refuse a place that is taken.
+
+    Raises:
+        VitkitError: a folder is there, or a file that is not to be written over.
+    """
+    for path in form.files(out):
+        if path.is_dir():
+            raise VitkitError(f"--out {path} is a folder; name a file")
+        if path.exists() and not force:
+            raise VitkitError(f"{path} exists: choose a new name, or --force to write over it")
+
+
 @contextmanager
-def _staged(out: Path, form: Format) -> Iterator[Path]:
+def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     """A path of the same name in a folder beside; its files take their places when the block ends well."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with sole(out):
+        check_free(out, form, force=force)
         for name, left in unfinished(out.parent):  # by a process that was killed
             if name == out.name:
                 shutil.rmtree(left, ignore_errors=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from vitkit.classifier import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.data.source import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.files import sole, unfinished
+from vitkit.files import is_empty, unfinished
 from vitkit.train.callbacks import LAST
 from vitkit.train.guard import BAD_BATCH
 from vitkit.train.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
@@ -22,7 +22,6 @@ from vitkit.train.team import ALONE, Team
 Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
-_LOCK = ".lock"
 _OWN_FILES = (
     *(
         WEIGHTS,
@@ -91,25 +90,9 @@ def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, 
             raise VitkitError(f"--out {out} would write over the {what} {name}: choose a new name")
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Work on a run as the only process that does; its folder is made, and goes again where nothing comes into it.
-
-    Raises:
-        VitkitError: another process works on it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with sole(folder, folder / _LOCK):
-            yield
-    finally:
-        with suppress(OSError):  # as a rule there is something in it
-            folder.rmdir()
-
-
 def check_free(folder: Path, *, force: bool) -> None:
     """Refuse a held folder with something in it, unless it is a run to be written over."""
-    if all(path.name == _LOCK for path in folder.iterdir()):
+    if is_empty(folder):
         return
     if not force:
         raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or --force to write over it")
@@ -129,6 +112,12 @@ def next_free(name: str) -> Path:
             number += 1
         else:
             return folder
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back the name of a run that never began."""
+    with suppress(OSError):  # as a rule there is something in it
+        folder.rmdir()
 
 
 def discard_if_empty(folder: Path) -> None:

@@ -17,7 +17,7 @@ from vitkit.data.source import read_source
 from vitkit.data.split import check_trainable, fold, groups_to_list, limit_training, scenes, split, split_to_dict
 from vitkit.data.whereabouts import move_run
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.files import write_bytes, write_json, write_text
+from vitkit.files import sole_in, write_bytes, write_json, write_text
 from vitkit.train.choose import complete, spare_patches
 from vitkit.train.fit import fit_and_report
 from vitkit.train.folder import (
@@ -32,8 +32,8 @@ from vitkit.train.folder import (
     clear,
     discard_if_empty,
     fold_folder,
-    held,
     next_free,
+    remove_if_empty,
     sweep,
 )
 from vitkit.train.folds import cross_validate
@@ -116,7 +116,7 @@ def _prepare(
     check_team(recipe, team)
     check_place(out, table, recipe.teacher, weights_of(recipe))
     if out is not None:
-        hold.enter_context(held(Path(out)))
+        hold.enter_context(sole_in(Path(out)))
         check_free(Path(out), force=force)
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
@@ -136,7 +136,8 @@ def _prepare(
         parts = [_limit(own, recipe.limit, recipe.seed) for own in parts]
     run = Run(Path(out) if out is not None else next_free(table.root.name), say, progress)
     if out is None:
-        hold.enter_context(held(run.folder))
+        hold.callback(remove_if_empty, run.folder)
+        hold.enter_context(sole_in(run.folder))
     try:
         clear(run.folder)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
@@ -207,7 +208,7 @@ def resume(
 
 
 def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
-    hold.enter_context(held(folder))
+    hold.enter_context(sole_in(folder))
     sweep(folder)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):

@@ -1,0 +1,102 @@
+"""Commands that write to one place: the first has it from before it looks what is there until all is written."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photos import fingerprint
+from vitkit.errors import VitkitError
+from vitkit.files import sole, sole_in
+
+BENCH = ("bench", "{run}", "--batch-sizes", "1", "--engines", "eager", "--precisions", "float32", "--rounds", "1")
+COMMANDS = {
+    "embed": ("embed", "{run}", "{photos}", "-o", "out.npz"),
+    "doctor": ("doctor", "{photos}", "-o", "out.html"),
+    "predict": ("predict", "{run}", "{photos}", "-o", "out.csv"),
+    "export": ("export", "{run}", "--to", "torch", "-o", "out.pt2"),
+    "convert": ("convert", "{run}", "out.npz"),
+    "eval": ("eval", "{run}", "-o", "out"),
+    "explain": ("explain", "{run}", "{photos}/red/img1.png", "-o", "out"),
+    "anatomy": ("explain", "{run}", "--anatomy", "-o", "out"),
+    "pictures": ("predict", "{run}", "{photos}/red/img1.png", "--pictures", "out"),
+    "bench": (*BENCH, "-o", "out"),
+}
+SWIFT = ("embed", "doctor", "predict", "convert", "eval", "explain", "pictures")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def words(name: str, run: Path, photos: Path) -> list[str]:
+    return [word.format(run=run, photos=photos) for word in COMMANDS[name]]
+
+
+def held(name: str) -> AbstractContextManager[None]:
+    """What it writes, as another process of its kind would hold it; to a lock this process is another, too."""
+    out = Path(next(word for word in COMMANDS[name] if word.startswith("out")))
+    return sole(out) if out.suffix else sole_in(out)
+
+
+def take(name: str) -> Path:
+    """As if an earlier command had written there."""
+    out = Path(next(word for word in COMMANDS[name] if word.startswith("out")))
+    if out.suffix:
+        out.write_text("earlier")
+        return out
+    out.mkdir()
+    (out / ("bench.csv" if name == "bench" else "report.html")).write_text("earlier")
+    return out
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_place_that_another_process_has_is_left_to_it(
+    vitkit: Any, trained: Path, data: Path, here: Path, name: str, is_taken: bool
+) -> None:
+    """What is there is for the one to judge who has the place, so the other hears of it, and not of what is there."""
+    if is_taken:
+        take(name)
+    flags = ["--force"] if is_taken and name == "export" else []  # it looks before it loads the model, too
+    photographs = fingerprint(data)
+    with held(name):
+        before = fingerprint(here)
+        outcome = vitkit(*words(name, trained, data), *flags)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert len(outcome.err.splitlines()) == 1
+        assert f"is being written by process {os.getpid()} of " in outcome.err
+        assert fingerprint(here) == before
+    assert fingerprint(data) == photographs
+
+
+@pytest.mark.parametrize("name", SWIFT)
+def test_a_place_is_held_until_all_is_written_and_free_again_then(
+    vitkit: Any, trained: Path, data: Path, here: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    photographs, seen = fingerprint(data), []
+
+    def look(file: int) -> None:
+        with pytest.raises(VitkitError, match="is being written by"), held(name):
+            pass
+        seen.append(file)
+
+    monkeypatch.setattr(os, "fsync", look)  # ends the writing of every file
+    assert vitkit(*words(name, trained, data)).code == 0
+    assert seen or name == "pictures"
+    assert not [path for path in here.rglob(".*") if path.name.endswith((".lock", ".tmp"))]
+    assert fingerprint(data) == photographs
+
+
+def test_a_command_that_fails_leaves_no_folder_and_keeps_an_empty_one(vitkit: Any, trained: Path, here: Path) -> None:
+    (here / "broken.png").write_bytes(b"no picture")
+    (here / "mine").mkdir()
+    for out in ("new/deep/er", "mine"):
+        assert vitkit("explain", trained, "broken.png", "-o", out).code == 1
+    assert sorted(path.name for path in here.iterdir()) == ["broken.png", "mine"]
