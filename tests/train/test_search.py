@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fifty images to train on: an epoch of 25 steps of two."""
+    """Twenty images to train on: an epoch of ten steps of two."""
     root = tmp_path_factory.mktemp("search") / "data"
     rng = np.random.default_rng(0)
-    for split, counts in {"train": (30, 14, 6), "val": (8, 8, 8)}.items():
+    for split, counts in {"train": (12, 6, 2), "val": (4, 4, 4)}.items():
         for name, count in zip("abc", counts, strict=True):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
@@ -119,10 +120,27 @@ def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("teacher") / "run", say=lambda line: None)
 
 
-def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
-    """The run's schedule is that of the search, and the search tries the run's rate alone: all must be the same."""
+@pytest.fixture(scope="module")
+def several(data: Path) -> Path:
+    """The same images with up to two classes, or none: nearly all have a, few have c, and b comes and goes."""
+    rows = []
+    for split, named in {"train": "ab;a;a;a;ab;a;ac;b;;a", "val": "ab;c;;a"}.items():
+        for i, path in enumerate(sorted((data / split).rglob("*.png"))):
+            names = named.split(";")[i % len(named.split(";"))]
+            rows.append((path.relative_to(data), ";".join(names), split))
+    with (data / "several.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "labels", "split"), *rows])
+    return data / "several.csv"
+
+
+def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> dict[str, Any]:
+    """The run's schedule is that of the search, and the search tries the run's rate alone: all must be the same.
+
+    What belongs to the objective beside the recipe, as the search was given it.
+    """
     losses: list[tuple[int, float]] = []
     tried: list[dict[float, float]] = []
+    given: dict[str, Any] = {}
     step, find_lr = ClassificationTask.training_step, search.find_lr
 
     def training_step(task: ClassificationTask, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -130,13 +148,16 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
         losses.append((batch_idx, float(task._losses[-1])))
 
     def spied(*args: Any, **options: Any) -> dict[float, float]:
+        given.update(options)
         tried.append(find_lr(*args, **options))
         return tried[-1]
 
     monkeypatch.setattr(ClassificationTask, "training_step", training_step)
     monkeypatch.setattr("vitkit.train.guard.has_collapsed", lambda *outcome: False)  # what is learned does not matter
     monkeypatch.setattr(search, "FACTORS", (1.0,))
+    monkeypatch.setattr(search, "STEPS", 10)
     monkeypatch.setattr(fit, "find_lr", spied)
+    monkeypatch.setattr(fit, "_conclude", lambda *_: None)  # nobody looks at the report
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
     recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **fields})
     folder = train(recipe, tmp_path / "run", say=lambda line: None)
@@ -146,6 +167,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     assert losses[:half] == losses[half:], "and all others"
     (found,) = tried[0].values()
     assert found == pytest.approx(runs.metrics(folder)[-1]["val_loss"], rel=1e-6)
+    return {name: own for name, own in given.items() if own is not None and not (name == "shift" and not own.any())}
 
 
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
@@ -155,7 +177,33 @@ def test_a_short_run_learns_what_the_run_learns(
     compare(data, tmp_path, monkeypatch, fields)
 
 
+SOFT = {"distillation": "soft", "distill_alpha": 0.5}
+HARD = {"distillation": "hard", "model": "deit_micro_distilled_patch8_16", "balance": "loss", "mixup": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [(SOFT, {"imitate"}), (HARD, {"imitate", "class_weights", "shift"})],
+    ids=["soft, one head", "hard, two heads, class weights"],
+)
 def test_a_short_run_imitates_the_teacher_too(
-    data: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str]
 ) -> None:
-    compare(data, tmp_path, monkeypatch, {"teacher": str(teacher), "distillation": "soft", "distill_alpha": 0.5})
+    fields = {"balance": "none", "teacher": str(teacher), **fields}
+    assert set(compare(data, tmp_path, monkeypatch, fields)) == given
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"balance": "loss", "cutmix": 1.0, "label_smoothing": 0.2}, {"sets", "class_weights", "shift"}),
+        ({"balance": "none", "model": "deit_micro_distilled_patch8_16"}, {"sets"}),
+    ],
+    ids=["class weights", "two heads"],
+)
+def test_a_short_run_learns_several_classes_of_an_image_as_the_run_does(
+    several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], given: set[str]
+) -> None:
+    objective = compare(several, tmp_path, monkeypatch, fields)
+    assert set(objective) == given
+    assert len(objective["sets"]) == 6 and objective["sets"].sum(dim=1).tolist() == [0, 1, 2, 2, 1, 1]
