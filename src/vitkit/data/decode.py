@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitkit.cells import visible
-from vitkit.data.room import ROOM
+from vitkit.data.room import ROOM, NoRoomError
 from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
 from vitkit.errors import VitkitError
 
@@ -64,7 +65,7 @@ class _Quiet:
                 self._outer.__exit__(None, None, None)
 
 
-_QUIET = _Quiet()
+QUIET = _Quiet()
 
 
 class UnreadableImageError(VitkitError):
@@ -116,23 +117,30 @@ def read_picture(path: str | Path, short_side: int | None = None) -> Picture:
 
 
 @contextmanager
-def picture_of(path: str | Path, short_side: int | None = None) -> Iterator[Picture]:
+def picture_of(path: str | Path, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
     """As `read_picture`, for a block that makes something smaller of it.
 
     Threads that read large pictures at a time wait for one another, until the block that has the memory is done.
+
+    Args:
+        path: the file.
+        short_side: as for `decode`.
+        content: what is in the file, where it has been read already.
     """
     with ROOM.share() as take:
-        yield _read(path, short_side, take)
+        yield _read(path, short_side, content, take)
 
 
-def _read(path: str | Path, short_side: int | None, take: Callable[[int], None]) -> Picture:
+def _read(path: str | Path, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
     try:
-        refuse_special(path)
-        with _QUIET, Image.open(path, formats=_available()) as image:
+        if content is None:
+            refuse_special(path)
+        source = path if content is None else io.BytesIO(content)
+        with QUIET, Image.open(source, formats=_available()) as image:
             _check_pixels(image.size)
             stored, mode = image.size, image.mode
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
-            if short_side is not None and image.format in ("JPEG", "MPO"):
+            if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
                 _draft(image, 2 * short_side)
             samples = read_samples(image)
             take(image.width * image.height * (_stored_bytes(image.mode) + _RGB_BYTES))
@@ -142,7 +150,7 @@ def _read(path: str | Path, short_side: int | None, take: Callable[[int], None])
             width, height = stored[::-1] if orientation in _SIDEWAYS else stored
             rgb, doubt = _to_rgb(upright, samples, is_png=image.format == "PNG")
             return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
-    except UnreadableImageError:
+    except (UnreadableImageError, NoRoomError):
         raise
     except Exception as error:  # whatever a format's reader trips over, the file is unreadable
         raise UnreadableImageError(reason(path, error)) from error

@@ -6,11 +6,14 @@ a part, and what was found of some pictures holds when others come (docs/decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
 THUMBNAIL = 16  # pixels of its sides: enough to know a picture again, too few to know it by its details
 LEAST_CORRELATION = 0.985
@@ -26,7 +29,6 @@ _TOLD = 2048  # pictures between two words of progress, or spectra at a time
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
-T = TypeVar("T")
 Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near ones, and mirrored ones
 
 
@@ -46,71 +48,84 @@ def find_pairs(
         most: pairs of both kinds together.
         progress: told how many of how many have been compared.
     """
-    own = spectra(pixels)
-    beside = own if others is None else spectra(others)
+    search = _Search(pixels, others)
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
     told = 0
-    for done, first, second in _one_thread(_likely(own, beside, within=others is None)):
-        even = _dot(own[first, :_EVEN], beside[second, :_EVEN])
-        odd = _dot(own[first, _EVEN:], beside[second, _EVEN:])
-        for found, bound, is_mirrored in ((near, even + odd, False), (mirrored, even - odd, True)):
-            likely = bound >= _LIKELY
-            i, j = first[likely], second[likely]
-            same = agree(pixels, pixels if others is None else others, i, j, is_mirrored=is_mirrored)
-            found += zip(i[same].tolist(), j[same].tolist(), strict=True)
-        if len(near) + len(mirrored) > most:
-            return None
-        if progress is not None and (done >= told + _TOLD or done == len(own)):
-            told = done
-            progress(done, len(own))
+    blocks = range(0, len(pixels), _BLOCK)
+    # Blocks are shared among threads: the matrix library's own would wait for one another, spinning.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start, found in zip(blocks, pool.map(search.block, blocks), strict=True):
+            near += found[0]
+            mirrored += found[1]
+            if len(near) + len(mirrored) > most:
+                return None
+            done = min(start + _BLOCK, len(pixels))
+            if progress is not None and (done >= told + _TOLD or done == len(pixels)):
+                told = done
+                progress(done, len(pixels))
     return sorted(near), sorted(mirrored)
 
 
-def _one_thread(found: Iterator[T]) -> Iterator[T]:
-    """The same, computed in one thread: the products are small, and other threads would wait for them spinning."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
+class _Search:
+    """Pictures and what they are compared with, in order along the axis in which the former differ most.
 
-    while True:
-        with threadpool_limits(1, user_api="blas"):
-            try:
-                own = next(found)
-            except StopIteration:
-                return
-        yield own
+    Along it no likely pair lies far apart, so that a block of pictures is compared with those that lie near it alone.
 
-
-def _likely(own: Floats, beside: Floats, *, within: bool) -> Iterator[tuple[int, Places, Places]]:
-    """Pairs that may agree, and how many of `own` have been compared by then.
-
-    All are put in order along the axis in which they differ most; along it no likely pair lies far apart.
+    Args:
+        pixels, others: as for `find_pairs`.
     """
-    bounds, others = _bounds(own), _bounds(beside)
-    axis = np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1] if len(own) > 1 else bounds[0]
-    order, keys = _in_order(bounds, axis)
-    order_beside, keys_beside = (order, keys) if within else _in_order(others, axis)
-    bounds, others = bounds[order], others[order_beside]
-    for start in range(0, len(own), _BLOCK):
-        end = min(start + _BLOCK, len(own))
-        low = start if within else int(np.searchsorted(keys_beside, keys[start] - _REACH))
-        high = int(np.searchsorted(keys_beside, keys[end - 1] + _REACH, side="right"))
+
+    def __init__(self, pixels: Pixels, others: Pixels | None) -> None:
+        self._within = others is None
+        self._pixels, self._others = pixels, pixels if others is None else others
+        self._own = spectra(pixels)
+        self._beside = self._own if others is None else spectra(others)
+        bounds = _bounds(self._own)
+        axis = (
+            np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1] if len(bounds) > 1 else bounds[0]
+        )
+        self._order, self._keys, self._bounds = _in_order(bounds, axis)
+        self._order_beside, self._keys_beside, self._bounds_beside = (
+            (self._order, self._keys, self._bounds) if self._within else _in_order(_bounds(self._beside), axis)
+        )
+
+    def block(self, start: int) -> Pairs:
+        """The pairs of the pictures from this place in the order on."""
+        first, second = self._likely(start)
+        even = _dot(self._own[first, :_EVEN], self._beside[second, :_EVEN])
+        odd = _dot(self._own[first, _EVEN:], self._beside[second, _EVEN:])
+        found: Pairs = ([], [])
+        for pairs, bound, is_mirrored in ((found[0], even + odd, False), (found[1], even - odd, True)):
+            likely = bound >= _LIKELY
+            i, j = first[likely], second[likely]
+            same = agree(self._pixels, self._others, i, j, is_mirrored=is_mirrored)
+            pairs += zip(i[same].tolist(), j[same].tolist(), strict=True)
+        return found
+
+    def _likely(self, start: int) -> tuple[Places, Places]:
+        """Those that may agree by their bounds."""
+        end = min(start + _BLOCK, len(self._keys))
+        low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
+        high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
         rows: list[Places] = [np.zeros(0, np.intp)]
         columns: list[Places] = [np.zeros(0, np.intp)]
         for other in range(low, high, _WIDE):
-            block = others[other : min(other + _WIDE, high)]
-            places = np.flatnonzero(bounds[start:end] @ block.T >= _LIKELY)
+            block = self._bounds_beside[other : min(other + _WIDE, high)]
+            places = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
             row, column = np.divmod(places, len(block))
-            once = (row + start < column + other) if within else np.ones(len(row), bool)
+            once = (row + start < column + other) if self._within else np.ones(len(row), bool)
             rows.append(row[once] + start)
             columns.append(column[once] + other)
-        first, second = order[np.concatenate(rows)], order_beside[np.concatenate(columns)]
-        yield end, *((np.minimum(first, second), np.maximum(first, second)) if within else (first, second))
+        first, second = self._order[np.concatenate(rows)], self._order_beside[np.concatenate(columns)]
+        return (np.minimum(first, second), np.maximum(first, second)) if self._within else (first, second)
 
 
-def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats]:
+def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Places, Floats, Floats]:
+    """The places of the pictures along an axis, where they lie on it, and the bounds in that order."""
     keys = bounds @ axis.astype(np.float32)
     order = np.argsort(keys, kind="stable")
-    return order, keys[order]
+    return order, keys[order], bounds[order]
 
 
 def _bounds(spectrum: Floats) -> Floats:
@@ -128,14 +143,15 @@ def spectra(pixels: Pixels) -> Floats:
     high ones, and the latter is at most the product of its lengths. The frequencies that change sign in a mirror are
     subtracted in the place of added for the mirror image.
     """
-    basis = cosines()
+    basis = cosines()[:_COARSE]
+    waves = np.kron(basis, basis)  # (36, 256)
     even = np.tile(np.arange(_COARSE) % 2 == 0, _COARSE)
     found = np.empty((len(pixels), _COARSE**2 + 1), np.float32)
     for start in range(0, len(pixels), _TOLD):
         own = slice(start, start + _TOLD)
-        spectrum = basis @ _structure(pixels[own]).reshape(-1, THUMBNAIL, THUMBNAIL) @ basis.T
-        low = spectrum[:, :_COARSE, :_COARSE].reshape(len(spectrum), -1)
-        rest = np.sqrt(np.maximum((spectrum**2).sum(axis=(1, 2)) - (low**2).sum(axis=1), 0))
+        structure = _structure(pixels[own])
+        low = structure @ waves.T
+        rest = np.sqrt(np.maximum(_dot(structure, structure) - _dot(low, low), 0))  # lengths do not change in the basis
         found[own] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
     return found
 

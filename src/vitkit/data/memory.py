@@ -14,7 +14,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -27,10 +27,10 @@ from PIL import Image, features
 from vitkit.cache import cache_folder
 from vitkit.files import to_json
 
-_VERSION = 4  # of what is kept, and of how pictures are compared
+_VERSION = 5  # of what is kept, and of how pictures are compared
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt"
 _CREATE = f"""
-CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
 CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs);
 """
@@ -44,7 +44,8 @@ DELETE FROM compared WHERE number IN (
 """  # the oldest ones; never the last
 _MOST_COMPARED = 64 * 2**20  # bytes of digests
 _DIGEST = 32  # bytes of each
-_WRITTEN = 1024  # files that are written at a time
+_WRITTEN = 4096  # files that are written at a time
+_ASKED = 512  # files or contents that are asked for at a time
 _SETTLED = 2 * 10**9  # nanoseconds after which a file that changes again has another time
 
 
@@ -73,14 +74,14 @@ class Facts:
     doubt: str | None = None
 
 
-_ROW = attrgetter(*_FACTS.split(", "))
+row_of = attrgetter(*_FACTS.split(", "))
 
 
 class Memory:
     """Facts by file and by content, and which contents were compared with one another. Threads may share it."""
 
     def __init__(self) -> None:
-        self._path = cache_folder() / f"doctor-{_VERSION}-{_decoders()}.sqlite3"
+        self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
         self._lock = threading.Lock()
         self._facts: list[Facts] = []  # not yet written
         self._stamps: list[tuple[bytes, bytes]] = []
@@ -106,11 +107,11 @@ class Memory:
     def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
         """The facts of files by their stamps; those that are not known are left out."""
         known = [stamp for stamp in stamps if stamp is not None]
-        return {row[0]: Facts(*row[1:]) for row in self._ask(_BY_STAMP, known)}
+        return {row[0]: Facts(*row[1:]) for part in _parts(known) for row in self._ask(_BY_STAMP, part)}
 
     def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
         """The facts of contents by their digests; those that are not known are left out."""
-        return {row[0]: Facts(*row) for row in self._ask(_BY_DIGEST, digests)}
+        return {row[0]: Facts(*row) for part in _parts(digests) for row in self._ask(_BY_DIGEST, part)}
 
     def learn(self, facts: Facts, stamp: bytes | None) -> None:
         """Remember a file, if it is one that can be known again."""
@@ -153,7 +154,7 @@ class Memory:
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(_ROW, facts)))
+            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(row_of, facts)))
             self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
 
     def _ask(self, question: str, keys: Sequence[Any]) -> list[Any]:
@@ -186,7 +187,11 @@ class Memory:
                 self._path.unlink()
 
 
-def _decoders() -> str:
+def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[start : start + _ASKED] for start in range(0, len(keys), _ASKED))
+
+
+def decoders() -> str:
     """What decodes a file decides what is found: with another Pillow, or one more format, all is looked at anew."""
     Image.init()
     able = ",".join([*sorted(Image.OPEN), *sorted(features.get_supported())])

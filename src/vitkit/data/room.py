@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LEAST = 2**30  # bytes that are shared out however little memory seems to be free
+
+
+class NoRoomError(Exception):
+    """A picture is larger than this process may decode."""
 
 
 class Room:
@@ -21,8 +26,12 @@ class Room:
     """
 
     def __init__(self, size: int | None = None) -> None:
-        self._size = size
+        self._size, self._most = size, math.inf
         self.clear()
+
+    def limit(self, most: int) -> None:
+        """Refuse what is larger, from now on, in the place of waiting until it has the room alone."""
+        self._size = self._most = most
 
     def clear(self) -> None:
         """Forget what is held: a process that was forked has none of the threads that held it."""
@@ -30,11 +39,16 @@ class Room:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """A function that takes bytes, waiting for them if need be; they are given back when the block ends."""
+        """A function that takes bytes, waiting for them if need be; they are given back when the block ends.
+
+        It raises NoRoomError for more than the limit, where there is one.
+        """
         taken = 0
 
         def take(size: int) -> None:
             nonlocal taken
+            if size > self._most:
+                raise NoRoomError
             with self._changed:
                 if not self._mine:
                     self._changed.wait_for(lambda: self._held == 0 or self._fits(self._held + size))

@@ -6,16 +6,21 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from vitkit.data.decode import UnreadableImageError, picture_of, reason, refuse_special
+from vitkit.data.decode import QUIET, UnreadableImageError, picture_of, reason, refuse_special
 from vitkit.data.likeness import THUMBNAIL
 from vitkit.data.memory import Facts, Memory, stamp_of
+from vitkit.data.readers import Readers, Stamped
+from vitkit.data.room import NoRoomError
 
-_BATCH = 16  # files that a thread takes at a time
+_BATCH = 32  # files that are looked at in one go
 _PART = 2**20  # bytes read at a time
+_MANY = 2_000  # new files from which on processes are worth their start
+_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # what decodes from memory as from a file, by how it begins
 
 
 def scan(files: Sequence[Path], memory: Memory, progress: Callable[[int, int], None] | None = None) -> list[Facts]:
@@ -26,51 +31,80 @@ def scan(files: Sequence[Path], memory: Memory, progress: Callable[[int, int], N
         memory: of earlier scans.
         progress: told how many of how many are done.
     """
-    facts: list[Facts] = []
-    batches = [files[start : start + _BATCH] for start in range(0, len(files), _BATCH)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
-        for found in pool.map(lambda batch: _examine(batch, memory), batches):
-            facts += found
-            if progress is not None:
-                progress(len(facts), len(files))
-    return facts
-
-
-def _examine(files: Sequence[Path], memory: Memory) -> list[Facts]:
     stamps = [stamp_of(file) for file in files]
     seen = memory.of_files(stamps)
-    digests = [seen[stamp].digest if stamp in seen else _hash(file) for file, stamp in zip(files, stamps, strict=True)]
-    new = [own for own, stamp in zip(digests, stamps, strict=True) if isinstance(own, bytes) and stamp not in seen]
-    known = memory.of_contents(new)
-    found = []
-    for file, stamp, digest in zip(files, stamps, digests, strict=True):
-        if stamp in seen:
-            found.append(seen[stamp])
-        elif isinstance(digest, bytes):
-            found.append(_look(file, stamp, digest, known.get(digest), memory))
-        else:
-            found.append(digest)
-    return found
+    facts = [None if stamp is None else seen.get(stamp) for stamp in stamps]
+    new = [i for i, known in enumerate(facts) if known is None]
+    batches = [new[start : start + _BATCH] for start in range(0, len(new), _BATCH)]
+    done = len(files) - len(new)
+    processes = (os.cpu_count() or 1) if len(new) >= _MANY else 1
+    with Readers(processes) as readers, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def look(batch: Sequence[int]) -> list[Facts]:
+            return _examine_all([(files[i], stamps[i]) for i in batch], readers, memory)
+
+        for batch, found in zip(batches, pool.map(look, batches), strict=True):
+            for i, own in zip(batch, found, strict=True):
+                facts[i] = own
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(files))
+    if progress is not None and not new:
+        progress(done, len(files))
+    return [own for own in facts if own is not None]
 
 
-def _hash(file: Path) -> bytes | Facts:
-    """Of what is in a file, or why it cannot be opened."""
+def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
+    """In another process, and here what is too large for it."""
+    facts = readers.examine(files)
+    left = [i for i, found in enumerate(facts) if found is None]
+    if left:
+        for i, found in zip(left, examine([files[i] for i in left], memory), strict=True):
+            facts[i] = found
+    return [found for found in facts if found is not None]
+
+
+def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
+    """The facts of files that are not known by their stamps; None for a picture larger than this process may decode."""
+    with QUIET:
+        contents = [_read(file) for file, _ in files]
+        known = memory.of_contents([own.digest for own in contents if isinstance(own, _Content)])
+        return [
+            own if isinstance(own, Facts) else _look(file, stamp, own, known.get(own.digest), memory)
+            for (file, stamp), own in zip(files, contents, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is in a file: its digest, and itself where that need not be read again."""
+
+    digest: bytes
+    itself: bytes | None
+
+
+def _read(file: Path) -> _Content | Facts:
+    """What is in a file, or why it cannot be opened."""
     digest = hashlib.sha256()
+    parts, first = 0, b""
     try:
         refuse_special(file)
         with file.open("rb", buffering=0) as opened:
             while part := opened.read(_PART):
                 digest.update(part)
+                parts, first = parts + 1, first or part
     except (OSError, UnreadableImageError) as error:
         return Facts(b"", reason(file, error))
-    return digest.digest()
+    return _Content(digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None)
 
 
-def _look(file: Path, stamp: bytes | None, digest: bytes, known: Facts | None, memory: Memory) -> Facts:
+def _look(file: Path, stamp: bytes | None, content: _Content, known: Facts | None, memory: Memory) -> Facts | None:
     try:
-        facts = _decode(file, digest) if known is None else known
+        facts = _decode(file, content) if known is None else known
+    except NoRoomError:
+        return None
     except UnreadableImageError as error:
-        facts = Facts(digest, str(error))
+        facts = Facts(content.digest, str(error))
         if _may_pass(error.__cause__):
             return facts
     memory.learn(facts, stamp)
@@ -82,7 +116,9 @@ def _may_pass(cause: BaseException | None) -> bool:
     return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
-def _decode(file: Path, digest: bytes) -> Facts:
-    with picture_of(file, short_side=2 * THUMBNAIL) as own:  # a JPEG is read to its end at any scale
+def _decode(file: Path, content: _Content) -> Facts:
+    with picture_of(file, short_side=2 * THUMBNAIL, content=content.itself) as own:  # a JPEG is read to its end
         small = own.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
-        return Facts(digest, None, own.format, own.mode, own.width, own.height, own.is_animated, small, own.doubt)
+        return Facts(
+            content.digest, None, own.format, own.mode, own.width, own.height, own.is_animated, small, own.doubt
+        )

@@ -179,8 +179,8 @@ def _read_folder(name: str, root: Path, asked: LayoutName) -> ImageTable:
     ignored = overlooked.ignored
     rows: list[_Row] = []
     for folder in layout.classes:
-        files = images_below(folder.path, overlooked)
-        rows += [(file.relative_to(root).as_posix(), folder.name, folder.split) for file in files]
+        where = folder.path.relative_to(root).as_posix()
+        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path, overlooked)]
     for parent in layout.between:
         ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
         ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())

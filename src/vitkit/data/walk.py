@@ -86,15 +86,18 @@ def _has_images(folder: str | Path) -> bool:
     return any(why_ignored(file.name) is None for file in islice(walk(Path(folder)), _LOOKED_AT))
 
 
-def images_below(folder: Path, overlooked: Overlooked) -> list[Path]:
-    """The image files below a folder, in the order of `walk`; the others are noted in `overlooked`."""
+def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
+    """The image files below a folder, as seen from it, with `/`; the others are noted in `overlooked`."""
     found = []
-    for file in walk(folder, overlooked):
-        reason = why_ignored(file.name)
-        if reason is None:
-            found.append(file)
-        else:
-            overlooked.ignored[reason] += 1
+    for parent, files in _walk(folder, overlooked):  # names: a Path takes as long as all the rest
+        below = os.path.relpath(parent, folder).replace(os.sep, "/")
+        before = "" if below == "." else f"{below}/"
+        for name in files:
+            reason = why_ignored(name)
+            if reason is None:
+                found.append(before + name)
+            else:
+                overlooked.ignored[reason] += 1
     return found
 
 
@@ -103,6 +106,12 @@ def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
 
     Hidden folders and __MACOSX are passed over, as are folders that cannot be read; `overlooked` tells of both.
     """
+    for parent, files in _walk(folder, overlooked):
+        yield from (Path(parent, name) for name in files)
+
+
+def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, list[str]]]:
+    """Each folder that is entered, and the names of the files in it, sorted."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(
         folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
@@ -117,7 +126,7 @@ def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
             for name in passed_over:
                 overlooked.hide(Path(parent, name))
         folders[:] = sorted(name for name in folders if not is_passed_over(name))
-        yield from (Path(parent, name) for name in sorted(files))
+        yield parent, sorted(files)
 
 
 def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
@@ -171,7 +180,7 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
 
 def _as_given(folder: str, overlooked: Overlooked) -> list[str]:
     files = images_below(Path(folder), overlooked)
-    return [os.path.join(folder, file.relative_to(folder)) for file in files]  # noqa: PTH118  # as it was given
+    return [os.path.join(folder, *file.split("/")) for file in files]  # noqa: PTH118  # as it was given
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -1,0 +1,140 @@
+"""What other processes find in files is what this one finds, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from photos import folder, noise, save
+from vitkit.data import readers
+from vitkit.data import scan as module
+from vitkit.data.memory import Facts, Memory
+from vitkit.data.scan import scan
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own."""
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Of every kind: pictures, damaged ones, none at all."""
+    root = folder(tmp_path / "photos", {"cat": 70})
+    for ending in ("jpg", "gif", "bmp", "tif", "webp", "ppm"):
+        save(noise(40, 30), root / f"a.{ending}")
+    Image.effect_noise((2000, 1500), 60).save(root / "large.png")
+    (root / "cut.png").write_bytes((root / "cat" / "cat_0.png").read_bytes()[:100])
+    (root / "text.jpg").write_text("no picture")
+    (root / "empty.png").touch()
+    os.mkfifo(root / "pipe.png")
+    return [*sorted(file for file in root.rglob("*.*") if file.suffix), root / "missing.png"]
+
+
+def look(files: list[Path], **options: Any) -> list[Facts]:
+    with Memory() as memory:
+        return scan(files, memory, **options)
+
+
+@pytest.fixture
+def truth(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """What this process finds."""
+    with monkeypatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(tmp_path / "another"))
+        return look(files)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, truth: list[Facts]) -> list[str]:
+    """The names of the files that this process looks at, from now on; two others take what they can."""
+    names: list[str] = []
+    original = module.picture_of
+
+    def spy(file: Path, *args: Any, **options: Any) -> Any:
+        names.append(file.name)
+        return original(file, *args, **options)
+
+    monkeypatch.setattr(module, "picture_of", spy)
+    monkeypatch.setattr(module, "_MANY", 1)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
+    return names
+
+
+def test_other_processes_find_and_remember_the_same(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    assert look(files, progress=lambda *own: told.append(own)) == truth
+    assert here == [], "others did it"
+    assert told[-1] == (len(files), len(files)) and told == sorted(told)
+    monkeypatch.setattr(module, "_MANY", 10**9)
+    assert look(files) == truth
+    assert here == [], "what they found is remembered"
+
+
+def test_a_picture_that_is_too_large_for_one_of_several_is_looked_at_here(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "LEAST", 4 * 2**20)
+    assert look(files) == truth
+    assert here == ["large.png"]
+
+
+def test_a_process_that_is_killed_costs_time_alone(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[readers._Reader] = []
+    original = readers._Reader.examine
+
+    def kill(own: readers._Reader, batch: Any) -> Any:
+        found = original(own, batch)
+        started.append(own)
+        own._process.send_signal(signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(readers._Reader, "examine", kill)
+    assert look(files) == truth
+    assert started and here, "the rest was looked at here"
+    assert all(own._process.returncode is not None for own in started), "none is left behind"
+
+
+@pytest.mark.parametrize("program", ["", "/no/such/program", "fails", "is silent", "answers something else"])
+def test_where_no_process_can_be_had_this_one_looks(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    code = {"fails": "1 / 0", "is silent": "", "answers something else": "print('hello')"}
+    if program in code:
+        monkeypatch.setattr(readers, "_PROGRAM", code[program])
+    else:
+        monkeypatch.setattr(sys, "executable", program)
+    assert look(files) == truth
+    assert here
+
+
+def test_a_format_that_was_added_in_this_process_is_read_here(
+    files: list[Path], truth: list[Facts], here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Image.OPEN, "NEW", Image.OPEN["PNG"])
+    assert look(files) == truth
+    assert here
+
+
+def test_a_script_that_asks_is_not_run_twice(files: list[Path], tmp_path: Path) -> None:
+    """As a module without a guard would be by `multiprocessing`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom pathlib import Path\nprint('once')\n"
+        "from vitkit.data import scan\nscan._MANY = 1\nfrom vitkit.data.memory import Memory\n"
+        "with Memory() as memory:\n    print(len(scan.scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), memory)))\n"
+    )
+    done = subprocess.run([sys.executable, script, files[0].parent], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["once", "70"]
