@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import JOINT
 from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
-from vitkit.errors import VitkitError
+from vitkit.errors import ShortageError, VitkitError, is_memory_short
 from vitkit.files import from_json, replacing, write_bytes, write_json
 from vitkit.model import VisionTransformer
 from vitkit.ranking import Ranking
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vitkit.weights.report import LoadReport
 
 Features = Literal["head", "class", "mean", "patches"]
+T = TypeVar("T")
 FORMAT_VERSION = 1
 WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
 _NEXT = "model.json.next"  # the description of weights that are about to take their place
@@ -229,7 +230,8 @@ class Classifier:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
         is_concurrent = self.runner is None or self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
-        return flow(map(str, paths), self._try_read, compute, batch_size, is_concurrent=is_concurrent)
+        rows = flow(map(str, paths), self._try_read, compute, batch_size, is_concurrent=is_concurrent)
+        return _unless_short(rows, batch_size)
 
     def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int | None = None) -> Iterator[Prediction]:
         """A prediction for each image file, in the order of the paths, as they come.
@@ -319,6 +321,18 @@ class Classifier:
             **({} if self.pictures is None else {"pictures_sha256": hashlib.sha256(self.pictures).hexdigest()}),
             "provenance": self.provenance,
         }
+
+
+def _unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
+    """The same, and an error of the user's kind where memory runs out in between."""
+    try:
+        yield from rows
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_short(error):
+            raise
+        raise ShortageError(
+            f"there is too little memory for {batch_size} images at a time: free some, or compute fewer at a time"
+        ) from error
 
 
 def _rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 NOT_FINITE = "the model's answer is not finite: its weights are damaged, or too large for this precision"
 
 
@@ -15,6 +17,28 @@ class VitkitError(ValueError):
 def first_line(error: BaseException) -> str:
     """What an exception of somebody else's says, in one line; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class ShortageError(VitkitError):
+    """The machine has too little memory, or too many files open, for now; what it was asked is not to blame."""
+
+
+_FEW_FILES = (errno.EMFILE, errno.ENFILE)
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_memory_short(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or in main memory."""
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, MemoryError) or (
+        isinstance(error, (RuntimeError, OSError)) and any(sign in str(error).lower() for sign in _SIGNS)
+    )
+
+
+def are_files_short(error: BaseException) -> bool:
+    """Whether an error says that this process, or the machine, has as many files open as it may."""
+    return isinstance(error, OSError) and error.errno in _FEW_FILES
 
 
 class UnansweredError(VitkitError):

@@ -162,3 +162,26 @@ def test_every_flag_and_argument_has_a_help_text() -> None:
             text = get_args(parameter.annotation)[1].help
             assert text, f"{verb} {parameter.name}"
             assert text.endswith("."), f"{verb} {parameter.name}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "MemoryError"),
+        (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB"),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+            "CUDA out of memory. Tried to allocate 2 GiB",
+        ),
+    ],
+)
+def test_memory_that_is_short_anywhere_is_told_in_a_line(
+    vitkit: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vitkit.info.describe", fail)
+    outcome = vitkit("info", "vit_tiny_patch16_224")
+    assert outcome.code == 2
+    assert outcome.err == f"error: there is too little memory ({told}): free some, or ask for less at a time\n"

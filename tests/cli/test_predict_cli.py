@@ -447,6 +447,36 @@ def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: P
     assert_same_rows(here / "out.csv", here / "whole.csv")
 
 
+@pytest.mark.parametrize("in_model", [False, True], ids=["a picture", "the model"])
+def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, in_model: bool
+) -> None:
+    asked = ("predict", trained, "photos", "-o", "out.csv", "--batch-size", 4)
+    vitkit(*asked[:3], "-o", "whole.csv", "--batch-size", 4)
+    there = iter(range(3))  # batches
+    name = "probabilities" if in_model else "read"
+    original = getattr(Classifier, name)
+
+    def run_short(classifier: Classifier, what: Any) -> Any:
+        if next(there, None) is None if in_model else "green/img5" in str(what):
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9.")
+        return original(classifier, what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, name, run_short)
+        outcome = vitkit(*asked)
+    assert outcome.code == 2
+    assert outcome.err.splitlines() == [
+        "error: there is too little memory for 4 images at a time: free some, or compute fewer at a time"
+    ]
+    assert outcome.out.startswith("to go on: vitkit predict --resume ")
+    kept = (here / "out.csv.partial").read_bytes()
+    assert (here / "whole.csv").read_bytes().startswith(kept)
+    assert len(kept.splitlines()) >= 9
+    assert vitkit(*shlex.split(outcome.out.removeprefix("to go on: vitkit "))).code == 0
+    assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -27,6 +27,7 @@ from vitkit.data.doctor import examine
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.scan import THUMBNAIL, scan
 from vitkit.data.source import read_source
+from vitkit.errors import ShortageError
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +214,9 @@ def test_a_file_that_another_takes_the_place_of_is_read_anew(photos: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "trouble", [OSError(errno.EMFILE, "Too many open files"), MemoryError()], ids=["files", "memory"]
+    "trouble",
+    [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Input/output error"), MemoryError()],
+    ids=["files", "disk", "memory"],
 )
 def test_what_went_wrong_for_a_moment_is_not_remembered(
     photos: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception
@@ -223,7 +226,7 @@ def test_what_went_wrong_for_a_moment_is_not_remembered(
 
     with monkeypatch.context() as patch:
         patch.setattr(Image, "open", fail)
-        with contextlib.suppress(OSError, MemoryError):  # to say it and stop is right, too
+        with contextlib.suppress(ShortageError):
             look(files_of(photos)[:3])
     assert [fact.error for fact in look(files_of(photos)[:3])] == [None] * 3
 

@@ -12,7 +12,6 @@ import pytest
 
 import runs
 import tiny
-from vitkit.data import decode
 from vitkit.data.datamodule import EvaluationImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import read_source
@@ -41,10 +40,6 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
     (folder / "recipe.toml").write_text(text.replace("workers = 1", "workers = 0"))
     run.resume(folder, say=lambda _: None)
     assert (folder / "report.html").is_file()
-
-
-def test_memory_that_is_short_is_not_called_damage(tmp_path: Path) -> None:
-    assert decode.reason(tmp_path, MemoryError()) == "there is too little memory to decode it now"
 
 
 @pytest.mark.parametrize(

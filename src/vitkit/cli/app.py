@@ -11,7 +11,7 @@ import vitkit
 from vitkit.cli import bench, convert, doctor, embed, explain, export, info, models, predict, train
 from vitkit.cli import eval as eval_
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line, is_memory_short
 
 _BROKEN_PIPE = 128 + 13  # as a command ends that writes to one who has read enough
 _LONGEST = 2000  # characters of an error
@@ -72,6 +72,10 @@ def main() -> None:
         if len(arguments) < len(sys.argv) - 1:
             raise
         _end(error, arguments)
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_short(error) or len(arguments) < len(sys.argv) - 1:
+            raise
+        _end(error, arguments)
     sys.exit(code or 0)
 
 
@@ -94,6 +98,8 @@ def _shortened(text: str) -> str:
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
         return error.format_message()
+    if is_memory_short(error):
+        return f"there is too little memory ({first_line(error)}): free some, or ask for less at a time"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

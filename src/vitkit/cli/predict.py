@@ -28,7 +28,7 @@ from vitkit.cli.arguments import (
 )
 from vitkit.cli.say import HARMLESS, say
 from vitkit.data.source import JOINT
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.evaluate.gathering import Stock, Tally, gathering, partial_of, read_rows, take_stock
 from vitkit.evaluate.rows import FORMATS, Columns, Format
 from vitkit.files import sole
@@ -210,10 +210,10 @@ def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> A
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """A signal is answered with the command to go on."""
+    """A signal is answered with the command to go on, and so is a machine that is short of something."""
     try:
         yield
-    except Interrupted:
+    except (Interrupted, ShortageError):
         if out is None or not partial_of(out).exists():
             raise
         words = [word for word in sys.argv[1:] if word not in ("--force", "--resume")]

@@ -21,7 +21,7 @@ from vitkit.data.keeping import Keeper, NoKeeper, bytes_of, choose_cache, make_k
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.source import ImageTable
 from vitkit.data.split import in_proportion
-from vitkit.errors import VitkitError
+from vitkit.errors import ShortageError, VitkitError
 
 
 class EvaluationImages(Dataset[tuple[Tensor, int]]):
@@ -79,6 +79,8 @@ def _decode(images: EvaluationImages | TrainingImages, index: int, short_side: i
         return decode(path, short_side)
     except UnreadableImageError as error:  # it was readable when the run began
         raise VitkitError(f"{path}: {error}") from error
+    except ShortageError as error:  # a worker process hands on the kinds of errors that others know
+        raise VitkitError(str(error)) from error
 
 
 class EpochSampler(Sampler[tuple[int, ...]]):

@@ -19,13 +19,15 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from vitkit.cells import visible
 from vitkit.data.room import ROOM, NoRoomError
 from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
-from vitkit.errors import VitkitError
+from vitkit.errors import ShortageError, VitkitError, are_files_short, is_memory_short
 
 # Recognised by content; a file's name decides nothing. MPO is the JPEG of some phones.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
 _WHITE = (255, 255, 255, 255)
 _RGB_BYTES = 4  # of a pixel, as Pillow keeps it
+_BESIDE = 2**26  # bytes that a reader may take beside its pixels
+_TIFF_MEMORY = "decoder error -9"  # how Pillow's reader of TIFF says that it can have no memory
 
 
 _TURNS = {
@@ -106,6 +108,7 @@ def decode(path: str | Path, short_side: int | None = None) -> Image.Image:
 
     Raises:
         UnreadableImageError: the file is missing, is no picture, is damaged, or has more pixels than MAX_PIXELS.
+        ShortageError: the machine has too little memory for it now, or too many files open.
     """
     return read_picture(path, short_side).image
 
@@ -132,6 +135,7 @@ def picture_of(path: str | Path, short_side: int | None = None, content: bytes |
 
 
 def _read(path: str | Path, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
+    size = 0
     try:
         if content is None:
             refuse_special(path)
@@ -143,7 +147,8 @@ def _read(path: str | Path, short_side: int | None, content: bytes | None, take:
             if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
                 _draft(image, 2 * short_side)
             samples = read_samples(image)
-            take(image.width * image.height * (_stored_bytes(image.mode) + _RGB_BYTES))
+            size = image.width * image.height * (_stored_bytes(image.mode) + _RGB_BYTES)
+            take(size)
             image.load()
             orientation = _orientation(image)
             upright = image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
@@ -152,7 +157,8 @@ def _read(path: str | Path, short_side: int | None, content: bytes | None, take:
             return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
     except (UnreadableImageError, NoRoomError):
         raise
-    except Exception as error:  # whatever a format's reader trips over, the file is unreadable
+    except Exception as error:  # whatever a format's reader trips over, the file is unreadable, or the machine short
+        refuse_shortage(path, error, size)
         raise UnreadableImageError(reason(path, error)) from error
 
 
@@ -179,6 +185,41 @@ def refuse_special(path: str | Path) -> None:
     mode = os.stat(path).st_mode  # noqa: PTH116  # half the time of a Path's own
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise UnreadableImageError("not a regular file")
+
+
+def refuse_shortage(path: str | Path, error: Exception, size: int = 0) -> None:
+    """Raise where the machine is to blame for what a file's reading ran into, and not the file.
+
+    A damaged file may ask for more memory than any machine has. It is the machine that is short where there is not
+    even twice of what an honest file of that size would take.
+
+    Args:
+        path: the file.
+        error: what its reading ran into.
+        size: bytes that its pixels take; 0 where it did not come to that.
+
+    Raises:
+        ShortageError: it is.
+    """
+    if are_files_short(error):
+        raise ShortageError(f"{path}: too many files are open: close some, or raise the limit (ulimit -n)") from error
+    if _tells_of_memory(error) and not _is_free(2 * size + _BESIDE):
+        raise ShortageError(
+            f"{path}: there is too little memory to decode it now: free some, or leave it out"
+        ) from error
+
+
+def _tells_of_memory(error: Exception) -> bool:
+    return is_memory_short(error) or str(error) == _TIFF_MEMORY
+
+
+def _is_free(size: int) -> bool:
+    """Whether so many bytes can be had; they are given back unread."""
+    try:
+        bytearray(size)
+    except MemoryError:
+        return False
+    return True
 
 
 def _available() -> list[str]:
@@ -244,8 +285,8 @@ def reason(path: str | Path, error: Exception) -> str:
         return "a folder, not a file"
     if isinstance(error, PermissionError):
         return "no permission to read it"
-    if isinstance(error, MemoryError):
-        return "there is too little memory to decode it now"
+    if _tells_of_memory(error):
+        return "damaged (it asks for more memory than its pixels need)"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
     if isinstance(error, UnidentifiedImageError):

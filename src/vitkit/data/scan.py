@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.data.decode import QUIET, UnreadableImageError, picture_of, reason, refuse_special
+from vitkit.data.decode import QUIET, UnreadableImageError, picture_of, reason, refuse_shortage, refuse_special
 from vitkit.data.likeness import THUMBNAIL
 from vitkit.data.memory import Facts, Memory, stamp_of
 from vitkit.data.readers import Readers, Stamped
@@ -94,6 +94,7 @@ def _read(file: Path) -> _Content | Facts:
                 digest.update(part)
                 parts, first = parts + 1, first or part
     except (OSError, UnreadableImageError) as error:
+        refuse_shortage(file, error)
         return Facts(b"", reason(file, error))
     return _Content(digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None)
 

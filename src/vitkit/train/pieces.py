@@ -7,16 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import VitkitError
-
-_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or in main memory."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
-    )
+from vitkit.errors import VitkitError, is_memory_short
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
@@ -62,7 +53,7 @@ class Pieces:
         try:
             compute(piece)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not is_memory_short(error):
                 raise
             return False  # not here: the error holds on to what was computed
         return True

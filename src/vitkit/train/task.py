@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitkit.data.augment import Mixing, mix_seeds
 from vitkit.data.datamodule import ImageData
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, is_memory_short
 from vitkit.evaluate.multilabel import mean_average_precision
 from vitkit.model import VisionTransformer
 from vitkit.train.average import Average
@@ -29,7 +29,7 @@ from vitkit.train.guard import Guard, Outcome, all_finite
 from vitkit.train.later import Later, Place
 from vitkit.train.linear import heads_of
 from vitkit.train.optim import build_optimizer, lr_factor, swa_factor, swa_start
-from vitkit.train.pieces import Pieces, add_gradients, is_out_of_memory
+from vitkit.train.pieces import Pieces, add_gradients
 from vitkit.train.recipe import Recipe
 from vitkit.train.team import ALONE, Team, share_out
 
@@ -316,7 +316,7 @@ class ClassificationTask(LightningModule):
         try:
             self.optimizers().step()  # type: ignore[union-attr]  # there is one
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
+            if is_memory_short(error):
                 raise VitkitError(
                     "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
                 ) from error
