@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 
 from photos import fingerprint, noise, save
 from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
 from vitkit.weights import load
 
 
@@ -51,6 +53,31 @@ def test_files_are_written_where_the_name_says_so(vitkit: Any, checkpoint: Path,
     assert (outcome.code, outcome.err) == (0, "")
     assert (tmp_path / f"out{suffix}").is_file()
     assert load(tmp_path / f"out{suffix}", heads=4).model.config.heads == 4
+
+
+@pytest.mark.parametrize("to", ["npz", "timm", "hf"])
+def test_the_ways_out_that_a_refusal_of_several_classes_names_are_ways_out(
+    vitkit: Any, tmp_path: Path, to: str
+) -> None:
+    model = build(image_size=(16, 16), num_classes=3)
+    several = Classifier(
+        model, classes=("a", "b", "c"), preprocess=Preprocess(size=(16, 16)), thresholds=(0.3, 0.5, 0.7)
+    )
+    several.save(tmp_path / "several")
+    target = tmp_path / ("out.npz" if to == "npz" else "out")
+    outcome = vitkit("convert", tmp_path / "several", target, "--to", to)
+    assert (outcome.code, target.exists()) == (2, False)
+    assert outcome.err.splitlines() == [
+        f"error: the {to} layout has no place for thresholds, and this model may name several classes of an image;",
+        "give --to folder, take `vitkit export`, or leave the head out: --num-classes 0",
+    ]
+    folder = vitkit("convert", tmp_path / "several", tmp_path / "folder", "--to", "folder")
+    assert folder.code == 0 and load(tmp_path / "folder").thresholds == (0.3, 0.5, 0.7)
+    headless = vitkit("convert", tmp_path / "several", target, "--to", to, "--num-classes", 0)
+    assert (headless.code, headless.err) == (0, "")
+    again = load(target)
+    assert (again.classes, again.task) == ((), "single")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.model.state_dict().items())
 
 
 def test_a_new_head_another_size_and_other_pixels(vitkit: Any, checkpoint: Path, tmp_path: Path) -> None:

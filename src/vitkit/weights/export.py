@@ -55,8 +55,8 @@ def write(classifier: Classifier, destination: Path, to: To) -> None:
     """
     if to != "folder" and classifier.thresholds is not None:
         raise VitkitError(
-            f"the {to} layout cannot express several classes in one image: the model is not written; "
-            "`vitkit export` can say it, and --to folder"
+            f"the {to} layout has no place for thresholds, and this model may name several classes of an image;\n"
+            "give --to folder, take `vitkit export`, or leave the head out: --num-classes 0"
         )
     if to == "folder":
         classifier.save(destination)
