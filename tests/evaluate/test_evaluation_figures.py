@@ -65,3 +65,12 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
     areas = rank_areas(own)
     for name, row in own.per_class().items():
         assert numbers["per_class"][name] == row | areas[name]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_the_error_before_the_temperature_is_that_of_the_probabilities_at_temperature_one(temperature: float) -> None:
+    own = sample(200, temperature=temperature)
+    plain = at_temperature(own, 1.0)
+    assert own.untempered.ece == pytest.approx(plain.ece, abs=1e-6)
+    assert own.untempered.counts.tolist() == plain.untempered.counts.tolist()
+    assert figures(own)["ece_before_temperature"] == own.untempered.ece

@@ -12,6 +12,7 @@ from PIL import Image
 from photos import noise
 from vitkit.evaluate import plots
 from vitkit.evaluate.calibration import Reliability
+from vitkit.evaluate.standings import standings
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
@@ -127,7 +128,7 @@ def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]
     rng, k = np.random.default_rng(0), len(classes)
     labels = np.append(rng.integers(0, k - 1, 120), 0)  # the last class has no image
     probabilities = rng.dirichlet(np.ones(k), 121).astype(np.float32)
-    drawn(plots.ranking(labels, probabilities, classes), tmp_path)
+    drawn(plots.ranking(dict(standings(labels, probabilities)), labels, probabilities, classes), tmp_path)
     points = rng.normal(size=(121, 2)).astype(np.float32)
     drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes), tmp_path)
 
@@ -136,7 +137,7 @@ def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside
     rng = np.random.default_rng(0)
     for count, lines in ((12, 12), (13, 6)):
         labels, rows = np.arange(130) % count, rng.dirichlet(np.ones(count), 130).astype(np.float32)
-        for axis in plots.ranking(labels, rows, names(count)).axes:
+        for axis in plots.ranking(dict(standings(labels, rows)), labels, rows, names(count)).axes:
             shown = [text.get_text() for text in axis.get_legend().get_texts()]
             assert len(shown) == lines
             assert (f"mean of {count} classes" in shown) == (count == 13)
@@ -144,7 +145,7 @@ def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside
 
 def test_a_class_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
     labels, rows = np.arange(20) % 2, np.random.default_rng(0).dirichlet(np.ones(2), 20).astype(np.float32)
-    for axis in plots.ranking(labels, rows, ["_hidden", "b"]).axes:
+    for axis in plots.ranking(dict(standings(labels, rows)), labels, rows, ["_hidden", "b"]).axes:
         shown = [text.get_text() for text in axis.get_legend().get_texts()]
         assert len(shown) == 2 and "_hidden" in shown[0]
 
@@ -167,3 +168,14 @@ def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path) -> None:
         plots.save_figure(broken, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_picture_of_a_thousand_classes_is_drawn_in_as_many_strokes_as_of_a_few() -> None:
+    rng = np.random.default_rng(0)
+    points, labels = rng.normal(size=(1000, 2)).astype(np.float32), np.arange(1000)
+    figure = plots.embedding(points, labels, labels % 3 == 0, names(1000))
+    (axis,) = figure.axes
+    assert len(axis.collections) <= 13, "a marker each"
+    assert sum(len(own.get_offsets()) for own in axis.collections) == 1000
+    edged = sum(np.count_nonzero(own.get_linewidths()) for own in axis.collections)
+    assert edged == np.count_nonzero(labels % 3)

@@ -43,7 +43,13 @@ class Reliability:
     def of(cls, probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], bins: int = BINS) -> Reliability:
         """Of the most probable class of each image; `probabilities` (n, K), `labels` (n,)."""
         confidence = probabilities.max(axis=1).astype(np.float64)
-        is_right = probabilities.argmax(axis=1) == labels
+        return cls.of_confidence(confidence, probabilities.argmax(axis=1) == labels, bins)
+
+    @classmethod
+    def of_confidence(
+        cls, confidence: npt.NDArray[np.float64], is_right: npt.NDArray[np.bool_], bins: int = BINS
+    ) -> Reliability:
+        """Of n images, (n,) each."""
         own = bin_of(confidence, bins)
         counts = np.bincount(own, minlength=bins)
         some = np.maximum(counts, 1)
@@ -57,6 +63,15 @@ class Reliability:
     def ece(self) -> float:
         """Expected calibration error (eq. 3): the mean gap between confidence and accuracy, over images."""
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
+
+
+def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.NDArray[np.float64]:
+    """The highest probability of each row of (n, K) at another temperature, (n,); `power`: the old one over the new."""
+    found = np.empty(len(probabilities))
+    for own in blocks(*probabilities.shape):
+        rows = np.maximum(probabilities[own].astype(np.float64), np.finfo(np.float32).tiny)
+        found[own] = 1 / ((rows / rows.max(axis=1, keepdims=True)) ** power).sum(axis=1)
+    return found
 
 
 def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:

@@ -14,7 +14,6 @@ from vitkit.evaluate.calibration import blocks
 from vitkit.evaluate.intervals import intervals
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.multilabel import MultiEvaluation, cross_fitted
-from vitkit.evaluate.standings import standings
 
 _DASH = "\N{EN DASH}"  # between the ends of an interval
 
@@ -42,7 +41,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         "roc_auc": float(np.mean(found)) if found else None,
         "average_precision": float(np.mean(precisions)),
         "temperature": evaluation.temperature,
-        "ece_before_temperature": at_temperature(evaluation, 1.0).ece,
+        "ece_before_temperature": evaluation.untempered.ece,
         **_intervals(evaluation),
         "absent_classes": list(evaluation.absent),
         "confused": [
@@ -70,7 +69,7 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
     """Areas under each class's ROC and precision-recall curves, one-vs-rest; None where there is no such curve."""
     areas: dict[str, dict[str, float | None]]
     areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
-    for i, own in standings(evaluation.labels, evaluation.probabilities):
+    for i, own in evaluation.standings.items():
         areas[evaluation.classes[i]] = {"roc_auc": own.roc_auc, "average_precision": own.average_precision}
     return areas
 

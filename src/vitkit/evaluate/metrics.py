@@ -13,7 +13,8 @@ import numpy.typing as npt
 from vitkit.classifier import Classifier
 from vitkit.data.source import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluate.calibration import Reliability, blocks
+from vitkit.evaluate.calibration import Reliability, blocks, confidence_at
+from vitkit.evaluate.standings import Standing, standings
 
 Counts = npt.NDArray[np.int64]
 Known = list[float | None]
@@ -76,6 +77,19 @@ class Evaluation:
     def ece(self) -> float:
         """Expected calibration error: how far confidence is from accuracy, over bins of confidence (calibration.py)."""
         return Reliability.of(self.probabilities, self.labels).ece
+
+    @cached_property
+    def untempered(self) -> Reliability:
+        """How often the classifier would be right, by the confidence that it would have at temperature 1."""
+        if self.temperature == 1:
+            return Reliability.of(self.probabilities, self.labels)
+        confidence = confidence_at(self.probabilities, self.temperature)
+        return Reliability.of_confidence(confidence, self.predicted == self.labels)
+
+    @cached_property
+    def standings(self) -> dict[int, Standing]:
+        """Where the images of each class stand, for the classes that an image has."""
+        return dict(standings(self.labels, self.probabilities))
 
     @property
     def brier(self) -> float:

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from vitkit.evaluate.calibration import Reliability
-from vitkit.evaluate.standings import Standing, standings
+from vitkit.evaluate.standings import Standing
 from vitkit.files import replacing
 from vitkit.page import DPI, to_png
 
@@ -127,19 +127,25 @@ _STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "
 _MOST_LINES, _WORST = 12, 5
 
 
-def ranking(labels: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float32], classes: Sequence[str]) -> Figure:
+def ranking(
+    stand: Mapping[int, Standing],
+    labels: npt.NDArray[np.int64],
+    probabilities: npt.NDArray[np.float32],
+    classes: Sequence[str],
+) -> Figure:
     """ROC and precision-recall curves, each class against the rest.
 
     Of more than 12 classes only the five of the lowest average precision have a line, beside the mean of all.
 
     Args:
+        stand: where the images of each class stand among all, for the classes that an image has.
         labels: (n,) true classes.
         probabilities: (n, K).
         classes: their K names.
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
-    own = {i: each for i, each in standings(labels, probabilities) if each.others}
+    own = {i: each for i, each in stand.items() if each.others}
     precisions = {i: each.average_precision for i, each in own.items()}
     shown = list(own) if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
     for i, (colour, line) in zip(shown, _STYLES, strict=False):
@@ -194,18 +200,19 @@ def embedding(
         is_right: (n,).
         classes: names.
     """
-    own, counts = np.unique(labels, return_counts=True)
+    own, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_legend = len(own) <= _MOST_LINES
     figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
     axis = figure.subplots()
-    for number, label in enumerate(own.tolist()):
-        colour, marker = _CYCLE[number % len(_CYCLE)], _MARKERS[number % len(_MARKERS)]
-        for mask, edge, width in ((is_right, "none", 0.0), (~is_right, "black", 0.9)):
-            x, y = points[(labels == label) & mask].T
-            axis.scatter(x, y, s=34, c=colour, marker=marker, edgecolors=edge, linewidths=width, alpha=0.9)
-        axis.scatter([], [], s=30, c=colour, marker=marker, label=_in_legend(classes[label]))
-    axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
+    for each, marker in enumerate(_MARKERS[: len(own)]):  # a call for each class takes seconds where there are many
+        ours = number % len(_MARKERS) == each
+        colours = [_CYCLE[i % len(_CYCLE)] for i in number[ours].tolist()]
+        (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
+        axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
     if has_legend:
+        for i, label in enumerate(own.tolist()):
+            axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=_in_legend(classes[label]))
+        axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
         outline = [withStroke(linewidth=2.5, foreground="white")]

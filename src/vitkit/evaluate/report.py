@@ -14,7 +14,7 @@ from vitkit.evaluate import multilabel, plots
 from vitkit.evaluate.calibration import Reliability
 from vitkit.evaluate.doubts import Doubt
 from vitkit.evaluate.embedding import embed
-from vitkit.evaluate.figures import at_temperature, interval_text
+from vitkit.evaluate.figures import interval_text
 from vitkit.evaluate.gallery import gallery
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.evaluate.operating import operating_table
@@ -97,20 +97,19 @@ def draw(
     """
     if isinstance(evaluation, multilabel.MultiEvaluation):
         return {}
-    labels, probabilities, classes = evaluation.labels, evaluation.probabilities, evaluation.classes
+    labels, classes, now = (
+        evaluation.labels,
+        evaluation.classes,
+        Reliability.of(evaluation.probabilities, evaluation.labels),
+    )
     title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
-    states = {"as it is": evaluation}
+    states = {"as it is": now}
     if evaluation.temperature != 1:
-        states = {
-            "temperature 1": at_temperature(evaluation, 1.0),
-            f"temperature {evaluation.temperature:.2f}": evaluation,
-        }
+        states = {"temperature 1": evaluation.untempered, f"temperature {evaluation.temperature:.2f}": now}
     figures = {
         "Confusion": plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
-        "Confidence and accuracy": plots.reliability(
-            {name: Reliability.of(own.probabilities, own.labels) for name, own in states.items()}
-        ),
-        "ROC and precision-recall": plots.ranking(labels, probabilities, classes),
+        "Confidence and accuracy": plots.reliability(states),
+        "ROC and precision-recall": plots.ranking(evaluation.standings, labels, evaluation.probabilities, classes),
     }
     laid_out = embed(classifier, evaluation, root, progress)
     if laid_out is not None:
