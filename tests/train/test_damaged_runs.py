@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +14,11 @@ import pytest
 import torch
 
 import runs
+from vitkit.data.whereabouts import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
 from vitkit.train import run
-from vitkit.train.checkpoint import seal
-from vitkit.train.recipe import Recipe, build
+from vitkit.train.checkpoint import MAY_CHANGE, identity, seal
+from vitkit.train.recipe import Recipe, build, load_fields
 
 CKPT = "checkpoints/last.ckpt"
 
@@ -52,6 +56,9 @@ def edit(path: Path, change: Callable[[str], str]) -> None:
         ("vit_micro_patch8_16", "vit_tiny_patch8_16", "model vit_micro_patch8_16, not vit_tiny_patch8_16"),
         ("seed = 0", "seed = 7", "seed 0, not 7"),
         ('optimizer = "adamw"', 'optimizer = "sgd"', "optimizer adamw, not sgd"),
+        ("lr = 0.001", "lr = 0.01", "it has lr 0.001, not 0.01; put that back"),
+        ("hflip = true", "hflip = false", "hflip True, not False"),
+        ("batch_size = 8", "batch_size = 9", "batch_size 8, not 9"),
     ],
 )
 def test_a_recipe_that_was_edited_meets_no_state_of_before(folder: Path, before: str, after: str, told: str) -> None:
@@ -65,6 +72,66 @@ def test_the_state_of_a_run_on_other_images_is_refused(folder: Path, tmp_path: P
     )
     shutil.copyfile(other / CKPT, folder / CKPT)
     assert "is of another run" in refused(folder, CKPT)
+
+
+def test_the_state_of_a_run_on_other_pictures_of_the_same_names_is_refused(folder: Path, tmp_path: Path) -> None:
+    recipe = runs.quick(runs.photos(tmp_path / "photos", seed=1), epochs=1)
+    other = run.train(recipe, tmp_path / "b", say=lambda _: None)
+    shutil.copyfile(other / CKPT, folder / CKPT)
+    assert re.search("it has pictures [0-9a-f]{12}, not [0-9a-f]{12}; put that back", refused(folder, CKPT))
+
+
+def test_a_state_that_differs_in_much_is_told_in_a_short_line(folder: Path) -> None:
+    other = Recipe(lr=0.5, seed=3, hflip=False, mixup=0.5, cutmix=0.5, beta2=0.9, momentum=0.3)
+    lines = other.replace(data="x", model="vit_micro_patch8_16", weights="none", workers=0).to_toml()
+    (folder / "recipe.toml").write_text(lines)
+    assert re.search(r"; and \d+ more; put that back", refused(folder, CKPT))
+
+
+def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
+    before = build(load_fields(folder / "recipe.toml"))
+    after = before.replace(epochs=2, time="10m", patience=9, keep="last", cache="none", workers=1, precision="auto")
+    (folder / "recipe.toml").write_text(after.to_toml())
+    run.resume(folder, say=lambda _: None)
+    assert [row["epoch"] for row in runs.metrics(folder)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Recipe)])
+def test_a_field_may_change_or_is_part_of_what_a_run_is(name: str, finished: Path) -> None:
+    table, contents = images_of_run(finished / "split.json"), read_contents(finished / "split.json")
+    recipe = build(load_fields(finished / "recipe.toml"))
+    changed = copy.copy(recipe)
+    object.__setattr__(changed, name, "something else")
+    one, two = (identity(own, table, contents) for own in (recipe, changed))
+    assert (one == two) == (name in MAY_CHANGE)
+    assert identity(recipe, table, contents, "another teacher") != one
+
+
+def test_a_run_stays_itself_where_its_photographs_move_but_not_where_they_change(folder: Path, tmp_path: Path) -> None:
+    recipe, split = build(load_fields(folder / "recipe.toml")), folder / "split.json"
+
+    def own() -> dict[str, object]:
+        return identity(recipe, images_of_run(split), read_contents(split))
+
+    first, there = own(), images_of_run(split)
+    moved = tmp_path / "elsewhere"
+    for i, path in enumerate(there.paths):
+        target = moved / Path(path).parent / f"renamed-{i}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(there.file(i), target)
+    move_run(split, moved)
+    assert "renamed-" in split.read_text()
+    assert own() == first
+    table, contents = images_of_run(split), read_contents(split)
+    train, val = table.splits.index("train"), table.splits.index("val")
+    swapped = list(table.splits)
+    swapped[train], swapped[val] = "val", "train"
+    others = (
+        identity(recipe, dataclasses.replace(table, splits=tuple(swapped)), contents),
+        identity(recipe, table, contents | {table.paths[-1]: "00" * 8}),
+        identity(recipe, dataclasses.replace(table, classes=("a", *table.classes[1:])), contents),
+    )
+    assert [{name for name in first if first[name] != other[name]} for other in others] == [{"pictures"}] * 3
 
 
 @pytest.mark.parametrize("place", [0, 100, 0.3, 0.5, 0.9, -10])

@@ -19,14 +19,37 @@ from vitkit.errors import VitkitError
 from vitkit.train.recipe import Recipe
 
 _LENGTH = 64  # of the checksum, which is the archive's comment
-_SHAPING = ("model", "image_size", "method", "rank", "optimizer", "ema", "swa", "seed", "init")
+_SHOWN = 4  # differences
+_DIGITS = 12  # of a digest
+
+# Fields of the recipe that may change between: the weights would come out as they would have, or further on.
+_PLACES = ("data", "weights", "teacher")  # what is there has a digest, or is in the state
+_SPLITTING = ("layout", "split", "split_from", "group_by", "folds", "limit")  # split.json has the outcome
+_LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
+_COMPUTING = ("precision", "devices", "nodes", "strategy", "checkpointing", "compile", "cache", "workers")
+_BEFORE_AND_AFTER = ("find_lr", "prior")
+MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH_OF_IT, *_COMPUTING, *_BEFORE_AND_AFTER}
 
 
-def identity(recipe: Recipe, table: ImageTable) -> dict[str, Any]:
-    """What a run cannot go on without: what decides the shape of its state, and how many images it is of."""
-    shaping = {name: getattr(recipe, name) for name in _SHAPING}
+def identity(
+    recipe: Recipe, table: ImageTable, contents: Mapping[str, str], teacher: str | None = None
+) -> dict[str, Any]:
+    """What a run cannot go on without: all that decides which weights it leads to.
+
+    Args:
+        recipe: of the run.
+        table: its images, split.
+        contents: a digest of each by its path, as far as it is known: files may have moved since.
+        teacher: a digest of the one that the run imitates.
+    """
+    fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
     images = [table.splits.count(name) for name in ("train", "val", "test")]
-    return {**shaping, "classes": len(table.classes), "images": images}
+    digest = hashlib.sha256()
+    for i, (path, split) in enumerate(zip(table.paths, table.splits, strict=True)):
+        digest.update(repr((split, table.name_of(i), contents.get(path))).encode())
+    pictures = digest.hexdigest()[:_DIGITS]
+    imitated = None if teacher is None else teacher[:_DIGITS]
+    return {**fields, "classes": len(table.classes), "images": images, "pictures": pictures, "teacher": imitated}
 
 
 def seal(path: Path) -> None:
@@ -62,8 +85,10 @@ def read(path: Path, own: Mapping[str, Any]) -> dict[str, Any]:
         raise VitkitError(f"{path} is damaged; delete it to train this run from its beginning") from error
     changed = [f"{name} {then.get(name)}, not {now}" for name, now in own.items() if then.get(name) != now]
     if changed:
+        rest = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
+        told = "; ".join([*changed[:_SHOWN], *rest])
         raise VitkitError(
-            f"{path} is of another run, or the recipe was changed since: it has {'; '.join(changed)};"
+            f"{path} is of another run, or the recipe was changed since: it has {told};"
             " put that back, or delete the file to train from the beginning"
         )
     return dict(state)

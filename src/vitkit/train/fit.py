@@ -21,7 +21,7 @@ from vitkit.data.augment import mix_seeds
 from vitkit.data.datamodule import ImageData, is_worker_lost, worker_lost
 from vitkit.data.source import ImageTable
 from vitkit.data.split import SPLITS
-from vitkit.data.whereabouts import images_of_run
+from vitkit.data.whereabouts import images_of_run, read_contents
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluate.metrics import Evaluation
 from vitkit.files import from_json, write_text
@@ -256,7 +256,8 @@ def _fit(
         **objective,
     )
     task.spent = task.ahead = spent
-    task.identity = identity(recipe, data.table)
+    contents, imitated = read_contents(run.folder / SPLIT), classifier.provenance.get("teacher", {})
+    task.identity = identity(recipe, data.table, contents, imitated.get("sha256"))
     if choose_compile(recipe):
         task.compile_steps()
     last = run.folder / LAST
