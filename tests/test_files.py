@@ -160,6 +160,19 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path, others = tmp_path / "a.npz", [".b.npz.77.tmp", ".a.npz.tmp", ".a.npz.7x.tmp", "a.npz.77.tmp"]
+    for name in (*others, ".a.npz.77.tmp", f".a.npz.{os.getpid()}.tmp"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".a.npz.78.tmp").mkdir()
+    (tmp_path / ".a.npz.78.tmp" / "a.npz").touch()
+    with pytest.raises(VitkitError), sole(tmp_path / "c"), sole(tmp_path / "c"):
+        pass
+    assert len(names(tmp_path)) == len(others) + 3
+    with sole(path):
+        assert names(tmp_path) == sorted([*others, ".a.npz.lock"])
+
+
 def test_of_many_at_once_one_works(tmp_path: Path) -> None:
     """Each adds a line to the file and takes it away again; two at once would see the other's."""
     code = (

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -59,6 +60,8 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 def sole(path: Path, place: Path | None = None) -> Iterator[None]:
     """Work on a file or folder as the only process that does. The lock ends with the process, however that ends.
 
+    What a killed process was writing for it is removed.
+
     Args:
         path: what is worked on.
         place: where the lock is; by default beside it.
@@ -79,6 +82,7 @@ def sole(path: Path, place: Path | None = None) -> Iterator[None]:
     try:
         with suppress(OSError):  # of a full disk what is being written will tell
             place.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%F %T')}")
+        _tidy(path)
         yield
     finally:
         with suppress(OSError):  # while it is held: whoever has opened it meanwhile sees that it is gone, and asks anew
@@ -107,6 +111,14 @@ def sole_in(folder: Path) -> Iterator[None]:
 def is_empty(folder: Path) -> bool:
     """Whether nothing is in a folder, but perhaps the lock of who works on it."""
     return all(path.name == _LOCK for path in folder.iterdir())
+
+
+def _tidy(path: Path) -> None:
+    """Remove what a process that was killed was writing for this name: nobody else is at work on it now."""
+    for name, left in unfinished(path.parent):
+        if name == path.name:
+            with suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _holder(place: Path) -> str:

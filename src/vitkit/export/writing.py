@@ -17,7 +17,7 @@ from vitkit.export.check import Comparison, Refused, answers, check_card, compar
 from vitkit.export.formats import DTYPES, Format, format_of
 from vitkit.export.loading import load_exported
 from vitkit.export.pictures import Pictures, Progress
-from vitkit.files import sole, unfinished
+from vitkit.files import sole
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,6 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with sole(out):
         check_free(out, form, force=force)
-        for name, left in unfinished(out.parent):  # by a process that was killed
-            if name == out.name:
-                shutil.rmtree(left, ignore_errors=True)
         yield from _in_turn(out, form, folder)
 
 
