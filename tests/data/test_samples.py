@@ -177,8 +177,8 @@ def test_a_doubt_is_said_once_a_folder(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [save(noise(40, 40, i), tmp_path / f"{i}.png") for i in range(8)]
-    one = 40 * 40 * 8
+    paths = [save(noise(100, 100, i), tmp_path / f"{i}.png") for i in range(8)]
+    one = 100 * 100 * 8
     monkeypatch.setattr(decoding, "ROOM", Room(2 * one))
     lock, inside, most = threading.Lock(), 0, 0
 
@@ -205,19 +205,19 @@ def test_no_more_is_decoded_at_a_time_than_there_is_room_for(tmp_path: Path, mon
 def test_a_picture_larger_than_the_room_has_it_alone_and_one_thread_never_waits_for_itself() -> None:
     room = Room(10)
     with room.share() as take, room.share() as again:
-        take(100)
-        again(100)
+        take(10**6)
+        again(10**6)
     with room.share() as take:
-        take(5)
+        take(10**5)
 
 
 def test_what_failed_gives_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "ROOM", Room(1))
-    path = save(noise(64, 64), tmp_path / "a.png")
+    path = save(noise(164, 164), tmp_path / "a.png")
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(decoding.UnreadableImageError):
         decode(path)
-    done = threading.Thread(target=decode, args=(save(noise(9, 9), tmp_path / "b.png"),))
+    done = threading.Thread(target=decode, args=(save(noise(130, 130), tmp_path / "b.png"),))
     done.start()
     done.join(timeout=10)
     assert not done.is_alive()

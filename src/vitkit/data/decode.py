@@ -257,7 +257,10 @@ def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Imag
         image, doubt = stretch_bytes(image, samples)
     elif not samples.are_bytes:
         image, doubt = to_grey(image, samples, is_png=is_png)
-    return _in_strips(image, _on_white) if image.has_transparency_data else image.convert("RGB"), doubt
+    if image.has_transparency_data:
+        return _in_strips(image, _on_white), doubt
+    is_done = image.mode == "RGB" and image.format == "JPEG"  # others may keep their file open, or in memory
+    return image if is_done else image.convert("RGB"), doubt
 
 
 def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:

@@ -6,8 +6,9 @@ colour. Both limits were measured: docs/decisions/0009-duplicates.md.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,11 +87,13 @@ def compare(
     """
     content = {fact.digest: fact.thumbnail for fact in facts}
     digests = tuple(sorted(content))
-    place = {digest: i for i, digest in enumerate(digests)}
-    known = {} if before is None or before.pairs is None else {i: place.get(d) for i, d in enumerate(before.digests)}
-    there = sorted(i for i in known.values() if i is not None)
-    new = sorted(set(range(len(digests))) - set(there))
-    kept = _kept(before.pairs if before is not None and before.pairs is not None else ([], []), known)
+    known: frozenset[bytes] = frozenset()
+    kept: Pairs = ([], [])
+    if before is not None and before.pairs is not None:
+        known = frozenset(before.digests)
+        kept = _kept(before.pairs, before.digests, digests)
+    there = [i for i, digest in enumerate(digests) if digest in known]
+    new = [i for i, digest in enumerate(digests) if digest not in known]
     if not new:
         return Compared(digests, kept if sum(map(len, kept)) <= _MOST_PAIRS * len(digests) else None)
     most = _MOST_PAIRS * len(digests) - sum(map(len, kept))
@@ -108,10 +111,15 @@ def compare(
     return Compared(digests, (near, mirrored))
 
 
-def _kept(pairs: Pairs, place: Mapping[int, int | None]) -> Pairs:
-    """The pairs of which both are still there, by their places now."""
+def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
+    """The pairs of which both are still there, by their places now; the digests of both times are in order."""
+
+    def place(own: int) -> int | None:
+        i = bisect_left(now, before[own])
+        return i if i < len(now) and now[i] == before[own] else None
+
     near, mirrored = (
-        [_sorted(i, j) for i, j in ((place[a], place[b]) for a, b in own) if i is not None and j is not None]
+        [_sorted(i, j) for i, j in ((place(a), place(b)) for a, b in own) if i is not None and j is not None]
         for own in pairs
     )
     return near, mirrored
@@ -146,15 +154,17 @@ def find_duplicates(
     compared = compare(facts, None, progress) if compared is None else compared
     if compared.pairs is None:
         return exact, False
-    places = [first_of[digest] for digest in compared.digests]
-    near_pairs, mirrored_pairs = (sorted(_sorted(places[i], places[j]) for i, j in own) for own in compared.pairs)
+    digests = compared.digests
+    near_pairs, mirrored_pairs = (
+        sorted(_sorted(first_of[digests[i]], first_of[digests[j]]) for i, j in own) for own in compared.pairs
+    )
     forest = Forest(len(facts))
     near = [Link(i, j, "near") for i, j in near_pairs if forest.join(i, j)]
     apart = [(i, j) for i, j in mirrored_pairs if forest.find(i) != forest.find(j)]
     near += [Link(i, j, "mirrored") for i, j in apart]  # all: the reader may leave some out
     for i, j in apart:
         forest.join(i, j)
-    if near and max(Counter(forest.roots()).values()) > max(LEAST_LARGE, LARGEST_GROUP * len(places)):
+    if near and max(Counter(forest.roots()).values()) > max(LEAST_LARGE, LARGEST_GROUP * len(digests)):
         return exact, False
     return exact + near, True
 

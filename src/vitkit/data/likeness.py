@@ -48,13 +48,13 @@ def find_pairs(
         most: pairs of both kinds together.
         progress: told how many of how many have been compared.
     """
-    search = _Search(pixels, others)
     near: list[tuple[int, int]] = []
     mirrored: list[tuple[int, int]] = []
     told = 0
     blocks = range(0, len(pixels), _BLOCK)
     # Blocks are shared among threads: the matrix library's own would wait for one another, spinning.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        search = _Search(pixels, others)
         for start, found in zip(blocks, pool.map(search.block, blocks), strict=True):
             near += found[0]
             mirrored += found[1]
@@ -147,12 +147,16 @@ def spectra(pixels: Pixels) -> Floats:
     waves = np.kron(basis, basis)  # (36, 256)
     even = np.tile(np.arange(_COARSE) % 2 == 0, _COARSE)
     found = np.empty((len(pixels), _COARSE**2 + 1), np.float32)
-    for start in range(0, len(pixels), _TOLD):
+
+    def fill(start: int) -> None:
         own = slice(start, start + _TOLD)
         structure = _structure(pixels[own])
         low = structure @ waves.T
         rest = np.sqrt(np.maximum(_dot(structure, structure) - _dot(low, low), 0))  # lengths do not change in the basis
         found[own] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fill, range(0, len(pixels), _TOLD)))
     return found
 
 

@@ -7,6 +7,7 @@ cannot be imported twice. Where that fails, or one of them dies, the files are l
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -114,6 +115,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both, and the other one decides
     from vitkit.data.scan import examine
 
+    gc.set_threshold(100_000)  # little of what a picture leaves behind needs it
     asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     with Memory() as memory, contextlib.suppress(EOFError, BrokenPipeError):

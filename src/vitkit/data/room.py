@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LEAST = 2**30  # bytes that are shared out however little memory seems to be free
+_UNCOUNTED = 2**16  # bytes of a picture that is not worth the counting
 
 
 class NoRoomError(Exception):
@@ -49,6 +50,8 @@ class Room:
             nonlocal taken
             if size > self._most:
                 raise NoRoomError
+            if size < _UNCOUNTED:
+                return
             with self._changed:
                 if not self._mine:
                     self._changed.wait_for(lambda: self._held == 0 or self._fits(self._held + size))
@@ -58,9 +61,10 @@ class Room:
         try:
             yield take
         finally:
-            with self._changed:
-                self._held, self._own.held = self._held - taken, self._mine - taken
-                self._changed.notify_all()
+            if taken:
+                with self._changed:
+                    self._held, self._own.held = self._held - taken, self._mine - taken
+                    self._changed.notify_all()
 
     @property
     def _mine(self) -> int:
