@@ -1,8 +1,8 @@
 """Do the intervals cover? `python benchmarks/coverage.py [--smoke]`.
 
 Evaluations are drawn of which the truth is known, and it is counted how often the 95 % intervals of
-`vitkit.evaluate.intervals` hold it: true accuracies .8 to .99, 30 to 500 images, 2 to 10 classes (the last three kinds
-with fewer of them), and four kinds:
+`vitkit.evaluation.intervals` hold it: true accuracies .8 to .99, 30 to 500 images, 2 to 10 classes (the last
+three kinds with fewer of them), and four kinds:
 
     calibrated       a model whose confidences are as they should be
     overconfident    the same with logits twice as large
@@ -29,9 +29,9 @@ import numpy as np
 from scipy.special import softmax
 from tables import RESULTS, result_path, write_table
 
-from vitkit.evaluate.calibration import Reliability
-from vitkit.evaluate.intervals import intervals
-from vitkit.evaluate.metrics import Evaluation
+from vitkit.evaluation.calibration import Reliability
+from vitkit.evaluation.intervals import intervals
+from vitkit.evaluation.metrics import Evaluation
 
 ACCURACIES, IMAGES, CLASSES = (0.8, 0.9, 0.95, 0.98, 0.99), (30, 50, 100, 200, 500), (2, 5, 10)
 _CORNERS = ((30, 100, 500), (0.8, 0.95, 0.99), (2, 10))  # for the kinds after the first

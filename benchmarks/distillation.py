@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from tables import save_table
 from torchvision.models import resnet18
 
-from vitkit.data.datamodule import ImageData
+from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.source import read_source
-from vitkit.data.split import split
-from vitkit.train.recipe import resolve
-from vitkit.train.setup import augment_of
+from vitkit.data.sources import read_source
+from vitkit.data.splits import split
+from vitkit.training.recipe import resolve
+from vitkit.training.setup import augment_of
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 STUDENT = "deit_micro_distilled_patch4_16"

@@ -25,9 +25,9 @@ from PIL import Image, ImageOps
 from tables import save_table
 
 from vitkit.data.decode import decode
-from vitkit.data.doctor import Diagnosis, examine
+from vitkit.data.doctor.examine import Diagnosis, examine
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import read_source
+from vitkit.data.sources import read_source
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 PREPROCESS = Preprocess(size=(224, 224))

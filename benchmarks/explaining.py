@@ -20,7 +20,7 @@ from tables import save_table
 from torch import Tensor
 
 from vitkit import VisionTransformer, create_model
-from vitkit.explain import METHODS
+from vitkit.explanation import METHODS
 
 PREDICT = "predict"
 ATTENTION = [name for name in METHODS if name != "occlusion"]  # which costs a pass for each place of its square

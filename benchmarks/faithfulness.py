@@ -26,11 +26,11 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from vitkit import VisionTransformer, load
-from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.source import ImageTable
-from vitkit.data.split import split_from_file
-from vitkit.explain import CLASS_SPECIFIC, METHODS
-from vitkit.explain.occluding import cover
+from vitkit.data.loading import EvaluationImages
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import split_from_file
+from vitkit.explanation import CLASS_SPECIFIC, METHODS
+from vitkit.explanation.occluding import cover
 
 STEPS, AT_ONCE, RESAMPLES = 20, 8, 10_000
 BLUR = 10.0  # the blur's standard deviation, in pixels

@@ -21,15 +21,15 @@ from PIL import Image
 from tables import save_table
 
 from vitkit import create_model
-from vitkit.data.datamodule import ImageData
+from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import ImageTable, read_source
-from vitkit.data.split import split
-from vitkit.train.choose import PRESETS
-from vitkit.train.distill import label_loss
-from vitkit.train.optim import build_optimizer
-from vitkit.train.recipe import Recipe
-from vitkit.train.setup import augment_of, choose_precision
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.splits import split
+from vitkit.training.defaults import PRESETS
+from vitkit.training.losses import label_loss
+from vitkit.training.optim import build_optimizer
+from vitkit.training.recipe import Recipe
+from vitkit.training.setup import augment_of, choose_precision
 
 EPOCHS, BATCH, STEPS = 4, 32, 6
 

@@ -31,13 +31,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from vitkit.data.datamodule import EvaluationImages
 from vitkit.data.decode import decode
+from vitkit.data.loading import EvaluationImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.source import ImageTable
-from vitkit.data.split import split_from_file
-from vitkit.train.callbacks import read_metrics
-from vitkit.train.run import train
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import split_from_file
+from vitkit.training.callbacks import read_metrics
+from vitkit.training.run import train
 
 NAME = "deit_tiny_patch16_224"
 PREPROCESS = Preprocess(size=(224, 224), crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)

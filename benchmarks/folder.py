@@ -30,11 +30,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit import Classifier, Preprocess
-from vitkit.bench.speed import random_model, resident
-from vitkit.bench.timing import Timing, on_cpu
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.data.walk import find_images
-from vitkit.names import config_for
+from vitkit.model.names import config_for
+from vitkit.profiling.speed import random_model, resident
+from vitkit.profiling.timing import Timing, on_cpu
 from vitkit.weights import load
 
 DATA = os.environ.get("VITKIT_TEST_DATA")

@@ -133,11 +133,11 @@ def draw_answers(images: int, classes: int) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
-    from vitkit.evaluate import report as pages
-    from vitkit.evaluate.doubts import from_predictions, write_doubts
-    from vitkit.evaluate.metrics import Evaluation
-    from vitkit.evaluate.unseen import all_figures
-    from vitkit.evaluate.writing import write_evaluation
+    from vitkit.evaluation.doubts import from_predictions, write_doubts
+    from vitkit.evaluation.metrics import Evaluation
+    from vitkit.evaluation.unseen import all_figures
+    from vitkit.reporting import evaluation_report as pages
+    from vitkit.reporting.writing import write_evaluation
 
     photos = links(folder, images)
     probabilities, labels = np.empty((images, classes), np.float32), np.empty(images, np.int64)
@@ -168,9 +168,9 @@ def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -
 def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
     from types import SimpleNamespace
 
-    from vitkit.data.source import ImageTable
-    from vitkit.evaluate import metrics
-    from vitkit.evaluate.unseen import all_figures
+    from vitkit.data.sources import ImageTable
+    from vitkit.evaluation import evaluator
+    from vitkit.evaluation.unseen import all_figures
 
     names = tuple(f"class{i:05d}" for i in range(classes))
     paths = tuple(f"{i:06d}.jpg" for i in range(images))
@@ -179,7 +179,7 @@ def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> 
     model: Any = SimpleNamespace(classes=names, task="single", temperature=1.5, stream=lambda _: answers)
     before = peak()
     with Took() as took:
-        own = metrics.evaluate(model, rows, "all")
+        own = evaluator.evaluate(model, rows, "all")
         all_figures(own, None, {"counts": list(range(1, classes + 1)), "prior": "data"})
     mib = (peak() - before - own.probabilities.nbytes) / MIB
     return [row(f"evaluating {images} images, {classes} classes: MiB", mib, "1024", took.cpu, "given answers")]
@@ -255,7 +255,7 @@ def train(folder: Path, asked: argparse.Namespace, images: int, few: int, many: 
 
 def training(photos: str, out: str, model: str) -> None:
     """One training of one epoch; when its first step was done, and how long it reported."""
-    from vitkit.train import run
+    from vitkit.training import run
 
     marks: dict[str, tuple[float, float]] = {"start": (time.perf_counter(), time.process_time())}
 

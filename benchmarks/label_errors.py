@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.source import read_source
-from vitkit.evaluate.doubts import from_features
-from vitkit.train.probe import compute_features
-from vitkit.train.recipe import Recipe
-from vitkit.train.setup import choose_precision, new_classifier
+from vitkit.data.loading import EvaluationImages
+from vitkit.data.sources import read_source
+from vitkit.evaluation.doubts import from_features
+from vitkit.training.probe import compute_features
+from vitkit.training.recipe import Recipe
+from vitkit.training.setup import choose_precision, new_classifier
 
 SEEDS, PER_CLASS, PLANTED, SHOWN = 5, 100, 12, 25
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import vitkit
-from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.source import ImageTable, read_source
-from vitkit.data.split import split
+from vitkit.data.loading import EvaluationImages
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.splits import split
 from vitkit.data.whereabouts import images_of_run
-from vitkit.engine.merge import merge
-from vitkit.engine.prepare import prepare
-from vitkit.train.setup import choose_precision
+from vitkit.inference.backends.optimized import prepare
+from vitkit.inference.backends.token_merging import merge
+from vitkit.training.setup import choose_precision
 
 SWEEP = (0, 2, 4, 6, 8, 10, 12, 13, 14, 16, 18, 20)
 BATCH = 32

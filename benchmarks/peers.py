@@ -24,14 +24,14 @@ from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
 from vitkit import VisionTransformer
-from vitkit.bench.chart import chart
-from vitkit.bench.speed import Contender, Speed, compare, open_engines, random_model, row
 from vitkit.data.decode import decode
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.walk import find_images
-from vitkit.engine.prepare import prepare
-from vitkit.evaluate.plots import save_figure
-from vitkit.names import config_for
+from vitkit.inference.backends.optimized import prepare
+from vitkit.model.names import config_for
+from vitkit.profiling.chart import chart
+from vitkit.profiling.speed import Contender, Speed, compare, open_engines, random_model, row
+from vitkit.reporting.plots import save_figure
 from vitkit.weights import load
 
 MODELS = {

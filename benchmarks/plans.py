@@ -29,11 +29,11 @@ from peers import MODELS, SMOKE
 from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
-from vitkit.bench.speed import random_model
-from vitkit.engine.flow import BATCH, cores
-from vitkit.engine.plan import best, build, measure, processor
-from vitkit.engine.prepare import Double
-from vitkit.names import config_for
+from vitkit.inference.backends.optimized import Double
+from vitkit.inference.backends.plans import best, build, measure, processor
+from vitkit.inference.pipeline import BATCH, cores
+from vitkit.model.names import config_for
+from vitkit.profiling.speed import random_model
 
 _BUSY = "import torch; torch.set_num_threads(1); a = torch.randn(512, 512)\nwhile True: a @ a"
 

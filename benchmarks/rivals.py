@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from vitkit import Classifier, Preprocess, VisionTransformer
-from vitkit.bench.speed import Contender
-from vitkit.weights.export import write
+from vitkit.profiling.speed import Contender
+from vitkit.weights.formats.torchvision import recognise
+from vitkit.weights.formats.writing import write
 from vitkit.weights.read import Checkpoint, Stored
-from vitkit.weights.torchvision import recognise
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 Run = Callable[[Tensor], Tensor]

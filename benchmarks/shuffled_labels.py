@@ -22,11 +22,11 @@ from PIL import Image
 from tables import RESULTS, result_path, write_table
 
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.source import read_source
-from vitkit.evaluate.figures import figures
-from vitkit.evaluate.metrics import evaluate
-from vitkit.evaluate.unseen import find_seen, second_figure
-from vitkit.train import run
+from vitkit.data.sources import read_source
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.unseen import find_seen, second_figure
+from vitkit.training import run
 from vitkit.weights import load
 
 CLASSES, EACH, SIDE, COPIES, SEEDS = 5, 12, 64, 48, 20  # COPIES: pixels of those in the other folder

@@ -28,13 +28,13 @@ from rivals import Setting, timm_module
 from tables import RESULTS, result_path, show, write_table
 from torch import Tensor, nn
 
-from vitkit.bench.ceiling import Ceiling
-from vitkit.bench.speed import random_model
-from vitkit.bench.timing import interleave, stopwatch_for
-from vitkit.names import config_for
-from vitkit.train.optim import build_optimizer
-from vitkit.train.patches import drop_patches
-from vitkit.train.recipe import Recipe, checkpoint_every
+from vitkit.model.names import config_for
+from vitkit.profiling.roofline import Ceiling
+from vitkit.profiling.speed import random_model
+from vitkit.profiling.timing import interleave, stopwatch_for
+from vitkit.training.optim import build_optimizer
+from vitkit.training.patches import drop_patches
+from vitkit.training.recipe import Recipe, checkpoint_every
 
 Work = Callable[[], None]
 BASE = "timm float32"

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitkit.data.source import read_source
-from vitkit.evaluate.figures import figures
-from vitkit.evaluate.metrics import evaluate
-from vitkit.train.callbacks import read_metrics
-from vitkit.train.recipe import Recipe
+from vitkit.data.sources import read_source
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import figures
+from vitkit.training.callbacks import read_metrics
+from vitkit.training.recipe import Recipe
 from vitkit.weights import load
 
 COLOURS = {"blue": (40, 60, 200), "green": (40, 190, 60), "red": (200, 50, 40)}

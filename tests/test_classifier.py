@@ -17,9 +17,10 @@ import torch
 import vitkit
 from photos import folder, noise, save, smooth
 from tiny import VARIETY, build, images, tiny
-from vitkit.classifier import DESCRIPTION, FORMAT_VERSION, WEIGHTS, Classifier, Prediction
+from vitkit.classifier import Classifier, Prediction
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, WEIGHTS
 from vitkit.weights import load
 
 CLASSES = ("ant", "bee", "猫", "🐈", 'quo"te', "f", "g")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.files import is_empty, replacing, sole, sole_in, write_json, write_text
+from vitkit.system.files import is_empty, replacing, sole, sole_in, write_json, write_text
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def test_a_folder_is_made_to_be_held_and_goes_again_where_nothing_came_into_it(t
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from vitkit.files import sole\n"
+        "import os, signal, sys; from pathlib import Path; from vitkit.system.files import sole\n"
         "with sole(Path(sys.argv[1])): print('held', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = tmp_path / "a.csv"
@@ -177,7 +177,7 @@ def test_of_many_at_once_one_works(tmp_path: Path) -> None:
     """Each adds a line to the file and takes it away again; two at once would see the other's."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from vitkit.errors import VitkitError; from vitkit.files import sole\n"
+        "from vitkit.errors import VitkitError; from vitkit.system.files import sole\n"
         "path, done = Path(sys.argv[1]), 0\n"
         "while done < 5:\n"
         "    try:\n"

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 
 import photos
 from tiny import build
-from vitkit.classifier import WEIGHTS, Classifier
+from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import read_source
+from vitkit.data.sources import read_source
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluate.metrics import evaluate
-from vitkit.files import to_json, write_json
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.model_folder import WEIGHTS
+from vitkit.system.files import to_json, write_json
 from vitkit.weights import load
 
 SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
@@ -179,4 +180,10 @@ def test_one_function_makes_json() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dumps", "json.dump")
     }
     # Hashes of what split.json holds and of what a plan was measured for; and what was read a moment ago.
-    assert callers == {"files.py", "data/split.py", "engine/plan.py", "export/program.py", "weights/read.py"}
+    assert callers == {
+        "files.py",
+        "data/splits.py",
+        "inference/backends/plans.py",
+        "exporting/program.py",
+        "weights/read.py",
+    }

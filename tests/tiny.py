@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vitkit.config import ViTConfig
-from vitkit.model import VisionTransformer
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
 

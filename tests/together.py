@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from vitkit.train import fit
-from vitkit.train.pieces import Pieces
-from vitkit.train.run import train
+from vitkit.training import fit
+from vitkit.training.microbatch import Pieces
+from vitkit.training.run import train
 
 Job = tuple[str, int, dict[str, Any], int | None]
 

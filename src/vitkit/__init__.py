@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Classifier, Prediction
-    from vitkit.config import ViTConfig
+    from vitkit.classifier import Classifier
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
-    from vitkit.model import VisionTransformer, create_model
-    from vitkit.names import list_models
+    from vitkit.inference.prediction import Prediction
+    from vitkit.model.config import ViTConfig
+    from vitkit.model.load_report import LoadReport
+    from vitkit.model.names import list_models
+    from vitkit.model.vit import VisionTransformer, create_model
     from vitkit.weights import load
-    from vitkit.weights.report import LoadReport
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,15 +31,15 @@ __all__ = [
 
 _HOMES = {
     "Classifier": "classifier",
-    "Prediction": "classifier",
+    "Prediction": "inference.prediction",
     "load": "weights",
-    "LoadReport": "weights.report",
+    "LoadReport": "model.load_report",
     "Preprocess": "data.preprocess",
-    "ViTConfig": "config",
-    "list_models": "names",
+    "ViTConfig": "model.config",
+    "list_models": "model.names",
     "VitkitError": "errors",
-    "VisionTransformer": "model",
-    "create_model": "model",
+    "VisionTransformer": "model.vit",
+    "create_model": "model.vit",
 }
 
 

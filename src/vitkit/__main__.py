@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitkit.stopping import stoppable
+from vitkit.system.stopping import stoppable
 
 
 def main() -> None:

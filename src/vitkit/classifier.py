@@ -1,16 +1,9 @@
-"""A model, its class names and its preprocessing: what every command after `train` takes, and all that is saved.
-
-A model folder holds `model.safetensors`, `model.json`, and `pictures.npz`, the record of what the weights were trained
-on. The JSON names the hashes of both, so that damage and mismatched files are noticed; it is journalled, so that a
-crash while saving leaves the old model or the new one.
-"""
+"""A model, its class names and its preprocessing: what every command after `train` takes, and all that is saved."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,53 +11,25 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-import vitkit
+from vitkit import model_folder
 from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import JOINT
-from vitkit.engine.flow import BATCH, BATCH_ALONE, flow
 from vitkit.errors import ShortageError, VitkitError, is_memory_short
-from vitkit.files import from_json, replacing, write_bytes, write_json
-from vitkit.model import VisionTransformer
-from vitkit.ranking import Ranking
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow
+from vitkit.inference.prediction import Prediction, Ranking, rank
+from vitkit.model.vit import VisionTransformer
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitkit.engine import Runner
-    from vitkit.explain.explanation import Explanation
-    from vitkit.weights.report import LoadReport
+    from vitkit.explanation.explanation import Explanation
+    from vitkit.inference.backends import Runner
+    from vitkit.model.load_report import LoadReport
 
 Features = Literal["head", "class", "mean", "patches"]
 T = TypeVar("T")
-FORMAT_VERSION = 1
-WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
-_NEXT = "model.json.next"  # the description of weights that are about to take their place
-_NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of one image.
-
-    Attributes:
-        path: as it was given.
-        label: the most probable class; None when there is no answer. Of a multi-label model the classes that
-            reach their thresholds, in the order of the classes, joined by `;`; "" when none does.
-        confidence: its probability; the lowest of those named, or when none is, 1 - the highest of all.
-        ranking: every class with its probability, the most probable first, sorted as far as it is read (`Ranking`).
-        error: why there is no answer: the image could not be read, or the model's numbers are not finite.
-    """
-
-    path: str
-    label: str | None = None
-    confidence: float | None = None
-    ranking: Sequence[tuple[str, float]] = ()
-    error: str | None = None
 
 
 @dataclass
@@ -96,7 +61,7 @@ class Classifier:
     def __post_init__(self) -> None:
         if len(self.classes) != self.model.config.num_classes:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
-        check_names(self.classes)
+        model_folder.check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must differ from one another")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
@@ -126,7 +91,7 @@ class Classifier:
         plan: str = "auto",
         say: Callable[[str], None] = lambda _: None,
     ) -> Classifier:
-        """This classifier, with logits by an engine of `vitkit.engine` from the weights that the model has now.
+        """This classifier, with logits by one of `inference.backends` from the weights that the model has now.
 
         Args:
             engine: `eager`, `compile`, `openvino` or `onnx`; `auto` takes the fastest that is there.
@@ -140,7 +105,7 @@ class Classifier:
             VitkitError: there is no such engine, precision or plan, it does not work here, or the model cannot be
                 merged.
         """
-        from vitkit.engine import open_runner
+        from vitkit.inference.backends import open_runner
 
         return replace(self, runner=open_runner(self.model, engine, precision, images, merge, plan, say))
 
@@ -244,7 +209,7 @@ class Classifier:
             if isinstance(outcome, str):
                 yield Prediction(path, error=outcome)
             else:
-                yield _rank(path, Ranking(self.classes, outcome), thresholds)
+                yield rank(path, Ranking(self.classes, outcome), thresholds)
 
     def explain(
         self,
@@ -257,7 +222,7 @@ class Classifier:
 
         Args:
             image: a file, or a picture in memory.
-            method: a name in `vitkit.explain.METHODS`, or `all`.
+            method: a name in `vitkit.explanation.METHODS`, or `all`.
             target: the class: `top`, the most probable; its name; or its number.
             layer: for the methods that look at one layer, and for `heads`; None is the last, and for `heads` every one.
 
@@ -266,7 +231,7 @@ class Classifier:
             UnansweredError: the model's numbers for it are not finite.
             VitkitError: the model has no head; there is no such method, class or layer.
         """
-        from vitkit.explain.explanation import explain
+        from vitkit.explanation.explanation import explain
 
         return explain(self, image, method, target, layer)
 
@@ -282,43 +247,16 @@ class Classifier:
         Raises:
             OSError: the disk is full or not writable; the folder then holds what it held before.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        _settle(folder)
-        try:
-            with replacing(folder / WEIGHTS) as temporary:
-                self._write_weights(temporary)
-                if self.pictures is not None and not _holds(folder / RECORD, self.pictures):
-                    write_bytes(folder / _NEXT_RECORD, self.pictures)
-                write_json(folder / _NEXT, self._description(_sha256(temporary)))
-        finally:
-            _settle(folder)
+        model_folder.write(Path(folder), self.model.state_dict(), self._description(), self.pictures)
 
-    def _write_weights(self, path: Path) -> None:
-        path.touch()
-        mode = path.stat().st_mode  # safetensors makes files that only their owner can read
-        try:
-            save_file(
-                {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()},
-                path,
-                {"vitkit_version": vitkit.__version__},
-            )
-            path.chmod(mode)
-        except SafetensorError as error:  # how safetensors reports a full disk
-            raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
-
-    def _description(self, weights_hash: str) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         return {
-            "format_version": FORMAT_VERSION,
-            "vitkit_version": vitkit.__version__,
             "task": self.task,
             "classes": list(self.classes),
             "config": self.model.config.to_dict(),
             "preprocess": self.preprocess.to_dict(),
             "temperature": self.temperature,
             **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
-            "weights_sha256": weights_hash,
-            **({} if self.pictures is None else {"pictures_sha256": hashlib.sha256(self.pictures).hexdigest()}),
             "provenance": self.provenance,
         }
 
@@ -333,125 +271,3 @@ def _unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tu
         raise ShortageError(
             f"there is too little memory for {batch_size} images at a time: free some, or compute fewer at a time"
         ) from error
-
-
-def _rank(path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None) -> Prediction:
-    if thresholds is None:
-        return Prediction(path, *ranking[0], ranking)
-    p = ranking.probabilities
-    named = np.flatnonzero(p >= thresholds)
-    confidence = p[named].min() if len(named) else 1 - p.max()
-    return Prediction(path, JOINT.join(ranking.classes[i] for i in named.tolist()), float(confidence), ranking)
-
-
-def check_names(classes: Iterable[object]) -> None:
-    """Refuse names that are no text, or that no file can hold.
-
-    Raises:
-        VitkitError: one is neither.
-    """
-    for name in classes:
-        try:
-            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
-        except UnicodeEncodeError:  # JSON can have half of a character
-            is_text = False
-        if not is_text:
-            raise VitkitError(f"class names must be text, not {name!r:.80}")
-
-
-def is_model_folder(path: Path) -> bool:
-    """Whether the folder is one of vitkit's own, damaged or not."""
-    return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """The description that belongs to the weights; a save cut short after its first step is completed here."""
-    weights = folder / WEIGHTS
-    found = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
-    if not found or not weights.is_file():
-        missing = DESCRIPTION if not found else WEIGHTS
-        raise VitkitError(f"{folder} is not a model folder: it has no {missing}")
-    weights_hash = _sha256(weights)
-    for name in found:
-        description = _parse(folder / name)
-        if description.get("weights_sha256") == weights_hash:
-            return _with_known_task(folder, description)
-    raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
-
-
-def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
-    """The record of pictures that belongs to the weights; None where there was none.
-
-    Raises:
-        VitkitError: it is gone, or its content is not what the description says.
-    """
-    expected = description.get("pictures_sha256")
-    if expected is None:
-        return None
-    for name in (RECORD, _NEXT_RECORD):
-        with suppress(FileNotFoundError):
-            data = (folder / name).read_bytes()
-            if hashlib.sha256(data).hexdigest() == expected:
-                return data
-    state = "is damaged" if (folder / RECORD).is_file() else "is gone"
-    raise VitkitError(
-        f"{folder / RECORD} {state}: it says what the weights were trained on; restore it, or take pictures_sha256 out "
-        f"of {DESCRIPTION} to go on without it"
-    )
-
-
-def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
-    task, thresholds = description.get("task", "single"), description.get("thresholds")
-    is_list = isinstance(thresholds, list) and all(isinstance(own, (int, float)) for own in thresholds)
-    if (task, is_list) not in (("single", False), ("multi", True)):
-        raise VitkitError(f"{folder / DESCRIPTION} is damaged: task {task!r} with thresholds {thresholds!r}")
-    return description
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        description = from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-    version = description.get("format_version") if isinstance(description, dict) else None
-    if not isinstance(version, int):
-        raise VitkitError(f"{path} is not a vitkit model description: it has no format_version")
-    if version > FORMAT_VERSION:
-        raise VitkitError(
-            f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
-        )
-    return description
-
-
-def _settle(folder: Path) -> None:
-    """Bring a save to its end: the next description takes its name if its weights are in place, else it goes."""
-    pending, weights = folder / _NEXT, folder / WEIGHTS
-    if not pending.is_file():
-        (folder / _NEXT_RECORD).unlink(missing_ok=True)
-        return
-    try:
-        description = from_json(pending.read_text(encoding="utf-8"))
-        expected = description["weights_sha256"]
-    except (ValueError, KeyError, TypeError):
-        expected = None
-    if weights.is_file() and expected == _sha256(weights):
-        if "pictures_sha256" not in description:
-            (folder / RECORD).unlink(missing_ok=True)  # of a model that was here before
-        with suppress(FileNotFoundError):
-            (folder / _NEXT_RECORD).replace(folder / RECORD)
-        pending.replace(folder / DESCRIPTION)
-    else:
-        pending.unlink()
-        (folder / _NEXT_RECORD).unlink(missing_ok=True)
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    try:
-        return path.stat().st_size == len(data) and path.read_bytes() == data
-    except OSError:
-        return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

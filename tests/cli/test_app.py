@@ -181,7 +181,7 @@ def test_memory_that_is_short_anywhere_is_told_in_a_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("vitkit.info.describe", fail)
+    monkeypatch.setattr("vitkit.profiling.model_info.describe", fail)
     outcome = vitkit("info", "vit_tiny_patch16_224")
     assert outcome.code == 2
     assert outcome.err == f"error: there is too little memory ({told}): free some, or ask for less at a time\n"

@@ -12,7 +12,7 @@ import pytest
 import photos as pictures
 import runs
 from vitkit.errors import VitkitError
-from vitkit.train import fit
+from vitkit.training import fit
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_predict_says_what_computed_and_answers_as_the_api(
 def test_few_images_are_computed_eagerly_in_the_best_precision(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.engine.best_precision", lambda: "bfloat16")
+    monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda: "bfloat16")
     assert vitkit("predict", trained, "photos/red/img1.png").err == "1 image (0 unreadable), eager, bfloat16\n"
 
 
@@ -73,7 +73,7 @@ def test_eval_says_what_computed(vitkit: Any, trained: Path) -> None:
 def test_an_engine_that_is_not_installed_is_told_in_a_line(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr("vitkit.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("vitkit.inference.backends.find_spec", lambda _: None)
     outcome = vitkit(verb, trained, "photos", "--engine", "openvino")
     assert (outcome.code, outcome.out) == (2, "")
     assert "pip install 'vitkit[export]'" in outcome.err

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from photos import fingerprint
-from vitkit.data.source import read_source
-from vitkit.data.split import split_from_file
-from vitkit.evaluate.figures import figures, interval_text
-from vitkit.evaluate.metrics import Evaluation, evaluate
+from vitkit.data.sources import read_source
+from vitkit.data.splits import split_from_file
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import figures, interval_text
+from vitkit.evaluation.metrics import Evaluation
 from vitkit.weights import load
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.split import split_from_file
-from vitkit.evaluate.metrics import evaluate
+from vitkit.data.splits import split_from_file
+from vitkit.evaluation.evaluator import evaluate
 from vitkit.weights import load
 
 

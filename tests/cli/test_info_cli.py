@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vitkit.model import create_model
-from vitkit.names import list_models
+from vitkit.model.names import list_models
+from vitkit.model.vit import create_model
 
 # Of the published checkpoints.
 PARAMETERS = {

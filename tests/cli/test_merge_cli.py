@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from vitkit.engine.merge import merge
 from vitkit.errors import VitkitError
+from vitkit.inference.backends.token_merging import merge
 from vitkit.weights import load
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from photos import fingerprint
 from vitkit.errors import VitkitError
-from vitkit.files import sole, sole_in
+from vitkit.system.files import sole, sole_in
 
 BENCH = ("bench", "{run}", "--batch-sizes", "1", "--engines", "eager", "--precisions", "float32", "--rounds", "1")
 COMMANDS = {

@@ -27,12 +27,12 @@ from PIL import Image
 import photos as pictures
 import runs
 from tiny import build
-from vitkit.cells import restored
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.walk import find_images
-from vitkit.evaluate import album
-from vitkit.files import sole
+from vitkit.reporting import album
+from vitkit.system.files import sole
+from vitkit.text.cells import restored
 from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")

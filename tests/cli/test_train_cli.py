@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import runs
-from vitkit.train import run
-from vitkit.train.recipe import Recipe, build, load_fields
+from vitkit.training import run
+from vitkit.training.recipe import Recipe, build, load_fields
 from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")

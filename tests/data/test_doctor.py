@@ -11,9 +11,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from photos import fingerprint, folder, noise, save
-from vitkit.data.doctor import Diagnosis, examine
+from vitkit.data.doctor.examine import Diagnosis, examine
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import read_source
+from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
 
 

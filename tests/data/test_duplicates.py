@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from photos import noise, save
-from vitkit.data import likeness as search
-from vitkit.data.duplicates import Link, compare, connect, find_duplicates
-from vitkit.data.likeness import LEAST_CORRELATION, MOST_DIFFERENCE, THUMBNAIL
+from vitkit.data.doctor import likeness as search
+from vitkit.data.doctor.duplicates import Link, compare, connect, find_duplicates
+from vitkit.data.doctor.likeness import LEAST_CORRELATION, MOST_DIFFERENCE, THUMBNAIL
+from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
-from vitkit.data.scan import scan
 
 LUMA = np.array([0.299, 0.587, 0.114])
 
@@ -341,7 +341,7 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [facts_of(texture(seed)) for seed in range(12)]
     stored, shapes, find = compare(facts[:11]), [], search.find_pairs
     monkeypatch.setattr(
-        "vitkit.data.duplicates.find_pairs",
+        "vitkit.data.doctor.duplicates.find_pairs",
         lambda own, others, *rest: (
             shapes.append((len(own), others if others is None else len(others))) or find(own, others, *rest)
         ),
@@ -353,7 +353,7 @@ def test_only_what_is_new_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_too_many_were_alike_all_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.data.duplicates._MOST_PAIRS", 10)
+    monkeypatch.setattr("vitkit.data.doctor.duplicates._MOST_PAIRS", 10)
     rng, scene = np.random.default_rng(0), np.asarray(texture(0, 16, 16)).astype(float)
     noisy = [np.clip(scene + rng.integers(-1, 2, scene.shape), 0, 255) for _ in range(60)]
     frames = [thumbnail(own, bytes([i])) for i, own in enumerate(noisy)]

@@ -24,9 +24,9 @@ from PIL import Image
 import runs
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
-from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.source import read_source
-from vitkit.train.task import ClassificationTask
+from vitkit.data.loading import EvaluationImages
+from vitkit.data.sources import read_source
+from vitkit.training.task import ClassificationTask
 from vitkit.weights import load
 
 ORIENTATION = 0x0112
@@ -59,7 +59,7 @@ def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three colours that tests may read but not change."""
-    from vitkit.train import run
+    from vitkit.training import run
 
     data = runs.photos(tmp_path_factory.mktemp("edge-data") / "photos", images=6)
     return run.train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("edge") / "run", say=lambda line: None)

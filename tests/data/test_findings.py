@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitkit.data import findings
-from vitkit.data.findings import MOST_CROPPED, MOST_LOST, Copies
+from vitkit.data.doctor import findings
+from vitkit.data.doctor.findings import MOST_CROPPED, MOST_LOST, Copies
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import ImageTable
+from vitkit.data.sources import ImageTable
 
 
 def table_of(

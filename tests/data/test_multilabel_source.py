@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import photos
-from vitkit.data.doctor import examine
-from vitkit.data.source import ImageTable, number_sets, read_source
-from vitkit.data.split import fold, limit_training, split, split_from_file, split_to_dict
+from vitkit.data.doctor.examine import examine
+from vitkit.data.sources import ImageTable, number_sets, read_source
+from vitkit.data.splits import fold, limit_training, split, split_from_file, split_to_dict
 from vitkit.errors import VitkitError
-from vitkit.evaluate.checkup import write_checkup
+from vitkit.reporting.dataset_report import write_checkup
 
 
 def csv_of(folder: Path, *rows: str, header: str = "path,labels") -> Path:

@@ -32,14 +32,14 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from photos import folder, noise
-from vitkit.cache import cache_folder
 from vitkit.data import named
 from vitkit.data.decode import decode
 from vitkit.data.named import DATASETS, Archive, DataSet, Torchvision, folder_names, materialise
-from vitkit.data.source import read_source
+from vitkit.data.sources import read_source
 from vitkit.data.walk import SUFFIXES
 from vitkit.data.whereabouts import locate
 from vitkit.errors import VitkitError
+from vitkit.system.cache import cache_folder
 
 SOURCE = Path(__file__).parents[2] / "src"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "named-data.md"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from photos import noise, save
-from vitkit.data.doctor import examine
-from vitkit.data.source import read_source
+from vitkit.data.doctor.examine import examine
+from vitkit.data.sources import read_source
 from vitkit.data.walk import Overlooked, find_images
 from vitkit.errors import VitkitError
-from vitkit.evaluate.album import Album
-from vitkit.files import fitting, replacing
+from vitkit.reporting.album import Album
+from vitkit.system.files import fitting, replacing
 
 Closing = Callable[..., None]
 

@@ -20,14 +20,15 @@ from PIL import Image
 
 import runs
 from photos import fingerprint, folder, noise, save, smooth
-from vitkit.cache import cache_folder
 from vitkit.data import memory as memory_module
-from vitkit.data import scan as module
-from vitkit.data.doctor import examine
+from vitkit.data.doctor import scan as module
+from vitkit.data.doctor.examine import examine
+from vitkit.data.doctor.likeness import THUMBNAIL
+from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
-from vitkit.data.scan import THUMBNAIL, scan
-from vitkit.data.source import read_source
+from vitkit.data.sources import read_source
 from vitkit.errors import ShortageError
+from vitkit.system.cache import cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -389,7 +390,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from vitkit.data.memory import Memory
-from vitkit.data.scan import scan
+from vitkit.data.doctor.scan import scan
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 with Memory() as memory:
@@ -411,7 +412,7 @@ SCAN = """
 import sys
 from pathlib import Path
 from vitkit.data.memory import Memory
-from vitkit.data.scan import scan
+from vitkit.data.doctor.scan import scan
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 for _ in range(10):
     with Memory() as memory:
@@ -431,7 +432,7 @@ def test_processes_that_scan_at_once_find_the_same(photos: Path) -> None:
 
 
 def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.data import doctor
+    from vitkit.data.doctor import examine as doctor
 
     save(Image.open(photos / "cat" / "cat_0.png").resize((40, 28)), photos / "dog" / "larger.png")
     calls: list[int] = []
@@ -452,7 +453,7 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
 def test_a_new_picture_is_compared_with_all_and_they_not_with_one_another(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitkit.data import duplicates
+    from vitkit.data.doctor import duplicates
 
     examine(read_source(photos))
     compared: list[tuple[int, int | None]] = []

@@ -17,10 +17,10 @@ from PIL import Image
 import runs
 from photos import noise, save
 from vitkit.data import decode
-from vitkit.data.datamodule import EvaluationImages
-from vitkit.data.doctor import examine
+from vitkit.data.doctor.examine import examine
+from vitkit.data.loading import EvaluationImages
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import read_source
+from vitkit.data.sources import read_source
 from vitkit.errors import ShortageError, VitkitError
 
 NO_MEMORY = [

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.source import ImageTable
-from vitkit.data.split import _stratify, fold, limit_training, split
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import _stratify, fold, limit_training, split
 
 USUAL = (0.7, 0.1, 0.2)
 

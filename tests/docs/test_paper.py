@@ -71,7 +71,9 @@ def test_reference_exists(reference: str) -> None:
 
 def test_paper_covers_the_equations() -> None:
     found = references(PAPER.read_text(encoding="utf-8"))
-    assert {"model.py:VisionTransformer.embed", "model.py:Attention.project", "names.py:VARIANTS"} <= set(found)
+    assert {"model/vit.py:VisionTransformer.embed", "model/vit.py:Attention.project", "model/names.py:VARIANTS"} <= set(
+        found
+    )
 
 
 def test_what_is_not_yet_there_is_not_there() -> None:

@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.export import load_exported
+from vitkit.exporting import load_exported
 
 # What a file may make nobody do: start a process, open a connection, unpickle, load a library, change the file system.
 _FORBIDDEN = (

@@ -19,12 +19,12 @@ import runs
 import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.source import read_source
-from vitkit.data.split import groups_from_file, split_from_file
+from vitkit.data.sources import read_source
+from vitkit.data.splits import groups_from_file, split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
-from vitkit.export.card import Card
-from vitkit.train.recipe import build, load_fields
+from vitkit.exporting.card import Card
+from vitkit.training.recipe import build, load_fields
 from vitkit.weights import load
 
 pytestmark = pytest.mark.accept
@@ -129,8 +129,8 @@ def test_splits_and_groups(tmp_path: Path, watch: Watch) -> None:
 
 
 def runs_folder(folder: Path) -> Path:
-    from vitkit.data.source import read_source
-    from vitkit.data.split import split, split_to_dict
+    from vitkit.data.sources import read_source
+    from vitkit.data.splits import split, split_to_dict
 
     table = split(read_source(runs.photos(folder / "photos")), (0.6, 0.2, 0.2), 0)
     stored = split_to_dict(table)

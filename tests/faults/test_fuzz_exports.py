@@ -28,7 +28,7 @@ import photos
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.export import Pictures, export, program_archive, seal
+from vitkit.exporting import Pictures, export, program_archive, seal
 
 pytestmark = pytest.mark.accept
 FILES = 5000

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from vitkit.train import run
+from vitkit.training import run
 
 pytestmark = pytest.mark.accept
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)

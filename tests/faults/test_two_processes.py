@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from photos import fingerprint
-from vitkit.train import run
+from vitkit.training import run
 from vitkit.weights import load
 
 pytestmark = pytest.mark.accept

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from tiny import VARIETY, configs, images, randomise, tiny
-from vitkit.config import ViTConfig
-from vitkit.model import VisionTransformer
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]

@@ -12,8 +12,8 @@ import torch
 
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model import VisionTransformer
-from vitkit.names import config_for
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
 from vitkit.weights import download, load
 from vitkit.weights.catalog import CATALOG, Entry, find, is_hub_id, search, suggest
 from vitkit.weights.download import cache_path

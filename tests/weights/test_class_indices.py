@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tiny
-from vitkit.model import VisionTransformer
-from vitkit.names import config_for
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
 from vitkit.weights import load
 
 NAMES = ("daisy", "dandelion", "roses")

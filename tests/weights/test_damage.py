@@ -34,7 +34,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
-from vitkit.weights.export import write
+from vitkit.weights.formats.writing import write
 from vitkit.weights.origin import Origin, read_foreign
 from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
 

@@ -17,9 +17,9 @@ from tiny import VARIETY, build, images, largest_difference
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.names import MIXTURES
+from vitkit.model.names import MIXTURES
 from vitkit.weights import inspect, load
-from vitkit.weights.export import To, write
+from vitkit.weights.formats.writing import To, write
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "classifier": "token+gap", "mlp_size": 64}
@@ -283,7 +283,7 @@ def test_the_named_mixtures_and_hybrids_survive_their_folder(tmp_path: Path, mix
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.weights import export
+    from vitkit.weights.formats import writing as export
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -10,9 +10,9 @@ import torch
 
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.model import VisionTransformer
-from vitkit.names import config_for
-from vitkit.weights.export import To, write
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
+from vitkit.weights.formats.writing import To, write
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 import mutations
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.config import ViTConfig
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.split import split_from_file
+from vitkit.data.splits import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
-from vitkit.train.recipe import build, load_fields
+from vitkit.model.config import ViTConfig
+from vitkit.training.recipe import build, load_fields
 from vitkit.weights import load
 
 HUGE = 4_000_000_000

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from vitkit.classifier import Classifier
-from vitkit.config import IMAGENET_1K
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model import create_model
-from vitkit.names import IMAGENET_21K, config_for, list_models
-from vitkit.train.recipe import Recipe
-from vitkit.train.setup import start_of
+from vitkit.model.config import IMAGENET_1K
+from vitkit.model.names import IMAGENET_21K, config_for, list_models
+from vitkit.model.vit import create_model
+from vitkit.training.recipe import Recipe
+from vitkit.training.setup import start_of
 from vitkit.weights import inspect, load
 from vitkit.weights.catalog import CATALOG, find
 from vitkit.weights.download import cache_path
-from vitkit.weights.export import write
+from vitkit.weights.formats.writing import write
 from vitkit.weights.meaning import Use, meaning_of, weights_for
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "meanings.json").read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
-from vitkit.weights.export import write
+from vitkit.weights.formats.writing import write
 from vitkit.weights.origin import read_foreign
 from vitkit.weights.read import Checkpoint, Stored
 

@@ -13,12 +13,12 @@ import typer
 
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import is_empty, sole, sole_in
+from vitkit.system.files import is_empty, sole, sole_in
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
-Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `vitkit.engine.runner`, which loads torch
+Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `inference.backends.base`, which loads torch
 Precision = Literal["auto", "float32", "bfloat16"]
 Plan = Literal[
     "auto", "plain", "folded-fused", "folded-batch", "folded-image", "packed-fused", "packed-batch", "packed-image"
@@ -32,7 +32,7 @@ ModelSource = Annotated[
 ]
 
 
-EXPORTED = (".onnx", ".xml", ".pt2")  # as `vitkit.export` writes them
+EXPORTED = (".onnx", ".xml", ".pt2")  # as `vitkit.exporting` writes them
 
 EngineName = Annotated[
     Engine, typer.Option("--engine", help="What computes; auto: the fastest that is installed and worth its start.")
@@ -77,7 +77,7 @@ def find_pictures(sources: Iterable[str]) -> tuple[list[str], bool]:
 def load_model(source: str) -> Classifier:
     """The classifier that a MODEL argument names; what had to be assumed of it is said on stderr."""
     if Path(source).suffix.lower() in EXPORTED:
-        from vitkit.export import load_exported
+        from vitkit.exporting import load_exported
 
         return load_exported(source)
     from vitkit.cli.progress import Bar

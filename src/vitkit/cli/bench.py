@@ -12,14 +12,14 @@ import typer
 
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import sole_in, to_json
-from vitkit.names import config_for, is_model_name
+from vitkit.model.names import config_for, is_model_name
+from vitkit.system.files import sole_in, to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitkit.bench.speed import Opened
-    from vitkit.model import VisionTransformer
+    from vitkit.model.vit import VisionTransformer
+    from vitkit.profiling.speed import Opened
 
 _RATIO = "times_eager_float32"
 _TABLE, _PICTURE = "bench.csv", "bench.png"
@@ -63,7 +63,7 @@ def bench(
     Example: vitkit bench vit_base_patch16_224 --batch-sizes 1,8
     """
     sizes = _numbers(batch_sizes)
-    from vitkit.engine.runner import ENGINES, PRECISIONS
+    from vitkit.inference.backends.base import ENGINES, PRECISIONS
 
     asked = None if engines is None else _choices("--engines", engines, ENGINES)
     wanted = _choices("--precisions", precisions, PRECISIONS)
@@ -116,7 +116,7 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
 
 def _model(source: str) -> VisionTransformer:
     if is_model_name(source) and not Path(source).exists():
-        from vitkit.bench.speed import random_model
+        from vitkit.profiling.speed import random_model
 
         return random_model(config_for(source))
     from vitkit.cli.arguments import load_model
@@ -134,7 +134,7 @@ def _measure(
 ) -> dict[str, Any]:
     import torch
 
-    from vitkit.bench.speed import compare, row
+    from vitkit.profiling.speed import compare, row
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as engines choose
     opened = _open(model, engines, precisions, min(batches), bar)
@@ -151,8 +151,8 @@ def _measure(
 
 def _open(model: VisionTransformer, engines: list[str] | None, precisions: list[str], batch: int, bar: Any) -> Opened:
     """Those asked for, and eager float32 ahead of them: the others are measured by it."""
-    from vitkit.bench.speed import Opened, open_engines
-    from vitkit.engine.runner import ENGINES
+    from vitkit.inference.backends.base import ENGINES
+    from vitkit.profiling.speed import Opened, open_engines
 
     images = _images(model, batch)
     first = open_engines(model, [("eager", "float32")], images, bar)
@@ -188,9 +188,9 @@ def _machine() -> dict[str, Any]:
 def _write(out: Path, model: str, rows: list[dict[str, Any]]) -> None:
     import csv
 
-    from vitkit.bench.chart import chart
-    from vitkit.evaluate.plots import save_figure
-    from vitkit.files import replacing
+    from vitkit.profiling.chart import chart
+    from vitkit.reporting.plots import save_figure
+    from vitkit.system.files import replacing
 
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / _TABLE) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:

@@ -10,7 +10,7 @@ import typer
 from vitkit.cli.arguments import ModelSource
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import sole
+from vitkit.system.files import sole
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -47,7 +47,7 @@ def convert(
     _check_place(destination, kind)
     from vitkit.cli.progress import Bar
     from vitkit.weights import load
-    from vitkit.weights.export import write
+    from vitkit.weights.formats.writing import write
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
@@ -101,7 +101,7 @@ def _is_model(folder: Path) -> bool:
 
 def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     from vitkit.weights import inspect
-    from vitkit.weights.export import settled
+    from vitkit.weights.formats.writing import settled
 
     is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
     options: dict[str, Any] = {"heads": classifier.model.config.heads} if is_bare else {}

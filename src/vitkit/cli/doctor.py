@@ -9,10 +9,10 @@ import typer
 
 from vitkit.cli.arguments import FolderLayout, check_out, sole_out
 from vitkit.cli.say import say
-from vitkit.files import to_json
+from vitkit.system.files import to_json
 
 if TYPE_CHECKING:
-    from vitkit.data.doctor import Diagnosis
+    from vitkit.data.doctor.examine import Diagnosis
 
 _BAR = 40  # characters of the longest
 
@@ -37,9 +37,9 @@ def doctor(
     Example: vitkit doctor digits
     """
     from vitkit.cli.progress import Bar
-    from vitkit.data.doctor import examine
+    from vitkit.data.doctor.examine import examine
     from vitkit.data.preprocess import Preprocess
-    from vitkit.data.source import read_source
+    from vitkit.data.sources import read_source
 
     with Bar() as bar:
         table = read_source(data, bar, layout)
@@ -48,7 +48,7 @@ def doctor(
         with sole_out(out, force=force):
             diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), bar)
             if out is not None:
-                from vitkit.evaluate.checkup import write_checkup
+                from vitkit.reporting.dataset_report import write_checkup
 
                 write_checkup(out, diagnosis)
     if as_json:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitkit.cells import harmless
 from vitkit.cli.arguments import ModelSource, check_out, find_pictures, load_model, sole_out, source_folders
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
+from vitkit.text.cells import harmless
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -110,7 +110,7 @@ def _embed(classifier: Classifier, paths: list[str], what: Features, batch_size:
 def _write(out: Path, found: _Found, what: str) -> None:
     import numpy as np
 
-    from vitkit.files import replacing
+    from vitkit.system.files import replacing
 
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.savez(

@@ -25,12 +25,12 @@ from vitkit.cli.arguments import (
 )
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import to_json
+from vitkit.system.files import to_json
 
 if TYPE_CHECKING:
     from vitkit.cli.progress import Bar
-    from vitkit.data.source import ImageTable
-    from vitkit.evaluate.metrics import Evaluation
+    from vitkit.data.sources import ImageTable
+    from vitkit.evaluation.metrics import Evaluation
 
 _SHOWN = 10  # names of absent classes
 
@@ -61,8 +61,8 @@ def evaluate(
     from vitkit.cli.progress import Bar
     from vitkit.data.pictures import PictureRecord
     from vitkit.data.whereabouts import groups_of_run
-    from vitkit.evaluate import metrics, unseen
-    from vitkit.evaluate.chosen import chosen_on
+    from vitkit.evaluation import evaluator, metrics, unseen
+    from vitkit.evaluation.chosen import chosen_on
 
     classifier = load_model(model)
     with Bar() as bar, ExitStack() as hold:
@@ -73,7 +73,7 @@ def evaluate(
         name = split or metrics.held_out_split(table)
         images = len(table) if name == "all" else len(table.of_split(name))
         classifier = classifier.use(engine, precision, images, merge, plan, tell)
-        outcome = metrics.evaluate(classifier, table, name, partial(bar, "evaluating"))
+        outcome = evaluator.evaluate(classifier, table, name, partial(bar, "evaluating"))
         if data is None:
             outcome = metrics.grouped(outcome, groups_of_run(Path(model), table))
             chosen = chosen_on(name, classifier.provenance.get("recipe", {}), is_multi=classifier.task == "multi")
@@ -89,7 +89,7 @@ def evaluate(
         for note in notes:
             say(f"note: {note}", file=sys.stderr)
         if out is not None:
-            from vitkit.evaluate.writing import write_evaluation
+            from vitkit.reporting.writing import write_evaluation
 
             write_evaluation(out, classifier, outcome, table, numbers, notes, partial(bar, "laying out"))
     if as_json:
@@ -104,7 +104,7 @@ def _table(model: Path, data: str | None, layout: FolderLayout, root: Path | Non
     if data is not None:
         if root is not None:
             raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
-        from vitkit.data.source import read_source
+        from vitkit.data.sources import read_source
 
         return read_source(data, progress, layout)
     from vitkit.data.whereabouts import images_of_run
@@ -126,7 +126,7 @@ def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractCo
 
 def _notes(outcome: Evaluation) -> list[str]:
     """What the reader of the figures should know."""
-    from vitkit.evaluate.multilabel import MultiEvaluation
+    from vitkit.evaluation.multilabel import MultiEvaluation
 
     if not outcome.absent:
         return []
@@ -141,7 +141,7 @@ def _notes(outcome: Evaluation) -> list[str]:
 
 def _operating_lines(numbers: dict[str, Any]) -> list[str]:
     """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
-    from vitkit.evaluate.operating import SHARES
+    from vitkit.evaluation.operating import SHARES
 
     points = numbers.get("operating_points", {})
     return [
@@ -153,8 +153,8 @@ def _operating_lines(numbers: dict[str, Any]) -> list[str]:
 
 
 def _print(outcome: Evaluation, table: ImageTable, numbers: dict[str, Any], computed: str) -> None:
-    from vitkit.evaluate.figures import interval_text
-    from vitkit.page import decimals
+    from vitkit.evaluation.figures import interval_text
+    from vitkit.text.html import decimals
 
     say(f"{numbers['images']} {outcome.split} images of {table.root} ({computed})")
     if outcome.chosen:

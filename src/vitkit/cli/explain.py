@@ -21,14 +21,14 @@ from vitkit.cli.arguments import (
 )
 from vitkit.cli.say import say
 from vitkit.errors import UnansweredError, VitkitError
-from vitkit.files import without_place
+from vitkit.system.files import without_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
     from vitkit.classifier import Classifier
-    from vitkit.explain.explanation import Explanation
+    from vitkit.explanation.explanation import Explanation
 
 Method = Literal["gradient", "rollout", "raw", "gradient-attention", "occlusion", "heads", "all"]
 _IMAGES = "images"  # below --out: a folder for each image
@@ -99,7 +99,7 @@ def _explain_images(
 ) -> None:
     from vitkit.cli.progress import Bar
     from vitkit.data.decode import UnreadableImageError
-    from vitkit.page import write_page
+    from vitkit.text.html import write_page
 
     root = _common_root(paths, source_folders(sources))
     rows: list[str] = []
@@ -134,8 +134,8 @@ def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
 
 def _row(explanation: Explanation, path: str, place: Path) -> str:
     """A thumbnail that leads to the image's page."""
-    from vitkit.explain.draw import thumbnail
-    from vitkit.page import image
+    from vitkit.explanation.draw import thumbnail
+    from vitkit.text.html import image
 
     method = "gradient" if "gradient" in explanation.maps else next(iter(explanation.maps), "heads")
     shown = image(without_place(path), thumbnail(explanation.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
@@ -161,8 +161,8 @@ class _Part(NamedTuple):
 
 
 def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> None:
-    from vitkit.explain.draw import to_png
-    from vitkit.page import image, write_page
+    from vitkit.explanation.draw import to_png
+    from vitkit.text.html import image, write_page
 
     images, said = _read_images(classifier, paths)
     pieces: list[str] = []
@@ -213,7 +213,8 @@ def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | Non
 
 
 def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
-    from vitkit.explain import anatomy, draw
+    from vitkit.explanation import draw
+    from vitkit.explanation import model_analysis as anatomy
 
     model = classifier.model
     parts = {
@@ -233,7 +234,8 @@ def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
 
 
 def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]:
-    from vitkit.explain import anatomy, draw
+    from vitkit.explanation import draw
+    from vitkit.explanation import model_analysis as anatomy
 
     model = classifier.model
     return {
@@ -262,7 +264,7 @@ def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]
 
 def _contrast(arrays: dict[str, Any]) -> list[str]:
     """Whether positions know rows and columns, in a line."""
-    from vitkit.explain.anatomy import row_and_column_contrast
+    from vitkit.explanation.model_analysis import row_and_column_contrast
 
     if "positions" not in arrays:
         return []
@@ -273,7 +275,7 @@ def _contrast(arrays: dict[str, Any]) -> list[str]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    from vitkit.files import replacing
+    from vitkit.system.files import replacing
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -283,7 +285,7 @@ def _write(path: Path, data: bytes) -> None:
 def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     import numpy as np
 
-    from vitkit.files import replacing
+    from vitkit.system.files import replacing
 
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)

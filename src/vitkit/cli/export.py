@@ -13,14 +13,14 @@ import typer
 from vitkit.cli.arguments import EXPORTED, DataRoot, FolderLayout, ModelSource, check_outside, tell_assumed
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import to_json
+from vitkit.system.files import to_json
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.cli.progress import Bar
-    from vitkit.export.check import Comparison
-    from vitkit.export.pictures import Pictures
-    from vitkit.export.writing import Outcome
+    from vitkit.exporting.check import Comparison
+    from vitkit.exporting.pictures import Pictures
+    from vitkit.exporting.writing import Outcome
 
 _SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
 _RUNTIMES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.export"}
@@ -64,11 +64,11 @@ def export(
     if not out.parent.is_dir():
         raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     from vitkit.cli.progress import Bar
-    from vitkit.export.check import Refused
-    from vitkit.export.formats import format_of
-    from vitkit.export.pictures import choose_pictures
-    from vitkit.export.writing import check_free
-    from vitkit.export.writing import export as write
+    from vitkit.exporting.check import Refused
+    from vitkit.exporting.formats import format_of
+    from vitkit.exporting.pictures import choose_pictures
+    from vitkit.exporting.writing import check_free
+    from vitkit.exporting.writing import export as write
 
     check_free(out, format_of(out), force=force)
     with Bar() as bar:

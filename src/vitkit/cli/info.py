@@ -10,11 +10,11 @@ import typer
 from vitkit.cli.arguments import EXPORTED
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import to_json
-from vitkit.names import config_for, is_model_name
+from vitkit.model.names import config_for, is_model_name
+from vitkit.system.files import to_json
 
 if TYPE_CHECKING:
-    from vitkit.info import ModelInfo
+    from vitkit.profiling.model_info import ModelInfo
     from vitkit.weights.plan import Plan
 
 
@@ -39,7 +39,7 @@ def info(
     is_name = is_model_name(model) and not Path(model).exists()
     plan = None if is_name else _inspect(model, allow_partial=allow_partial, **options)
     config = config_for(model, **options) if plan is None else plan.config
-    from vitkit.info import describe
+    from vitkit.profiling.model_info import describe
 
     measured = describe(config)
     described = {} if plan is None else _describe(plan)

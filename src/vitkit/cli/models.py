@@ -8,8 +8,8 @@ import typer
 
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
-from vitkit.files import to_json
-from vitkit.names import config_for, list_models
+from vitkit.model.names import config_for, list_models
+from vitkit.system.files import to_json
 
 
 def models(

@@ -27,15 +27,16 @@ from vitkit.cli.arguments import (
     tell,
 )
 from vitkit.cli.say import HARMLESS, say
-from vitkit.data.source import JOINT
+from vitkit.data.sources import JOINT
 from vitkit.errors import Interrupted, ShortageError, VitkitError
-from vitkit.evaluate.gathering import Stock, Tally, gathering, partial_of, read_rows, take_stock
-from vitkit.evaluate.rows import FORMATS, Columns, Format
-from vitkit.files import sole
+from vitkit.inference.prediction_files import FORMATS, Columns, Format
+from vitkit.inference.resumable import Stock, Tally, gathering, partial_of, read_rows, take_stock
+from vitkit.system.files import sole
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Classifier, Prediction
-    from vitkit.evaluate.album import Album
+    from vitkit.classifier import Classifier
+    from vitkit.inference.prediction import Prediction
+    from vitkit.reporting.album import Album
 
 _SAME = 1e-3  # a model's probabilities differ less from one machine or batch to another
 _LOOKED_AT = 8  # rows, and classes of each
@@ -203,7 +204,7 @@ def _logit(probability: float) -> float:
 
 
 def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
-    from vitkit.evaluate.album import Album
+    from vitkit.reporting.album import Album
 
     return Album(folder, sources, paths)
 

@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from vitkit.cells import visible
 from vitkit.cli.say import say
+from vitkit.text.cells import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

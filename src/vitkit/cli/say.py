@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from vitkit.cells import visible
+from vitkit.text.cells import visible
 
 HARMLESS = "vitkit"  # how what an encoding lacks is written
 

@@ -10,7 +10,7 @@ import typer
 from vitkit.cli.arguments import DataRoot
 from vitkit.cli.flags import with_flags_of
 from vitkit.errors import VitkitError
-from vitkit.train.recipe import Recipe, departures, resolve
+from vitkit.training.recipe import Recipe, departures, resolve
 
 
 @with_flags_of(Recipe, but=("data",))
@@ -38,7 +38,7 @@ def train(
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or flags:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
-        from vitkit.train import run
+        from vitkit.training import run
 
         with Bar() as bar:
             run.resume(resume, data_root, say=bar.say, progress=bar)
@@ -48,7 +48,7 @@ def train(
     if data is not None:
         flags["data"] = data
     resolved, notes = resolve(flags, recipe), departures(flags, recipe)
-    from vitkit.train import run
+    from vitkit.training import run
 
     with Bar() as bar:
         run.train(resolved, out, force=force, notes=notes, say=bar.say, progress=bar)

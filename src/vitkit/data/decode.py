@@ -16,10 +16,10 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from vitkit.cells import visible
 from vitkit.data.room import ROOM, NoRoomError
 from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
 from vitkit.errors import ShortageError, VitkitError, are_files_short, is_memory_short
+from vitkit.text.cells import visible
 
 # Recognised by content; a file's name decides nothing. MPO is the JPEG of some phones.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")

@@ -19,7 +19,7 @@ from vitkit.data.splitnames import split_of_folder
 from vitkit.data.tree import Folder, below, between, inside, survey
 from vitkit.data.walk import Overlooked
 from vitkit.errors import VitkitError
-from vitkit.wording import listed
+from vitkit.text.words import listed
 
 LayoutName = Literal["auto", "classes", "splits"]
 _ORDER = ("train", "val", "test")

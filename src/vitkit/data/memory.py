@@ -24,8 +24,8 @@ from typing import Any, Self
 import PIL
 from PIL import Image, features
 
-from vitkit.cache import cache_folder
-from vitkit.files import to_json
+from vitkit.system.cache import cache_folder
+from vitkit.system.files import to_json
 
 _VERSION = 5  # of what is kept, and of how pictures are compared
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt"

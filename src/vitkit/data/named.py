@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.error import HTTPError, URLError
 
-from vitkit.cache import cache_folder, offline
 from vitkit.errors import VitkitError
+from vitkit.system.cache import cache_folder, offline
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vitkit.data.duplicates import Kind, find_known
+from vitkit.data.doctor.duplicates import Kind, find_known
+from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.pictures import DIGEST, ROLES, PictureRecord
-from vitkit.data.scan import scan
-from vitkit.data.source import ImageTable
+from vitkit.data.sources import ImageTable
 
 
 @dataclass(frozen=True)

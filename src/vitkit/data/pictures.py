@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.likeness import THUMBNAIL, cosines
+from vitkit.data.doctor.likeness import THUMBNAIL, cosines
 from vitkit.data.memory import Facts
 from vitkit.errors import VitkitError
-from vitkit.files import from_json, to_json
+from vitkit.system.files import from_json, to_json
 
 ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
 DIGEST = 16  # bytes of a file's SHA-256 that are kept

@@ -75,7 +75,7 @@ class Room:
         if self._size is None:
             if size <= LEAST:
                 return True
-            from vitkit.data.keeping import available_memory
+            from vitkit.data.image_cache import available_memory
 
             self._size = max(LEAST, available_memory() // 4)
         return size <= self._size

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from vitkit.errors import VitkitError
-from vitkit.wording import listed, plural
+from vitkit.text.words import listed, plural
 
 SUFFIXES = frozenset(
     f".{ending}"

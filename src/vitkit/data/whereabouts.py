@@ -9,11 +9,11 @@ from pathlib import Path
 
 from vitkit.data import named
 from vitkit.data.pictures import DIGEST, PictureRecord
-from vitkit.data.source import ImageTable
-from vitkit.data.split import groups_from_file, split_from_file, split_to_dict
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import groups_from_file, split_from_file, split_to_dict
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.files import from_json, write_json
+from vitkit.system.files import from_json, write_json
 
 _SPLIT, _GROUPS = "split.json", "groups.json"
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many

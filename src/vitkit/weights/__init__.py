@@ -1,7 +1,7 @@
 """Loading any published Vision Transformer, exactly, or saying why not.
 
-A checkpoint's names and shapes are read first (`read`). Its layout is recognised (one module a format), its
-configuration inferred (`infer`) and every tensor accounted for (`account`); it is fitted to what was asked for
+A checkpoint's names and shapes are read first (`read`). Its layout is recognised (`formats`, one module a publisher),
+its configuration inferred (`infer`) and every tensor accounted for (`match`); it is fitted to what was asked for
 (`adapt`, `plan`); only then are the numbers read, once, into a model that was never initialised.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitkit import classifier as folders
+from vitkit import model_folder
 from vitkit.classifier import Classifier
-from vitkit.config import Pair, as_pair
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.model.config import Pair, as_pair
 from vitkit.weights.catalog import HUB, Entry, find, is_hub_id, missing
 from vitkit.weights.meaning import Use, meaning_of, split_timm
 from vitkit.weights.origin import read_foreign, read_own, with_pixels
@@ -111,9 +111,9 @@ def inspect(
     preprocess = "timm" if is_timms and preprocess is None else preprocess
     meant = meaning_of(name, use)
     path, entry = locate(name if meant is None else meant.entry.name, progress)
-    if path.name == folders.WEIGHTS and folders.is_model_folder(path.parent):
+    if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
         path = path.parent  # the weights alone would lose their classes and pixels
-    if folders.is_model_folder(path):
+    if model_folder.is_model_folder(path):
         origin = read_own(path, overrides)
     else:
         given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vitkit.config import ViTConfig
 from vitkit.errors import VitkitError
-from vitkit.resize import resize_grid, resize_patch
-from vitkit.weights.report import Resized
+from vitkit.model.config import ViTConfig
+from vitkit.model.load_report import Resized
+from vitkit.model.resize import resize_grid, resize_patch
 
 Read = Callable[[], Tensor]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from vitkit.files import from_json
-from vitkit.names import IMAGENET_21K
+from vitkit.model.names import IMAGENET_21K
+from vitkit.system.files import from_json
 
 INDICES = "class_indices.json"  # as many training scripts write it beside their weights
 

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from vitkit import __version__
-from vitkit.cache import cache_folder, offline
 from vitkit.errors import VitkitError
-from vitkit.files import from_json, write_json
+from vitkit.system.cache import cache_folder, offline
+from vitkit.system.files import from_json, write_json
 from vitkit.weights.catalog import Entry
 
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all (0: unknown)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitkit.config import Pair, ViTConfig, stride_of
 from vitkit.errors import VitkitError
-from vitkit.names import VARIANTS
+from vitkit.model.config import Pair, ViTConfig, stride_of
+from vitkit.model.names import VARIANTS
 from vitkit.weights.layout import depth_of, numbered
 
 Shape = tuple[int, ...]

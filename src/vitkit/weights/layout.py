@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.config import MAX_LAYERS, ViTConfig
 from vitkit.errors import VitkitError
+from vitkit.model.config import MAX_LAYERS, ViTConfig
 
 _GAP = 8  # blocks that may be missing of a checkpoint that is loaded in part
 Join = Callable[..., Tensor]

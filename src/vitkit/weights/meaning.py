@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitkit.config import Pair
 from vitkit.errors import VitkitError
-from vitkit.names import config_for, is_model_name
+from vitkit.model.config import Pair
+from vitkit.model.names import config_for, is_model_name
 from vitkit.weights.catalog import CATALOG, Entry, find
 
 Use = Literal["answers", "training"]

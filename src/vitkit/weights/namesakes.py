@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from vitkit.config import ViTConfig
+from vitkit.model.config import ViTConfig
 
 
 class Namesake(NamedTuple):

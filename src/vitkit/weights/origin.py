@@ -9,22 +9,22 @@ from typing import Any
 
 from torch import Tensor
 
-from vitkit import classifier as folders
-from vitkit.config import Pair, ViTConfig, is_number
+from vitkit import model_folder
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.files import without_place
-from vitkit.model import VisionTransformer
-from vitkit.weights import dino, google_npz, huggingface, timm, torchvision
-from vitkit.weights.account import account_for, joined_shape, shapes_of
+from vitkit.model.config import Pair, ViTConfig, is_number
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.files import without_place
+from vitkit.text.words import listed
 from vitkit.weights.catalog import Entry
 from vitkit.weights.classes import class_names, names_beside, unique
 from vitkit.weights.families import family_of
+from vitkit.weights.formats import dino, google_npz, huggingface, timm, torchvision
 from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
+from vitkit.weights.match import account_for, joined_shape, shapes_of
 from vitkit.weights.namesakes import namesakes
 from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
-from vitkit.wording import listed
 
 _FORMATS: tuple[Callable[[Checkpoint], Layout | None], ...] = (
     google_npz.recognise,
@@ -87,20 +87,20 @@ _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "posit
 
 
 def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
-    description = folders.read_description(folder)
+    description = model_folder.read_description(folder)
     refused = [name for name in overrides if name not in _FREE]
     if refused:
         raise VitkitError(f"{folder} says itself what its {refused[0]} is; it cannot be changed on loading")
     try:
         config = ViTConfig.from_dict(description["config"]).replace(**overrides)
-        stored = read_checkpoint(folder / folders.WEIGHTS).tensors
+        stored = read_checkpoint(folder / model_folder.WEIGHTS).tensors
         if config.layers > len(stored):  # before so many are made
             raise VitkitError(f"{config.layers} layers, and {len(stored)} tensors")
         shapes = shapes_of(config)
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
-            raise VitkitError(f"{sorted(wrong)[0]} is not what {folders.DESCRIPTION} describes")
-        folders.check_names(_listed(description, "classes"))
+            raise VitkitError(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
+        model_folder.check_names(_listed(description, "classes"))
         pixels = Preprocess.from_dict(description["preprocess"]).to_dict()
         del pixels["size"]
         return Origin(
@@ -112,10 +112,10 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             temperature=_positive(description, "temperature"),
             thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
             provenance=_provenance(description),
-            pictures=folders.read_record(folder, description),
+            pictures=model_folder.read_record(folder, description),
         )
     except KeyError as error:
-        raise VitkitError(f"{folder} is damaged: {folders.DESCRIPTION} has no {error}") from error
+        raise VitkitError(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}") from error
     except VitkitError as error:
         raise error if str(folder) in str(error) else VitkitError(f"{folder} is damaged: {error}") from error
 
@@ -155,7 +155,7 @@ def read_foreign(
     patch_size: Any,
 ) -> Origin:
     if "vitkit_version" in checkpoint.metadata:
-        raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {folders.DESCRIPTION}")
+        raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {model_folder.DESCRIPTION}")
     try:
         layout = next((found for recognise in _FORMATS if (found := recognise(checkpoint)) is not None), None)
     except VitkitError as error:

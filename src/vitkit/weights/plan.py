@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.config import Pair, ViTConfig, as_pair
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model import VisionTransformer
-from vitkit.weights.account import shapes_of
+from vitkit.model.config import Pair, ViTConfig, as_pair
+from vitkit.model.load_report import LoadReport
+from vitkit.model.vit import VisionTransformer
 from vitkit.weights.adapt import adapt
+from vitkit.weights.match import shapes_of
 from vitkit.weights.origin import Origin
-from vitkit.weights.report import LoadReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitkit.data.pictures import from_text
 from vitkit.errors import VitkitError
-from vitkit.files import from_json
+from vitkit.system.files import from_json
 from vitkit.weights.tucked import tucked_in
 
 # The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before

@@ -1,0 +1,1 @@
+"""What would spoil a training run: files that cannot be read, copies across splits, classes too small."""

@@ -1,0 +1,169 @@
+"""What would spoil a training run, found before it starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from vitkit.data.doctor import findings
+from vitkit.data.doctor.duplicates import Compared, Kind, Link, compare, connect, find_duplicates
+from vitkit.data.doctor.findings import Copies, Finding
+from vitkit.data.doctor.scan import scan
+from vitkit.data.memory import Facts, Memory
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+
+Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a data set is made of, and what is wrong with it.
+
+    Attributes:
+        table: the readable images, without classes that have none.
+        facts: what each of them holds.
+        unreadable: reason of each path that was left out.
+        copies: pictures that are there more than once.
+        twins: a number for each image, the same for copies of one picture.
+        findings: in words, the worst first.
+    """
+
+    table: ImageTable
+    facts: tuple[Facts, ...]
+    unreadable: dict[str, str]
+    copies: tuple[Copies, ...]
+    twins: tuple[int, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether a result on this data could not be trusted."""
+        return any(finding.severity == "problem" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        table, facts = self.table, self.facts
+        return {
+            "data": table.name,
+            "root": str(table.root),
+            "layout": table.layout,
+            "images": len(table),
+            "classes": table.counts(),
+            "splits": dict(Counter(split for split in table.splits if split is not None)),
+            "ignored": table.ignored,
+            "unreadable": self.unreadable,
+            "formats": dict(Counter(fact.format for fact in facts).most_common()),
+            "modes": dict(Counter(fact.mode for fact in facts).most_common()),
+            "width": _range([fact.width for fact in facts]),
+            "height": _range([fact.height for fact in facts]),
+            "aspect": _range([round(fact.width / fact.height, 3) for fact in facts]),
+            "copies": [
+                {
+                    "kind": own.kind,
+                    "leak": own.is_leak,
+                    "conflict": own.is_conflict,
+                    "images": [
+                        {"path": table.paths[i], "class": table.name_of(i), "split": table.splits[i]}
+                        for i in own.images
+                    ],
+                }
+                for own in self.copies
+            ],
+            "findings": [{"severity": finding.severity, "text": finding.text} for finding in self.findings],
+        }
+
+
+def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: Progress | None = None) -> Diagnosis:
+    """Decode every file once, in full, and look for what a careful person would look for.
+
+    Args:
+        table: the images.
+        preprocess: how the model will see them; without it, how much a crop loses is not looked at.
+        progress: told what is being done, how many are done, of how many.
+
+    Raises:
+        VitkitError: fewer than two classes have a readable image.
+    """
+
+    def tell(what: str) -> Callable[[int, int], None]:
+        return lambda done, total: None if progress is None else progress(what, done, total)
+
+    with Memory() as memory:
+        everything = scan([table.file(i) for i in range(len(table))], memory, tell("reading images"))
+        unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
+        readable = _readable(table, unreadable)
+        facts = [fact for fact in everything if fact.error is None]
+        links, could_tell = _compare(facts, memory, tell("comparing images"))
+    links, opposite = _set_opposites_apart(links, readable)
+    twins = connect(links, len(facts))
+    copies = _copies(readable, links, twins)
+    found = [
+        *findings.of_files(table, unreadable),
+        *findings.of_copies(readable, copies),
+        *findings.of_likeness(could_tell=could_tell, opposite=opposite),
+        *findings.of_sets(readable),
+        *findings.of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
+        *findings.of_splits(readable),
+        *findings.of_pictures(readable, facts),
+        *(findings.of_crop(facts, preprocess) if preprocess is not None else ()),
+    ]
+    found.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
+    return Diagnosis(readable, tuple(facts), unreadable, tuple(copies), tuple(twins), tuple(found))
+
+
+def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], bool]:
+    """What is new is compared with all; what has been compared with one another before is not again."""
+    digests = tuple(sorted({fact.digest for fact in facts}))
+    before = memory.compared(digests)
+    compared = None if before is None else Compared(*before)
+    if compared is None or compared.digests != digests:
+        compared = compare(facts, compared, progress)
+        memory.learn_compared(compared.digests, compared.pairs)
+    return find_duplicates(facts, compared=compared)
+
+
+def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
+    readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
+    if len(set(readable.labels)) < 2:
+        first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
+        found = f"{len(unreadable)} of {len(table)} images are unreadable"
+        left = "all images left have the same classes" if table.is_multi else "fewer than two classes are left"
+        raise VitkitError(f"{table.name}: {left}; {found}{first}")
+    return readable.compact()
+
+
+def _set_opposites_apart(links: Sequence[Link], table: ImageTable) -> tuple[list[Link], int]:
+    """Without links from a picture to its mirror image in another class, which is no copy where left and right are
+    classes; and how many those were."""
+    kept = [own for own in links if own.kind != "mirrored" or table.labels[own.first] == table.labels[own.second]]
+    return kept, len(links) - len(kept)
+
+
+def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
+    """The groups that the links make."""
+    kinds: dict[int, set[Kind]] = {}
+    for link in links:
+        kinds.setdefault(twins[link.first], set()).add(link.kind)
+    members: dict[int, list[int]] = {root: [] for root in kinds}
+    for i, root in enumerate(twins):
+        if root in members:
+            members[root].append(i)
+    return [
+        Copies(
+            tuple(images),
+            next(kind for kind in reversed(get_args(Kind)) if kind in kinds[root]),
+            is_leak=len({table.splits[i] for i in images}) > 1,
+            is_conflict=len({table.labels[i] for i in images}) > 1,
+        )
+        for root, images in members.items()
+    ]
+
+
+def _range(values: Sequence[float]) -> dict[str, float]:
+    """Least, middle and most."""
+    ordered = sorted(values)
+    return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}

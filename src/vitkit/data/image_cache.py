@@ -1,0 +1,282 @@
+"""Decoded pictures kept between epochs, at the size that training needs: no photograph is decoded twice in a run.
+
+They are kept in memory that all of a run's processes share, or as files in vitkit's cache. A photograph that has
+changed on disk is decoded anew, and what is kept is what decoding gives, so no pixel depends on where it comes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import mmap
+import multiprocessing
+import os
+import shutil
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import PIL
+from PIL import Image
+
+from vitkit.data.memory import stamp_of
+from vitkit.system.cache import cache_folder
+
+Cache = Literal["auto", "ram", "disk", "none"]
+Make = Callable[[], Image.Image]
+_FOLDER = f"pictures-2-pillow-{PIL.__version__}"
+_LARGEST = 64 * 2**30  # bytes on disk, however much is free
+_MEASURED = 64  # pictures whose size tells that of all
+_HEAD = struct.Struct("<III")  # checksum, width, height
+
+
+class Keeper(Protocol):
+    """Gives the picture of a file, from what is kept or made anew and kept where there is room."""
+
+    def picture(self, index: int, file: Path, make: Make) -> Image.Image:
+        """Number `index` of its images, in RGB."""
+        ...
+
+
+class NoKeeper:
+    """Keeps nothing."""
+
+    def picture(self, index: int, file: Path, make: Make) -> Image.Image:  # noqa: ARG002
+        return make()
+
+
+class _Room:
+    """So many bytes, given out once, to whichever process asks; processes share it by being forked."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.lock = size, multiprocessing.Lock()
+        self._used = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+
+    def take(self, size: int) -> int | None:
+        """Where so many bytes begin; None where there are not as many left. The lock must be held."""
+        start = int(self._used[0])
+        if start + size > self.size:
+            return None
+        self._used[0] = start + size
+        return start
+
+
+class MemoryKeeper:
+    """Keeps pictures in main memory, shared by the processes that are forked after it was made.
+
+    Args:
+        images: how many there are.
+        size: bytes to use at most; they are taken from the system as pictures come.
+    """
+
+    def __init__(self, images: int, size: int) -> None:
+        self._room = _Room(size)
+        self._pixels = mmap.mmap(-1, max(size, 1))
+        self._entries = np.frombuffer(mmap.mmap(-1, max(images, 1) * 7 * 8), np.int64).reshape(-1, 7)
+
+    def picture(self, index: int, file: Path, make: Make) -> Image.Image:
+        seen = _seen(file)
+        with self._room.lock:
+            stored, start, width, height, *known = self._entries[index].tolist()
+        if stored and seen is not None and tuple(known) == seen:
+            return Image.frombytes("RGB", (width, height), memoryview(self._pixels)[start : start + 3 * width * height])
+        image = make()
+        if seen is not None and seen == _seen(file):  # not replaced while it was read
+            self._keep(index, image, seen)
+        return image
+
+    def _keep(self, index: int, image: Image.Image, seen: tuple[int, int, int]) -> None:
+        pixels = image.tobytes()
+        with self._room.lock:
+            stored, start, width, height, *_ = self._entries[index].tolist()
+            if not stored or 3 * width * height < len(pixels):  # a changed picture may lie where it lay before
+                place = self._room.take(len(pixels))
+                if place is None:
+                    return
+                start = place
+            self._pixels[start : start + len(pixels)] = pixels
+            self._entries[index] = (1, start, *image.size, *seen)
+
+
+class DiskKeeper:
+    """Keeps pictures as files in vitkit's cache, for later runs too; known by the content of the photograph.
+
+    Args:
+        rule: what is done to a decoded picture before it is kept.
+        size: bytes to write at most.
+    """
+
+    def __init__(self, rule: str, size: int) -> None:
+        self._rule, self._room, self._folder = rule.encode(), _Room(size), cache_folder() / _FOLDER
+
+    def picture(self, index: int, file: Path, make: Make) -> Image.Image:  # noqa: ARG002
+        path = self._path_of(file)
+        if path is None:
+            return make()
+        image = _read(path)
+        if image is None:
+            image = make()
+            if path == self._path_of(file):  # not replaced while it was read
+                self._write(path, image)
+        return image
+
+    def _path_of(self, file: Path) -> Path | None:
+        """Where the picture of a file would be; None where the file cannot be read."""
+        content = stamp_of(file)
+        if content is None:  # changed so lately that its times tell nothing
+            try:
+                content = hashlib.sha256(file.read_bytes()).digest()
+            except OSError:
+                return None
+        name = hashlib.sha256(self._rule + b"\0" + content).hexdigest()
+        return self._folder / name[:2] / name
+
+    def _write(self, path: Path, image: Image.Image) -> None:
+        pixels = image.tobytes()
+        with self._room.lock:
+            if self._room.take(_HEAD.size + len(pixels)) is None:
+                return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not forced to the disk, which takes longer than decoding: the checksum tells what a crash left unfinished.
+            temporary.write_bytes(_HEAD.pack(zlib.crc32(pixels), *image.size) + pixels)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Image.Image | None:
+    try:
+        data = path.read_bytes()
+        os.utime(path)  # what is in use is deleted last
+    except OSError:
+        return None
+    if len(data) < _HEAD.size:
+        return None
+    checksum, width, height = _HEAD.unpack_from(data)
+    pixels = memoryview(data)[_HEAD.size :]
+    if len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
+        return None
+    return Image.frombytes("RGB", (width, height), pixels)
+
+
+def _seen(file: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does, as far as one run goes."""
+    try:
+        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
+    except OSError:
+        return None
+    return seen.st_size, seen.st_mtime_ns, seen.st_ino
+
+
+def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> str:
+    """Where decoded pictures are kept: `auto` as ram, disk or none, and ram as disk where it cannot be shared.
+
+    Args:
+        cache: what was asked for.
+        need: bytes of all pictures (`bytes_of`).
+        workers: processes that prepare images.
+        processes: that train on this machine, each with its own memory.
+    """
+    if cache == "none":
+        return cache
+    can_share = workers == 0 or sys.platform == "linux"  # elsewhere workers begin with nothing
+    if can_share and (cache == "ram" or (cache == "auto" and need <= available_memory() // (4 * processes))):
+        return "ram"
+    return "disk" if cache != "auto" or need <= _free_disk() // 4 else "none"
+
+
+def make_keeper(cache: str, images: int, need: int, rule: str) -> Keeper:
+    """The keeper of a settled `cache`, with room for what is needed and a tenth more.
+
+    Args:
+        cache: ram, disk or none.
+        images: how many there are.
+        need: bytes of all pictures; more than half of the memory, or of the disk, is never used.
+        rule: what is done to a picture before it is kept.
+    """
+    size = need + need // 10 + 2**20
+    if cache == "ram":
+        with contextlib.suppress(OSError):  # a system that promises no more memory than it has
+            return MemoryKeeper(images, min(size, available_memory() // 2))
+        return NoKeeper()
+    if cache == "disk":
+        size = min(size, _free_disk() // 2, _LARGEST)
+        _make_room(size)
+        return DiskKeeper(rule, size)
+    return NoKeeper()
+
+
+def bytes_of(files: Sequence[Path], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
+    """About how many bytes the pictures of these files take.
+
+    Args:
+        files: of photographs.
+        short_side: what they are reduced to, at most.
+        fixed: (height, width) of every picture, where they are all alike.
+    """
+    if fixed is not None:
+        return len(files) * 3 * fixed[0] * fixed[1]
+    sizes = []
+    for file in files[:: math.ceil(len(files) / _MEASURED) or 1]:
+        with contextlib.suppress(Exception), Image.open(file) as image:  # what cannot be read is told elsewhere
+            scale = min(1.0, (short_side or math.inf) / min(image.size))
+            sizes.append(3 * image.width * image.height * scale**2)
+    return math.ceil(len(files) * sum(sizes) / max(len(sizes), 1))
+
+
+def available_memory() -> int:
+    """Bytes of main memory that could be used now; 0 where the system does not say."""
+    free = 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # at least, where nothing tells more
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    with contextlib.suppress(OSError, ValueError):  # of a container
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        free = min(free, max(int(limit) - int(used), 0))
+    return free
+
+
+def _free_disk() -> int:
+    """Bytes that the cache may have: those that are free, and those that it has already."""
+    folder = cache_folder()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free + sum(size for _, size, _ in _kept())
+    except OSError:
+        return 0
+
+
+def _kept() -> list[tuple[float, int, Path]]:
+    """When each kept file was last used, its bytes, and the file."""
+    found = []
+    for folder in cache_folder().glob("pictures-*/??"):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    seen = entry.stat()
+                    found.append((seen.st_mtime, seen.st_size, Path(entry.path)))
+    return found
+
+
+def _make_room(size: int) -> None:
+    """Delete what was not used for longest, so that with `size` bytes more the cache stays in its bounds."""
+    kept = sorted(_kept())
+    held, bound = sum(own for _, own, _ in kept), min(_free_disk() // 2, _LARGEST)
+    for _, own, path in kept:
+        if held + size <= bound:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            held -= own

@@ -1,1 +1,0 @@
-"""How good a classifier is, in numbers, pictures and one page."""

@@ -1,0 +1,1 @@
+"""How good a classifier is, in numbers. Nothing here writes a model or a page."""

@@ -1,0 +1,60 @@
+"""Held-out images as points on a page: images that the model sees alike lie together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+
+from vitkit.classifier import Classifier
+from vitkit.evaluation.metrics import Evaluation
+
+MOST = 1000  # images; more are neither legible nor quick
+_FEWEST, _COMPONENTS = 20, 50
+
+
+def embed(
+    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Callable[[int, int], None], seed: int = 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+    """Some of the images of an evaluation, and where they are on the page.
+
+    Args:
+        classifier: whose features they are laid out by.
+        evaluation: of the images.
+        root: the folder that its paths are relative to.
+        progress: told how many are done, of how many.
+        seed: of the choice and the layout.
+
+    Returns:
+        Numbers of m <= 1000 images, (m,), and their points, (m, 2); None where there are too few to say anything.
+    """
+    n = len(evaluation.paths)
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:MOST])
+    kept, features = [], []
+    stream = classifier.embed(root / evaluation.paths[i] for i in chosen)
+    for done, (i, (_, outcome)) in enumerate(zip(chosen.tolist(), stream, strict=True), start=1):
+        if not isinstance(outcome, str):  # it was readable a moment ago
+            kept.append(i)
+            features.append(outcome)
+        progress(done, len(chosen))
+    points = lay_out(np.stack(features), seed) if features else None
+    return None if points is None else (np.array(kept), points)
+
+
+def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.float32] | None:
+    """(n, D) features to (n, 2) points, by t-SNE of their first 50 principal components (van der Maaten & Hinton 2008).
+
+    Returns:
+        None of fewer than 20 images, or where all are alike.
+    """
+    n = len(features)
+    if n < _FEWEST or not np.isfinite(features).all() or np.allclose(features, features[0]):
+        return None
+    reduced = PCA(min(_COMPONENTS, n - 1, features.shape[1]), random_state=seed).fit_transform(features)
+    perplexity = min(30.0, (n - 1) / 3)
+    points: npt.NDArray[np.float32] = TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(reduced)
+    return points.astype(np.float32)

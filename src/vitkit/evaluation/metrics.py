@@ -1,0 +1,234 @@
+"""Numbers that say how good a classifier is on labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.data.sources import ImageTable
+from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
+from vitkit.evaluation.standings import Standing, standings
+
+Counts = npt.NDArray[np.int64]
+Known = list[float | None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of a classifier on labelled images.
+
+    Attributes:
+        split: which images: train, val, test.
+        classes: names, in the order of the columns.
+        paths: of the images, (n,).
+        labels: true class of each image, (n,).
+        probabilities: (n, K), rows sum to 1.
+        unreadable: reason of each image that was left out.
+        temperature: of the classifier; it is in the probabilities.
+        groups: a number for each image, the same for those that are not independent of one another, (n,); empty where
+            all are.
+        chosen: what was chosen on these images, and by what (chosen.py).
+    """
+
+    split: str
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[np.float32]
+    unreadable: dict[str, str] = field(default_factory=dict)
+    temperature: float = 1.0
+    groups: tuple[int, ...] = ()
+    chosen: tuple[str, ...] = ()
+
+    @cached_property
+    def predicted(self) -> npt.NDArray[np.int64]:
+        """The most probable class of each image, (n,)."""
+        return self.probabilities.argmax(axis=1)
+
+    @property
+    def accuracy(self) -> float:
+        """Part of the images whose most probable class is the true one."""
+        return float((self.predicted == self.labels).mean())
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall over the classes that occur: every class counts alike."""
+        return mean_of_known(self.per_class(), "recall")
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood of the true class, in nats."""
+        true = self.probabilities[np.arange(len(self.labels)), self.labels]
+        return float(-np.log(np.maximum(true, np.finfo(np.float32).tiny)).mean())
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 over the classes that occur or are said, as scikit-learn's: one that is only said has 0."""
+        return mean_of_known(self.per_class(), "f1")
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: how far confidence is from accuracy, over bins of confidence (calibration.py)."""
+        return Reliability.of(self.probabilities, self.labels).ece
+
+    @cached_property
+    def untempered(self) -> Reliability:
+        """How often the classifier would be right, by the confidence that it would have at temperature 1."""
+        if self.temperature == 1:
+            return Reliability.of(self.probabilities, self.labels)
+        confidence = confidence_at(self.probabilities, self.temperature)
+        return Reliability.of_confidence(confidence, self.predicted == self.labels)
+
+    @cached_property
+    def standings(self) -> dict[int, Standing]:
+        """Where the images of each class stand, for the classes that an image has."""
+        return dict(standings(self.labels, self.probabilities))
+
+    @property
+    def brier(self) -> float:
+        """Mean squared distance of the probabilities from the truth, 0 to 2 (Brier 1950)."""
+        return float(self.briers.mean())
+
+    @property
+    def briers(self) -> npt.NDArray[np.float64]:
+        """The squared distance of each image's probabilities from the truth, (n,)."""
+        true = self.probabilities[np.arange(len(self.labels)), self.labels].astype(np.float64)
+        squares = np.empty(len(true))
+        for own in blocks(*self.probabilities.shape):
+            squares[own] = (self.probabilities[own].astype(np.float64) ** 2).sum(axis=1)
+        return np.maximum(squares - 2 * true + 1, 0.0)
+
+    @property
+    def described(self) -> str:
+        """How many images of which split, and what was chosen on them."""
+        caveat = f" (validation: chosen on these images: {', '.join(self.chosen)})" if self.chosen else ""
+        return f"{len(self.labels)} {self.split} images{caveat}"
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Classes of the model that no image has."""
+        return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
+
+    def confused(self, most: int) -> list[tuple[str, str, int, float]]:
+        """The most frequent mistakes: true class, predicted class, images, their part of the true class."""
+        images = self._count(self.labels)
+        true, said, counts = self._pairs()
+        wrong = true != said
+        true, said, counts = true[wrong], said[wrong], counts[wrong]
+        return [
+            (self.classes[true[p]], self.classes[said[p]], int(counts[p]), float(counts[p] / images[true[p]]))
+            for p in np.argsort(-counts, kind="stable")[:most]
+        ]
+
+    def mistakes(self, most: int) -> list[int]:
+        """Images that are wrong, the most confident mistake first."""
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        order = np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")[:most]
+        return [int(i) for i in wrong[order]]
+
+    def top(self, k: int) -> float:
+        """Part of the images whose true class is among the k most probable."""
+        return float(self.is_among(k).mean())
+
+    def is_among(self, k: int) -> npt.NDArray[np.bool_]:
+        """Whether each image's true class is among the k most probable, (n,)."""
+        true = self.probabilities[np.arange(len(self.labels)), self.labels]
+        among = np.empty(len(true), dtype=np.bool_)
+        for own in blocks(*self.probabilities.shape):
+            among[own] = (self.probabilities[own] > true[own, None]).sum(axis=1) < k
+        return among
+
+    def confusion(self, most: int | None = None) -> npt.NDArray[np.int64]:
+        """(K, K) counts: row the true class, column the predicted one.
+
+        Args:
+            most: rows and columns; more classes are counted several to a row, in their order. None: one a row.
+        """
+        each = 1 if most is None else -(-len(self.classes) // most)
+        side = -(-len(self.classes) // each)
+        true, said, counts = self._pairs()
+        matrix = np.zeros((side, side), dtype=np.int64)
+        np.add.at(matrix, (true // each, said // each), counts)
+        return matrix
+
+    def per_class(self) -> dict[str, dict[str, Any]]:
+        """Precision, recall, F1 and support (images) of each class; None where one is undefined (`scores`)."""
+        hits, there = self._count(self.labels[self.predicted == self.labels]), self._count(self.labels)
+        precision, recall, f1 = scores(hits, self._count(self.predicted), there)
+        return {
+            name: {"precision": precision[i], "recall": recall[i], "f1": f1[i], "support": int(there[i])}
+            for i, name in enumerate(self.classes)
+        }
+
+    def _count(self, labels: npt.NDArray[np.int64]) -> Counts:
+        """(K,) images of each class."""
+        return np.bincount(labels, minlength=len(self.classes))
+
+    def _pairs(self) -> tuple[Counts, Counts, Counts]:
+        """True and predicted class and images of each pair that occurs, in order of the classes."""
+        pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
+        return *np.divmod(pairs, len(self.classes)), counts
+
+    def summary(self) -> dict[str, Any]:
+        """The headline numbers, `accuracy` first."""
+        numbers: dict[str, Any] = {
+            "accuracy": self.accuracy,
+            "balanced_accuracy": self.balanced_accuracy,
+            "macro_f1": self.macro_f1,
+            "loss": self.loss,
+            "ece": self.ece,
+            "brier": self.brier,
+        }
+        if len(self.classes) > 5:
+            numbers["top5_accuracy"] = self.top(5)
+        return numbers | {"images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
+
+
+def scores(hits: Counts, said: Counts, there: Counts) -> tuple[Known, Known, Known]:
+    """Precision, recall and F1 of each class.
+
+    A class that is never said has no precision, one that no image has no recall, and one of which both is true no F1:
+    these are None, and no mean counts them.
+
+    Args:
+        hits: images of the class that are said to be of it, (K,).
+        said: images that are said to be of it, (K,).
+        there: images of it, (K,).
+    """
+    return _ratios(hits, said), _ratios(hits, there), _ratios(2 * hits, said + there)
+
+
+def mean_of_known(rows: Mapping[str, Mapping[str, float | None]], key: str) -> float:
+    """The mean of a figure over the classes that have it; NaN where none has."""
+    known = [value for row in rows.values() if (value := row[key]) is not None]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _ratios(part: Counts, whole: Counts) -> Known:
+    return [float(a / b) if b else None for a, b in zip(part, whole, strict=True)]
+
+
+def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
+    """The evaluation with what is known of images that are not independent.
+
+    Args:
+        evaluation: of n images.
+        number_of: by path, the group of each image that is in one.
+    """
+    known = [number_of.get(path) for path in evaluation.paths]
+    some = [number for number in known if number is not None]
+    if len(set(some)) == len(some):
+        return evaluation
+    free = max(some) + 1
+    groups = tuple(free + i if number is None else number for i, number in enumerate(known))
+    return replace(evaluation, groups=groups)
+
+
+def held_out_split(table: ImageTable) -> str:
+    """The split that results are reported on: test, else val, else all there is."""
+    return next((name for name in ("test", "val") if name in table.splits), "all")

@@ -1,0 +1,120 @@
+"""The figures of an evaluation without the pictures that the weights had seen: trained on, or been chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vitkit.data.overlap import look_up
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.sources import ImageTable
+from vitkit.evaluation.figures import figures, interval_text
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.operating import operating_points
+from vitkit.text.words import listed
+
+
+def find_seen(
+    record: PictureRecord,
+    table: ImageTable,
+    split: str,
+    progress: Callable[[str, int, int], None],
+    *,
+    is_own: bool,
+) -> dict[str, str]:
+    """Which images of a split, or of `all`, the weights had seen: train or val by path.
+
+    Args:
+        record: of what the weights were trained on.
+        table: the images.
+        split: which of them are asked about.
+        progress: told what is being done, how many are done, of how many.
+        is_own: they are the run's own images; that validation images chose the weights then goes without saying.
+    """
+    rows = table if split == "all" else table.of_split(split)
+    rows, overlap = look_up(record, rows, progress)
+    return seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
+
+
+def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
+    """Those of the images whose role spoils the figures of a split."""
+    spoil = ("train",) if split == "val" else ("train", "val")
+    return {path: role for path, role in roles.items() if role is not None and role in spoil}
+
+
+def all_figures(
+    evaluation: Evaluation, seen: Mapping[str, str] | None, standing: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The figures of an evaluation, those without what was seen (`second_figure`), and the operating points.
+
+    Args:
+        evaluation: of the images.
+        seen: role by path; None where there is no record, and so it cannot be known.
+        standing: the model's `balance` in its provenance; None of a model that knows of no training images.
+    """
+    points = operating_points(evaluation, standing)
+    return {
+        **figures(evaluation),
+        **second_figure(evaluation, seen),
+        **({} if points is None else {"operating_points": points}),
+    }
+
+
+def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:
+    """`seen`, what was seen of the images, and where that is some, `without_seen`, the main figures without them.
+
+    Args:
+        evaluation: of the images.
+        seen: role by path; None where there is no record, and so it cannot be known.
+    """
+    if seen is None:
+        return {"seen": None}
+    roles = {path: seen[path] for path in evaluation.paths if path in seen}
+    told: dict[str, Any] = {
+        "images": len(roles),
+        "trained_on": sum(role == "train" for role in roles.values()),
+        "chosen_by": sum(role == "val" for role in roles.values()),
+        "paths": list(roles),
+    }
+    if not roles:
+        return {"seen": told}
+    rest = without(evaluation, roles)
+    numbers = None
+    if rest is not None:
+        every = figures(rest)
+        numbers = {name: every[name] for name in (*rest.summary(), "intervals_95") if name in every}
+    return {"seen": told, "without_seen": numbers}
+
+
+def without(evaluation: Evaluation, paths: Mapping[str, str]) -> Evaluation | None:
+    """The evaluation of the other images; None where there are none."""
+    kept = [i for i, path in enumerate(evaluation.paths) if path not in paths]
+    if not kept:
+        return None
+    return replace(
+        evaluation,
+        paths=tuple(evaluation.paths[i] for i in kept),
+        labels=evaluation.labels[kept],
+        probabilities=evaluation.probabilities[kept],
+        groups=tuple(evaluation.groups[i] for i in kept) if evaluation.groups else (),
+    )
+
+
+def describe(numbers: Mapping[str, Any]) -> str | None:
+    """What `second_figure` found, as a sentence; None where there is nothing to tell."""
+    seen = numbers.get("seen")
+    if not seen or not seen["images"]:
+        return None
+    ways = {"trained_on": "trained on", "chosen_by": "chosen by"}
+    how = [f"{seen[key]} {what}" for key, what in ways.items() if seen[key]]
+    text = (
+        f"{seen['images']} of {numbers['images']} images had been seen by the weights ({', '.join(how)}): "
+        f"{listed(seen['paths'])}"
+    )
+    rest = numbers["without_seen"]
+    if rest is None:
+        return f"{text}; no other is left to judge by"
+    bounds = rest["intervals_95"].get("accuracy")
+    interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
+    return f"{text}; without them accuracy {rest['accuracy']:.4f}{interval} on {rest['images']} images"

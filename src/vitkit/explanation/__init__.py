@@ -1,0 +1,88 @@
+"""Looking inside a model. Names are imported when first used.
+
+Attention (`attention`), what is made of it (`rollouts`, `gradient`), the referee that only watches the answer
+(`occluding`), and all of them by name (`methods`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.explanation.artefacts import find_artefacts, mask_artefacts, token_norms
+    from vitkit.explanation.attention import attention_maps, head_maps, last_attention
+    from vitkit.explanation.explanation import Explanation, worst_mistakes_page
+    from vitkit.explanation.gradient import gradient_attention, gradient_rollout
+    from vitkit.explanation.methods import BY_LAYER, CLASS_SPECIFIC, METHODS
+    from vitkit.explanation.model_analysis import (
+        attention_distance,
+        attention_entropy,
+        filter_components,
+        layer_similarity,
+        linear_cka,
+        norms_by_layer,
+        position_similarity,
+    )
+    from vitkit.explanation.occluding import occlusion
+    from vitkit.explanation.rollouts import rollout, rollout_matrix
+
+__all__ = [
+    "BY_LAYER",
+    "CLASS_SPECIFIC",
+    "METHODS",
+    "Explanation",
+    "attention_distance",
+    "attention_entropy",
+    "attention_maps",
+    "filter_components",
+    "find_artefacts",
+    "gradient_attention",
+    "gradient_rollout",
+    "head_maps",
+    "last_attention",
+    "layer_similarity",
+    "linear_cka",
+    "mask_artefacts",
+    "norms_by_layer",
+    "occlusion",
+    "position_similarity",
+    "rollout",
+    "rollout_matrix",
+    "token_norms",
+    "worst_mistakes_page",
+]
+
+# No module bears the name of a function: once imported, it would hide it.
+_HOMES = {
+    "BY_LAYER": "methods",
+    "CLASS_SPECIFIC": "methods",
+    "METHODS": "methods",
+    "attention_maps": "attention",
+    "head_maps": "attention",
+    "last_attention": "attention",
+    "rollout": "rollouts",
+    "rollout_matrix": "rollouts",
+    "gradient_attention": "gradient",
+    "gradient_rollout": "gradient",
+    "occlusion": "occluding",
+    "find_artefacts": "artefacts",
+    "mask_artefacts": "artefacts",
+    "token_norms": "artefacts",
+    "attention_distance": "model_analysis",
+    "attention_entropy": "model_analysis",
+    "filter_components": "model_analysis",
+    "layer_similarity": "model_analysis",
+    "linear_cka": "model_analysis",
+    "norms_by_layer": "model_analysis",
+    "position_similarity": "model_analysis",
+    "Explanation": "explanation",
+    "worst_mistakes_page": "explanation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitkit.explanation' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"vitkit.explanation.{_HOMES[name]}"), name)

@@ -1,0 +1,237 @@
+"""What each token attends to: the attention matrices of eq. 6, recomputed exactly.
+
+The model runs as it always does, on its fused kernel; beside it softmax(QK^T) is computed from the layer's own q and k,
+in float32. All is done by a twin of the model, which shares its weights: the model itself is never touched.
+
+Shapes: B batch, H heads, N tokens, h x w patch grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.position import RelativePosition
+from vitkit.model.vit import Attention, VisionTransformer
+
+M = TypeVar("M", bound=nn.Module)
+Fusion = Literal["mean", "max", "min"] | int  # of the heads; a number is one head alone
+
+
+def plain(model: nn.Module) -> VisionTransformer:
+    """The model itself, where `torch.compile` has wrapped it.
+
+    Raises:
+        VitkitError: it is no Vision Transformer.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, VisionTransformer):
+        raise VitkitError(f"only a VisionTransformer has attention to look into, not a {type(inner).__name__}")
+    return inner
+
+
+class ExactAttention(Attention):
+    """Computes as the model does, and beside it the exact matrix, (B, H, n, N) float32, in `seen`."""
+
+    seen: Tensor | None = None
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
+        output = super().forward(x, queries, relative)
+        q, k = self._asked
+        del self._asked
+        bias = None if relative is None else self.scale * relative(q)
+        self.seen = exact_matrix(self, q, k, bias)
+        return output
+
+    def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, queries)
+        self._asked = q, k
+        return q, k, v
+
+
+def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    """Eq. 6 in float32, whatever the precision of q and k: (B, H, n, N)."""
+    with torch.autocast(q.device.type, enabled=False):
+        return Attention.matrix(attention, q.float(), k.float(), None if bias is None else bias.float())
+
+
+def twin(module: M, attention: type[Attention]) -> M:
+    """A module that shares every weight, in evaluation mode, whose gradients go to no weight.
+
+    Args:
+        module: compiled or not; it is not touched.
+        attention: what stands in the place of each `Attention`.
+    """
+    module = getattr(module, "_orig_mod", module)
+    kind: type[nn.Module] = attention if type(module) is Attention else type(module)
+    copied = kind.__new__(kind)
+    copied.__dict__ = {name: value for name, value in module.__dict__.items() if name != "_compiled_call_impl"}
+    copied.__dict__ |= {
+        "training": False,
+        "_parameters": {name: _shared(tensor) for name, tensor in module._parameters.items()},
+        "_buffers": {name: _shared(tensor) for name, tensor in module._buffers.items()},
+        "_modules": {name: None if part is None else twin(part, attention) for name, part in module._modules.items()},
+    }
+    return cast(M, copied)
+
+
+def _shared(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or not tensor.is_inference() or torch.is_inference_mode_enabled():
+        return None if tensor is None else tensor.detach()
+    return tensor.clone()  # autograd cannot save a tensor that inference mode has made
+
+
+def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
+    """A twin of the model, and images (B, C, height, width) as it reads them: (twin, first layer's input (B, N, D)).
+
+    Raises:
+        VitkitError: the model is no Vision Transformer, or none of its layers attends; or the images are not its own.
+    """
+    model = plain(model)
+    if not attending(model.config):
+        raise VitkitError("every layer of the model convolves: there is no attention to look into; use occlusion")
+    copied = twin(model, attention)
+    images = images.detach().to(copied.patch_embed.proj.weight)
+    if images.is_inference() and not torch.is_inference_mode_enabled():
+        images = images.clone()
+    return copied, copied.embed(images)
+
+
+def attending(config: ViTConfig) -> list[int]:
+    """The layers that have attention; the others convolve."""
+    return [layer for layer in range(config.layers) if layer not in config.conv_layers]
+
+
+def find_layer(config: ViTConfig, layer: int) -> int:
+    """The number of a layer, counted from the end where negative; -1 is the last that attends.
+
+    Raises:
+        VitkitError: there is no such layer, or it convolves.
+    """
+    number = attending(config)[-1] if layer == -1 else layer % config.layers
+    if not -config.layers <= layer < config.layers:
+        raise VitkitError(f"there is no layer {layer}: there are 0 to {config.layers - 1}, or -{config.layers} to -1")
+    if number in config.conv_layers:
+        raise VitkitError(f"layer {layer} convolves instead of attending; these attend: {attending(config)}")
+    return number
+
+
+def readers(config: ViTConfig) -> Tensor:
+    """How much the classification head reads of each token, (N,) summing to 1.
+
+    The class token; both tokens of a distilled model, half of each; every patch alike with mean pooling; for token+gap
+    one half the class token, the other half the patches.
+    """
+    weights = torch.zeros(config.tokens)
+    if config.distill_head:
+        weights[:2] = 0.5
+    elif config.classifier == "token":
+        weights[0] = 1.0
+    else:
+        weights[config.prefix_tokens :] = 1.0 / config.patches
+        if config.classifier == "token+gap":
+            weights[config.prefix_tokens :] /= 2
+            weights[0] = 0.5
+    return weights
+
+
+def to_grid(rows: Tensor, config: ViTConfig) -> Tensor:
+    """(..., N) a value for each token -> (..., h, w) those of the patches."""
+    return rows[..., config.prefix_tokens :].reshape(*rows.shape[:-1], *config.grid)
+
+
+def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
+    """The attention of each layer, first to last: (B, H, N, N) float32, each row summing to 1.
+
+    Layers that convolve instead of attending are left out. One layer's matrices are in memory at a time, if the caller
+    lets go of them; what is not asked for is not computed.
+
+    Args:
+        model: compiled or not, of any precision, under autocast or not; its mode and its gradients stay as they are.
+        images: (B, C, height, width), preprocessed.
+
+    Raises:
+        VitkitError: no layer attends, or the images are not of the model's channels and size.
+    """
+    return _maps(*prepare(model, images, ExactAttention))
+
+
+def _maps(model: VisionTransformer, x: Tensor) -> Iterator[Tensor]:
+    for layer in range(attending(model.config)[-1] + 1):
+        x = model.layer(layer, x)
+        if layer not in model.config.conv_layers:
+            yield _taken(model.blocks[layer].attn)
+
+
+def _taken(attention: Any) -> Tensor:
+    seen: Tensor = attention.seen
+    attention.seen = None  # the caller's alone
+    return seen
+
+
+def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
+    """What the head's token attends to in one layer, for each attention head: (B, H, h, w), not normalised.
+
+    Args:
+        model: see `attention_maps`.
+        images: (B, C, height, width), preprocessed.
+        layer: counted from the end where negative; -1 is the last that attends.
+
+    Returns:
+        The patches' entries of the class token's row; of the rows that the head reads (`readers`), where it reads more.
+
+    Raises:
+        VitkitError: there is no such layer, or it has no attention.
+    """
+    config = plain(model).config
+    maps = attention_maps(model, images)
+    for number, attention in zip(attending(config), maps, strict=False):
+        if number == find_layer(config, layer):
+            return to_grid(read_rows(attention, config), config)
+    raise AssertionError("find_layer names a layer that attends")
+
+
+def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
+    """What the head's token attends to in one layer, the attention heads fused: (B, h, w), not normalised.
+
+    Args:
+        model: see `attention_maps`.
+        images: (B, C, height, width), preprocessed.
+        layer: counted from the end where negative; -1 is the last that attends.
+        fusion: the mean, largest or smallest of the heads, entry by entry; or one head's number.
+
+    Raises:
+        VitkitError: there is no such layer or head, or the layer has no attention.
+    """
+    config = plain(model).config
+    check_fusion(config, fusion)
+    maps = attention_maps(model, images)
+    for number, attention in zip(attending(config), maps, strict=False):
+        if number == find_layer(config, layer):
+            return to_grid(read_rows(fuse(attention, fusion), config), config)
+    raise AssertionError("find_layer names a layer that attends")
+
+
+def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
+    """(..., N, N) -> (..., N), the rows that the head reads."""
+    with torch.autocast(attention.device.type, enabled=False):
+        return readers(config).to(attention) @ attention
+
+
+def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
+    """Refuse a way to fuse the heads that is unknown, or a head that is not there."""
+    if fusion in ("mean", "max", "min") or (type(fusion) is int and 0 <= fusion < config.heads):
+        return
+    raise VitkitError(f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}")
+
+
+def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
+    """(B, H, N, N) -> (B, N, N)."""
+    if isinstance(fusion, int):
+        return attention[:, fusion]
+    return attention.mean(dim=1) if fusion == "mean" else getattr(attention, f"a{fusion}")(dim=1)

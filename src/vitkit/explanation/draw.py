@@ -1,0 +1,353 @@
+"""Arrays into pictures: maps upon photographs, sheets of heads, the paper's figures. Nothing here computes a model.
+
+Colours are magma, viridis and cividis: even steps look even, to colour-blind readers and in grey print too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image, ImageDraw, ImageFont
+
+from vitkit.errors import VitkitError
+from vitkit.text import html as page
+
+FloatArray = npt.NDArray[np.float32]
+Box = tuple[float, float, float, float]
+"""left, top, right, bottom of what the model saw, in pixels of the photograph; may reach beyond it."""
+
+NOTHING = "nowhere above 0"  # an overlay without a bright place
+_MAP, _AMOUNT, _SIMILARITY = "magma", "viridis", "cividis"
+_STRENGTH = 0.6  # of the map's colour upon the photograph
+_FADED = 0.6  # how far towards white goes what the model did not see
+_LEAST = 256  # pixels of a photograph's long side below which it is enlarged
+_MOST_QUERIES = 14  # rows and columns of a grid of grids that can still be told apart
+
+
+def to_png(figure: Figure) -> bytes:
+    """The picture as the content of a PNG file; the figure is empty then."""
+    data = page.to_png(figure)
+    figure.clear()  # it refers to itself: its pixels would stay until Python collects garbage
+    return data
+
+
+def picture_to_png(picture: Image.Image) -> bytes:
+    """A picture as the content of a PNG file."""
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()
+
+
+def thumbnail(picture: Image.Image, long_side: int) -> bytes:
+    """A picture, no larger than `long_side`, as the content of a JPEG file."""
+    small = picture.copy()
+    small.thumbnail((long_side, long_side))
+    data = io.BytesIO()
+    small.save(data, "JPEG", quality=85)
+    return data.getvalue()
+
+
+def fit(photograph: Image.Image, box: Box, long_side: int) -> tuple[Image.Image, Box]:
+    """A photograph and the box in it, made smaller if a side is longer than `long_side`.
+
+    One of a few pixels, such as a digit, is enlarged by a whole number, each pixel a square.
+    """
+    longest = max(photograph.size)
+    if longest > long_side:
+        scale = long_side / longest
+        width, height = (max(1, round(side * scale)) for side in photograph.size)
+        fitted = photograph.resize((width, height), Image.Resampling.LANCZOS)
+    else:
+        times = max(1, min(_LEAST, long_side) // longest)
+        width, height = (side * times for side in photograph.size)
+        fitted = photograph.resize((width, height), Image.Resampling.NEAREST)
+    x, y = width / photograph.width, height / photograph.height
+    return fitted, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+
+
+# --- Maps upon photographs --------------------------------------------------------------------------
+
+
+def spread(values: FloatArray, box: Box, size: tuple[int, int]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """A map of patches laid over a photograph: what it says at each pixel's centre.
+
+    Between the centres of patches it is interpolated linearly; from the outermost ones to the edge it stays the same.
+
+    Args:
+        values: (h, w).
+        box: where in the photograph the patches lie; each is the h-th and w-th part of it.
+        size: width and height of the photograph.
+
+    Returns:
+        (height, width) the map, and whether the model saw that pixel.
+    """
+    width, height = size
+    across, seen_x = _weights(values.shape[1], box[0], box[2], width)  # (width, w)
+    down, seen_y = _weights(values.shape[0], box[1], box[3], height)  # (height, h)
+    return (down @ values @ across.T).astype(np.float32), seen_y[:, None] & seen_x[None]
+
+
+def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """How much of each patch a pixel along one side gets, (pixels, patches), and whether it lies in the box."""
+    centres = (np.arange(pixels) + 0.5 - low) / (high - low)  # 0 to 1 inside the box
+    place = np.clip(centres * patches - 0.5, 0, patches - 1)
+    weights = np.maximum(0, 1 - np.abs(place[:, None] - np.arange(patches)[None]))
+    return weights.astype(np.float32), (centres >= 0) & (centres < 1)
+
+
+def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
+    """A map upon its photograph, pixel by pixel: dark where it is lowest, bright where it is highest.
+
+    What the model saw has a frame around it, and what it did not see is faded. Negative values are shown as 0.
+
+    Args:
+        photograph: RGB.
+        values: (h, w).
+        box: what the model saw, in pixels of the photograph.
+    """
+    spread_out, seen = spread(_unit(np.maximum(values, 0)), box, photograph.size)
+    original = np.asarray(photograph, dtype=np.float32)
+    grey = original.mean(axis=2, keepdims=True)
+    coloured = (1 - _STRENGTH) * (original + grey) / 2 + _STRENGTH * 255 * colormaps[_MAP](spread_out)[..., :3]
+    faded = (1 - _FADED) * original + _FADED * 255
+    picture = Image.fromarray(np.where(seen[..., None], coloured, faded).round().clip(0, 255).astype(np.uint8))
+    if not seen.all():
+        _frame(picture, seen)
+    return picture
+
+
+def _frame(picture: Image.Image, seen: npt.NDArray[np.bool_]) -> None:
+    rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
+    if len(rows) == 0 or len(columns) == 0:
+        return
+    thick = max(1, round(max(picture.size) / 300))
+    corners = [int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])]
+    ImageDraw.Draw(picture).rectangle(corners, outline="black", width=thick)
+
+
+def heatmap(values: FloatArray, title: str, label: str) -> Figure:
+    """A map alone, patch by patch, with what its colours stand for.
+
+    Args:
+        values: (h, w).
+        title: above it.
+        label: what a value is, beside the colours.
+    """
+    figure = Figure(figsize=(4.6, 3.9), layout="constrained")
+    axis = figure.subplots()
+    shown = axis.imshow(values, cmap=_MAP, interpolation="nearest")
+    axis.set(title=_shorten(title, 44), xlabel="column of patches", ylabel="row of patches")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(shown, ax=axis, label=label)
+    return figure
+
+
+def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, title: str) -> Figure:
+    """The photograph, and each map upon it under its name, at most four in a row.
+
+    Args:
+        photograph: RGB.
+        maps: name to (h, w).
+        box: what the model saw.
+        title: above them all.
+    """
+    photograph, box = fit(photograph, box, 640)
+    pictures = {"photograph": photograph}
+    for name, values in maps.items():
+        pictures[name if values.max() > 0 else f"{name}: {NOTHING}"] = overlay(photograph, values, box)
+    columns = min(4, len(pictures))
+    rows = -(-len(pictures) // columns)
+    tall = 2.7 * min(photograph.height / photograph.width, 2.5)
+    figure = Figure(figsize=(max(2.7 * columns, 5.4), (tall + 0.3) * rows + 0.5), layout="constrained")
+    figure.suptitle(_shorten(title, 28 * max(columns, 2)), fontsize=11)
+    for axis in figure.subplots(rows, columns, squeeze=False).flat:
+        axis.axis("off")
+    for axis, (name, picture) in zip(figure.axes, pictures.items(), strict=False):
+        axis.imshow(picture)
+        axis.set_title(_shorten(name, 30), fontsize=9, pad=3)
+    return figure
+
+
+def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
+    """Every head of every layer, each map between its own lowest and highest value.
+
+    Args:
+        maps: (layers, heads, h, w).
+        layers: the number of each row's layer.
+        title: above them.
+    """
+    depth, heads, h, w = maps.shape
+    cells = np.stack([[_unit(values) for values in row] for row in maps])
+    figure, axis = _mosaic(cells, _MAP, cell=0.62)
+    axis.set_xticks(np.arange(heads) * (w + 1) + (w - 1) / 2, [str(head) for head in range(heads)])
+    axis.set_yticks(np.arange(depth) * (h + 1) + (h - 1) / 2, [str(layer) for layer in layers])
+    axis.set(xlabel="head", ylabel="layer")
+    axis.set_title(_shorten(title, max(24, 6 * heads)), fontsize=10)
+    return figure
+
+
+def animation(photograph: Image.Image, maps: FloatArray, box: Box, captions: Sequence[str]) -> bytes:
+    """Maps upon their photograph one after another, each above its caption, as the content of a GIF file.
+
+    Args:
+        photograph: RGB.
+        maps: (frames, h, w).
+        box: what the model saw.
+        captions: one a frame.
+    """
+    photograph, box = fit(photograph, box, 384)
+    font, bar = ImageFont.load_default(15), 26
+    frames = []
+    for values, caption in zip(maps, captions, strict=True):
+        frame = Image.new("RGB", (max(photograph.width, 160), photograph.height + bar), "white")
+        frame.paste(overlay(photograph, values, box), ((frame.width - photograph.width) // 2, 0))
+        where = (frame.width / 2, photograph.height + bar / 2)
+        ImageDraw.Draw(frame).text(where, caption, fill="black", font=font, anchor="mm")
+        frames.append(frame.quantize(128, dither=Image.Dither.NONE))  # grains of dither would double the file
+    data = io.BytesIO()
+    frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], duration=600, loop=0)
+    return data.getvalue()
+
+
+# --- A checkpoint's anatomy -------------------------------------------------------------------------
+
+
+def filters(components: FloatArray) -> Figure:
+    """The components of the patch embedding's filters, seven in a row, the first at the upper left (Figure 7, left).
+
+    Args:
+        components: (number, patch height, patch width, C); each is stretched from black to white.
+
+    Raises:
+        VitkitError: C is neither 1 nor 3.
+    """
+    channels = components.shape[-1]
+    if channels not in (1, 3):
+        raise VitkitError(f"filters over {channels} channels cannot be drawn: expected 1 (grey) or 3 (colours)")
+    columns = min(7, len(components))
+    rows = -(-len(components) // columns)
+    figure = Figure(figsize=(max(0.85 * columns, 3.0), 0.85 * rows + 0.5), layout="constrained")
+    figure.suptitle("Patch filters, principal components", fontsize=10)
+    for axis in figure.subplots(rows, columns, squeeze=False).flat:
+        axis.axis("off")
+    for axis, component in zip(figure.axes, components, strict=False):
+        axis.imshow(_unit(component).repeat(3 // channels, axis=-1), interpolation="nearest")
+    return figure
+
+
+def position_grid(similarity: FloatArray) -> Figure:
+    """Each position's similarity to all others, its picture where the patch is (Figure 7, middle).
+
+    Args:
+        similarity: (h, w, h, w). Of large grids every second, third... position is shown.
+    """
+    h, w = similarity.shape[:2]
+    step = -(-max(h, w) // _MOST_QUERIES)
+    rows, columns = np.arange(h)[(h - 1) % step // 2 :: step], np.arange(w)[(w - 1) % step // 2 :: step]
+    low = float(similarity.min())
+    figure, axis = _mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.42, limits=(low, 1.0))
+    axis.set_xticks(np.arange(len(columns)) * (w + 1) + (w - 1) / 2, [str(i + 1) for i in columns])
+    axis.set_yticks(np.arange(len(rows)) * (h + 1) + (h - 1) / 2, [str(i + 1) for i in rows])
+    axis.set(xlabel="column of the patch", ylabel="row of the patch")
+    axis.set_title("Position embedding similarity", fontsize=10)
+    figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
+    return figure
+
+
+def by_head(values: FloatArray, title: str, label: str) -> Figure:
+    """A dot for each head over its layer (Figure 7, right).
+
+    Args:
+        values: (L, H); NaN is not drawn.
+        title: above it.
+        label: what a value is.
+    """
+    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    axis = figure.subplots()
+    for head, column in enumerate(values.T):
+        colour = colormaps[_AMOUNT](head / max(values.shape[1] - 1, 1) * 0.9)
+        axis.plot(np.arange(len(values)), column, "o", color=colour, markersize=5, label=f"head {head}")
+    axis.set(title=title, xlabel="layer", ylabel=label, ylim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.25)
+    if values.shape[1] <= 6:
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def layer_grid(similarity: FloatArray) -> Figure:
+    """How alike each pair of layers is.
+
+    Args:
+        similarity: (L, L).
+    """
+    figure = Figure(figsize=(4.6, 3.8), layout="constrained")
+    axis = figure.subplots()
+    shown = axis.imshow(similarity, cmap=_SIMILARITY, vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")
+    axis.set(title="Similarity of layers", xlabel="layer", ylabel="layer")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(shown, ax=axis, label="linear CKA")
+    return figure
+
+
+def norms(values: FloatArray, prefix_tokens: int) -> Figure:
+    """The lengths of tokens by layer: the patches' median, middle 98 % and highest, and the class token's.
+
+    Args:
+        values: (L, B, N), prefix tokens first.
+        prefix_tokens: how many are no patches.
+    """
+    layers = np.arange(len(values))
+    patches = values[:, :, prefix_tokens:].reshape(len(values), -1)  # (L, B*h*w)
+    low, middle, high = np.percentile(patches, (1, 50, 99), axis=1)
+    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    axis = figure.subplots()
+    colours = colormaps[_AMOUNT]
+    axis.fill_between(layers, low, high, color=colours(0.5), alpha=0.3, linewidth=0, label="patches, middle 98 %")
+    axis.plot(layers, middle, color=colours(0.5), label="patches, median")
+    axis.plot(layers, patches.max(axis=1), ":", color=colours(0.2), label="patches, highest")
+    if prefix_tokens:
+        axis.plot(layers, values[:, :, 0].mean(axis=1), "--", color=colours(0.8), label="first prefix token, mean")
+    axis.set(title="Length of tokens", xlabel="layer", ylabel="Euclidean norm", ylim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _mosaic(
+    cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0)
+) -> tuple[Figure, Axes]:
+    """Pictures (rows, columns, h, w) in a grid, a line between neighbours; a cell's longer side takes `cell` inches."""
+    rows, columns, h, w = cells.shape
+    sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)
+    sheet[:, :h, :, :w] = cells.transpose(0, 2, 1, 3)
+    sheet = sheet.reshape(rows * (h + 1), columns * (w + 1))[:-1, :-1]
+    width, height = columns * cell * min(1, w / h), rows * cell * min(1, h / w)
+    figure = Figure(figsize=(max(width + 1.4, 3.6), max(height + 1.1, 2.2)), layout="constrained")
+    axis = figure.subplots()
+    axis.imshow(sheet, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    axis.tick_params(length=0, labelsize=8)
+    axis.spines[:].set_visible(False)
+    return figure, axis
+
+
+def _unit(values: FloatArray) -> FloatArray:
+    """From lowest to highest made 0 to 1; a map that is the same everywhere is 0."""
+    low, high = float(values.min()), float(values.max())
+    return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)
+
+
+def _shorten(name: str, most: int) -> str:
+    name = " ".join(name.encode(errors="replace").decode().split())  # a file's name may not be UTF-8, or of one line
+    text = name if len(name) <= most else name[: most - 1] + "…"
+    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics

@@ -1,0 +1,363 @@
+"""One image explained: what the model says of it, and where in the photograph that comes from.
+
+Shapes: h x w patch grid.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.decode import UnreadableImageError, decode, read_picture, warn_of_doubt
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
+from vitkit.explanation import draw
+from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
+from vitkit.explanation.draw import Box, FloatArray
+from vitkit.explanation.methods import BY_LAYER, CLASS_SPECIFIC, METHODS
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.files import replacing, without_place
+from vitkit.text.html import image, table, write_page
+
+LONG_SIDE = 2048  # pixels of an overlay, at most
+PAGE = "index.html"  # in the folder of an explanation
+_ON_PAGE = 640
+_RANKED = 5
+_TELLS = {
+    "raw": "What the model attends to in one layer, heads averaged. The same whatever class is asked about.",
+    "rollout": "Attention followed through all layers. The same whatever class is asked about.",
+    "gradient": "Attention followed through all layers, weighed by what it does for this class.",
+    "gradient-attention": "The attention of one layer, weighed by what it does for this class.",
+    "occlusion": "By how much this class becomes less probable when a square is covered. Not attention: an experiment.",
+}
+
+
+class Explainable(Protocol):
+    """What a classifier must have to be explained."""
+
+    @property
+    def model(self) -> VisionTransformer: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def preprocess(self) -> Preprocess: ...
+    @property
+    def task(self) -> str: ...
+    def probabilities(self, images: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a model says of an image, and why as far as each method can tell.
+
+    Attributes:
+        path: the image's, as it was given; None for a picture that came without one.
+        photograph: upright, RGB, in its own resolution.
+        target: the class that is explained.
+        probability: of that class.
+        ranking: every class with its probability, the most probable first.
+        maps: method to (h, w), the patches as the model sees them; each method has its own units.
+        heads: (layers, heads, h, w), what each head of `layers` attends to, when it was asked for.
+        layers: which layers `heads` has.
+        box: what the model saw: left, top, right, bottom in pixels of the photograph; beyond it where the model's
+            input was padded.
+    """
+
+    path: str | None
+    photograph: Image.Image
+    target: str
+    probability: float
+    ranking: tuple[tuple[str, float], ...]
+    maps: Mapping[str, FloatArray]
+    box: Box
+    heads: FloatArray | None = None
+    layers: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The image's name, the class and its probability."""
+        name = "" if self.path is None else f"{Path(self.path).name}: "
+        return f"{name}{self.target} {self.probability:.3f}"
+
+    def overlay(self, method: str, long_side: int = LONG_SIDE) -> Image.Image:
+        """A method's map upon the photograph, pixel by pixel; of `heads`, the mean of the last layer's.
+
+        The photograph is made smaller if a side is longer than `long_side`, and larger if it has but a few pixels.
+
+        Raises:
+            VitkitError: the method was not asked for.
+        """
+        if method == "heads" and self.heads is not None:
+            values = self.heads[-1].mean(axis=0)
+        elif method in self.maps:
+            values = self.maps[method]
+        else:
+            raise VitkitError(f"there is no map of {method!r}: the maps are {', '.join(self.maps) or 'none'}")
+        photograph, box = draw.fit(self.photograph, self.box, long_side)
+        return draw.overlay(photograph, values, box)
+
+    def save(self, target: str | Path) -> Path:
+        """Write the explanation: all of it into a folder, or one file by its ending.
+
+        `.png` is the picture: the overlay, or with several methods all of them side by side. `.npz` has the arrays,
+        `.html` is a page that holds everything. A folder gets each of them, `index.html` being the page.
+
+        Raises:
+            VitkitError: the ending is another one.
+        """
+        target = Path(target)
+        if target.is_dir() or not target.suffix:
+            self._save_folder(target)
+        elif target.suffix.lower() == ".png":
+            _write(target, self._picture())
+        elif target.suffix.lower() == ".npz":
+            _write(target, self._arrays())
+        elif target.suffix.lower() == ".html":
+            self._write_page(target)
+        else:
+            raise VitkitError(f"{target} must be a folder, or end in .png, .npz or .html")
+        return target
+
+    def _save_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for method in self.maps:
+            _write(folder / f"{method}.png", draw.picture_to_png(self.overlay(method)))
+        if len(self.maps) > 1:
+            _write(folder / "methods.png", self._picture())
+        if self.heads is not None:
+            _write(folder / "heads.png", self._heads_picture(self.heads))
+            _write(folder / "layers.gif", self._film(self.heads))
+        _write(folder / "maps.npz", self._arrays())
+        self._write_page(folder / PAGE)
+
+    def _picture(self) -> bytes:
+        if len(self.maps) == 1:
+            return draw.picture_to_png(self.overlay(next(iter(self.maps))))
+        if not self.maps and self.heads is not None:
+            return self._heads_picture(self.heads)
+        return draw.to_png(draw.side_by_side(self.photograph, self.maps, self.box, self.title))
+
+    def _heads_picture(self, heads: FloatArray) -> bytes:
+        return draw.to_png(draw.head_sheet(heads, self.layers, "Each head's attention"))
+
+    def _film(self, heads: FloatArray) -> bytes:
+        captions = [f"layer {layer}, heads averaged" for layer in self.layers]
+        return draw.animation(self.photograph, heads.mean(axis=1), self.box, captions)
+
+    def _arrays(self) -> bytes:
+        arrays: dict[str, Any] = {
+            **self.maps,
+            "box": np.array(self.box),
+            "target": np.array(_clean(self.target)),
+            "probability": np.array(self.probability),
+        }
+        if self.heads is not None:
+            arrays |= {"heads": self.heads, "layers": np.array(self.layers)}
+        data = io.BytesIO()
+        np.savez(data, **arrays)
+        return data.getvalue()
+
+    def _write_page(self, path: Path) -> None:
+        ranked = [[escape(name), f"{probability:.4f}"] for name, probability in self.ranking[:_RANKED]]
+        name = escape(without_place(self.path or ""))
+        body = [
+            f"<h1>{escape(self.target)}</h1>",
+            f'<p>probability {self.probability:.4f} <span class="soft">{name}</span></p>',
+            table(ranked, ["class", "probability"]),
+        ]
+        for method, values in self.maps.items():
+            nothing = "" if values.max() > 0 else f" <b>Here it is {draw.NOTHING}.</b>"
+            body += [f"<h2>{method}</h2>", f"<p>{_TELLS[method]}{nothing}</p>"]
+            body.append(image(method, draw.thumbnail(self.overlay(method, _ON_PAGE), _ON_PAGE), "jpeg"))
+            body.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
+        if self.heads is not None:
+            body += ["<h2>heads</h2>", "<p>What each head of each layer attends to, whatever class is asked about.</p>"]
+            body.append(image("heads", self._heads_picture(self.heads), "png"))
+            body.append(image("layers", self._film(self.heads), "gif"))
+        write_page(path, self.title, body)
+
+
+def explain(
+    classifier: Explainable,
+    source: str | Path | Image.Image,
+    method: str = "gradient",
+    target: str | int = "top",
+    layer: int | None = None,
+) -> Explanation:
+    """Where in an image a class comes from; see `Classifier.explain`."""
+    model = classifier.model
+    if not classifier.classes:
+        raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
+    methods = _methods(method, layer, model.config)
+    if classifier.task == "multi" and "occlusion" in methods:
+        if method != "all":
+            raise VitkitError("occlusion asks how one class gives way to others, which here they do not: take gradient")
+        methods.remove("occlusion")
+    path, photograph, pixels, box = _read(classifier.preprocess, source)
+    images = pixels[None]  # (1, C, height, width)
+    probabilities = classifier.probabilities(images)[0].cpu().numpy()
+    if not np.isfinite(probabilities).all():
+        raise UnansweredError(NOT_FINITE)
+    chosen = find_class(classifier.classes, target, probabilities)
+    order = np.argsort(-probabilities, kind="stable")
+    maps: dict[str, FloatArray] = {}
+    heads: FloatArray | None = None
+    layers: tuple[int, ...] = ()
+    for name in methods:
+        if name == "heads":
+            heads, layers = _heads(model, images, layer)
+        else:
+            asked = _asked(name, chosen, layer)
+            maps[name] = METHODS[name](model, images, **asked)[0].cpu().numpy()
+    return Explanation(
+        path=path,
+        photograph=photograph,
+        target=classifier.classes[chosen],
+        probability=float(probabilities[chosen]),
+        ranking=tuple((classifier.classes[i], float(probabilities[i])) for i in order),
+        maps=maps,
+        box=box,
+        heads=heads,
+        layers=layers,
+    )
+
+
+def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
+    """The number of the class that is meant: `top`, the most probable; a name; or a number, where none has that name.
+
+    Raises:
+        VitkitError: there is no such class; close ones are suggested.
+    """
+    if target == "top":
+        return int(np.argmax(probabilities))
+    if target in classes:
+        return list(classes).index(str(target))
+    if str(target).isdecimal() and int(target) < len(classes):
+        return int(target)
+    close = difflib.get_close_matches(str(target), classes, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise VitkitError(
+        f"there is no class {str(target)!r}: expected top, one of the {len(classes)} names, "
+        f"or a number from 0 to {len(classes) - 1}{hint}"
+    )
+
+
+def worst_mistakes_page(
+    classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
+) -> int:
+    """Write a gallery of mistakes: each image as it is, where its wrong class comes from, and where its true one.
+
+    Args:
+        classifier: whose mistakes they are.
+        rows: path, true class, predicted class; in the order of the page.
+        out: the HTML file.
+        method: a method that can tell classes apart.
+
+    Returns:
+        How many images the page shows; one that cannot be explained is a line with its reason.
+
+    Raises:
+        VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
+    """
+    if method not in CLASS_SPECIFIC:
+        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(CLASS_SPECIFIC)}")
+    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{_TELLS[method]}</p>"], 0
+    for path, true, predicted in rows:
+        body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
+        try:
+            for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
+        except (UnreadableImageError, UnansweredError) as error:
+            body.append(f"<p>{escape(without_place(path))}: {escape(str(error))}</p>")
+            continue
+        shown += 1
+        pictures = {
+            without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, _ON_PAGE)[0],
+            f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, _ON_PAGE),
+            f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, _ON_PAGE),
+        }
+        figures = [_figure(caption, picture) for caption, picture in pictures.items()]
+        body.append(f'<div class="row">{"".join(figures)}</div>')
+    write_page(Path(out), "Mistakes, explained", body)
+    return shown
+
+
+def _figure(caption: str, picture: Image.Image) -> str:
+    shown = image(caption, draw.thumbnail(picture, 480), "jpeg")
+    return f'<figure style="width: 18rem">{shown}<figcaption>{escape(caption)}</figcaption></figure>'
+
+
+def _methods(method: str, layer: int | None, config: ViTConfig) -> list[str]:
+    if method != "all" and method not in METHODS:
+        raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
+    methods = list(METHODS) if method == "all" else [method]
+    if layer is not None and not set(methods) & set(BY_LAYER):
+        raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(BY_LAYER)}")
+    if layer is not None:
+        find_layer(config, layer)
+    return methods
+
+
+def _asked(method: str, target: int, layer: int | None) -> dict[str, int]:
+    """What a method is to be called with, of what it takes."""
+    of_class = {"target": target} if method in CLASS_SPECIFIC else {}
+    of_layer = {"layer": layer} if method in BY_LAYER and layer is not None else {}
+    return of_class | of_layer
+
+
+def _heads(model: VisionTransformer, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
+    """(layers, heads, h, w) of one layer, or of every one that attends; and their numbers."""
+    config = model.config
+    if layer is not None:
+        return METHODS["heads"](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)
+    maps = [to_grid(read_rows(attention, config), config) for attention in attention_maps(model, images)]
+    return torch.cat(maps).cpu().numpy(), tuple(attending(config))
+
+
+def _read(preprocess: Preprocess, source: str | Path | Image.Image) -> tuple[str | None, Image.Image, Tensor, Box]:
+    """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of."""
+    if isinstance(source, Image.Image):
+        with tempfile.TemporaryDirectory() as folder:
+            _, photograph, pixels, box = _read(preprocess, _to_file(source, Path(folder) / "picture.tif"))
+            return None, photograph, pixels, box
+    found = read_picture(source, preprocess.short_side)
+    warn_of_doubt(source, found)
+    pixels = torch.from_numpy(preprocess(found.image))
+    box = preprocess.box(*found.image.size)
+    if found.image.size == (found.width, found.height):
+        return str(source), found.image, pixels, box
+    photograph = decode(source)  # prediction had decoded it at a smaller scale
+    x, y = photograph.width / found.image.width, photograph.height / found.image.height
+    return str(source), photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+
+
+def _to_file(picture: Image.Image, path: Path) -> Path:
+    """A picture in memory, made a file without loss, for the one decoder to read."""
+    try:
+        exif = picture.getexif()
+        picture = picture.convert("RGBA") if picture.has_transparency_data else picture
+        picture.save(path, "TIFF", exif=exif)
+    except (OSError, ValueError, KeyError) as error:
+        raise VitkitError(f"a picture of mode {picture.mode} cannot be read; convert it to RGB") from error
+    return path
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()

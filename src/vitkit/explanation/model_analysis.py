@@ -1,0 +1,222 @@
+"""What a checkpoint has learned, whatever image it looks at: the paper's Figure 7 and app. D.7, in numbers.
+
+Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. Everything returned is a numpy array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitkit.errors import VitkitError
+from vitkit.explanation.attention import attending, attention_maps, plain, twin
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import Attention, VisionTransformer
+
+FloatArray = npt.NDArray[np.float32]
+_AT_ONCE = 8  # images whose attention matrices are in memory together
+_TINY = 1e-12
+
+
+def filter_components(model: VisionTransformer, number: int = 28) -> FloatArray:
+    """The first principal components of the patch embedding's filters (Figure 7, left).
+
+    The filters are centred on their mean; a component's sign, which means nothing, makes its largest entry positive.
+
+    Returns:
+        (number, patch height, patch width, C), each of length 1, the one that explains most first; fewer where the
+        filters do not span so many.
+
+    Raises:
+        VitkitError: the model is a hybrid, whose patches are cut from a feature map and have no picture.
+    """
+    model = plain(model)
+    if model.config.stem is not None:
+        raise VitkitError("the patches of a hybrid are cut from a ResNet's feature map: its filters have no picture")
+    filters = model.patch_embed.proj.weight.detach().double().cpu().numpy()  # (D, C, p, p)
+    flat = filters.reshape(len(filters), -1)
+    _, _, components = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
+    components = components[:number]
+    largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)  # (n, 1)
+    pictures = (components * np.sign(largest)).reshape(-1, *filters.shape[1:])  # (n, C, p, p)
+    return np.ascontiguousarray(pictures.transpose(0, 2, 3, 1), dtype=np.float32)
+
+
+def position_similarity(model: VisionTransformer) -> FloatArray:
+    """The cosine similarity of each patch's position embedding with every other's (Figure 7, middle).
+
+    Prefix tokens are left out. Where each layer adds positions of its own, the first layer's are compared.
+
+    Returns:
+        (h, w, h, w): at [i, j] the picture of row i, column j.
+
+    Raises:
+        VitkitError: nothing is added to the tokens: the model has no positions, or relative ones.
+    """
+    model = plain(model)
+    positions = model.positions()
+    if positions is None:
+        kind = "no positions" if model.config.position == "none" else "relative positions, inside attention"
+        raise VitkitError(f"the model has {kind}: there are no position embeddings to compare")
+    h, w = model.config.grid
+    table = positions.detach()[model.config.prefix_tokens :].double().cpu().numpy()  # (h*w, D)
+    table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), _TINY)
+    return (table @ table.T).reshape(h, w, h, w).astype(np.float32)
+
+
+def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float]:
+    """Whether `position_similarity` shows rows and columns, as the paper's does.
+
+    Returns:
+        The mean similarity of positions in the same row, in the same column, and in neither; never of one with itself.
+    """
+    h, w = similarity.shape[:2]
+    rows, columns = np.divmod(np.arange(h * w), w)
+    same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
+    flat = similarity.reshape(h * w, h * w)
+    masks = (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
+    row, column, neither = (float(flat[mask].mean()) if mask.any() else float("nan") for mask in masks)
+    return row, column, neither
+
+
+def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
+    """How far each head looks: the mean distance in pixels from a patch to what it attends to (Figure 7, right).
+
+    App. D.7: from each query patch to all patches, weighted by attention and averaged over queries and images. Prefix
+    tokens have no place in the picture: they ask nothing, and the weights upon the patches alone are made to sum to 1.
+    Distances are between the patches' centres, in pixels of the model's input; (B, C, height, width) `images` are
+    preprocessed.
+
+    Returns:
+        (L, H); NaN in layers that convolve instead of attending.
+
+    Raises:
+        VitkitError: there are no images, or no layer attends.
+    """
+    config = plain(model).config
+    apart = torch.from_numpy(_patch_distances(config))
+
+    def measure(attention: Tensor) -> Tensor:
+        to_patches = attention[:, :, config.prefix_tokens :, config.prefix_tokens :]  # (B, H, h*w, h*w)
+        weighted = (to_patches * apart.to(attention)).sum(-1) / to_patches.sum(-1).clamp_min(_TINY)
+        return weighted.mean(-1)  # (B, H)
+
+    return _by_head(model, images, measure)
+
+
+def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
+    """How widely each head spreads its attention: the mean entropy of a row of its matrix, in bits.
+
+    0 is one token alone, log2(N) all alike. Every row counts, and every token in it, prefix tokens too.
+
+    Returns:
+        (L, H); NaN in layers that convolve instead of attending.
+
+    Raises:
+        VitkitError: there are no images, or no layer attends.
+    """
+    return _by_head(model, images, lambda attention: torch.special.entr(attention).sum(-1).mean(-1) / np.log(2))
+
+
+def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
+    """The length of each token after each layer, before the final normalisation.
+
+    A few patches of very great length in late layers are artefacts: the model keeps notes there that have nothing to
+    do with what the patch shows (arXiv 2309.16588).
+
+    Returns:
+        (L, B, N), prefix tokens first.
+    """
+    norms = [tokens.norm(dim=-1).cpu().numpy() for tokens in _tokens_by_layer(model, images)]
+    return np.stack(norms).astype(np.float32)
+
+
+def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
+    """How alike the layers represent the images: linear CKA between each pair of layers (arXiv 1905.00414).
+
+    A layer's representation of an image is all its tokens in a row. See `linear_cka` for the estimator.
+
+    Returns:
+        (L, L), 1 on the diagonal.
+
+    Raises:
+        VitkitError: there are fewer than 4 images.
+    """
+    grams = [_gram(tokens.flatten(1)) for tokens in _tokens_by_layer(model, images)]
+    return np.array([[_cka(a, b) for b in grams] for a in grams], dtype=np.float32)
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """Centred kernel alignment of two representations (n, features) of the same n images: 1 the same, 0 unrelated.
+
+    Rotating or scaling a representation changes nothing. HSIC is estimated without bias (Song et al., JMLR 2012, as in
+    arXiv 2010.15327): with fewer images than features the plain estimate nears 1 whatever is compared. Unrelated
+    representations may therefore come out a little below 0.
+
+    Raises:
+        VitkitError: there are fewer than 4 images.
+    """
+    return _cka(_gram(x), _gram(y))
+
+
+def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
+    """(h*w, h*w), in pixels of the input, from centre to centre."""
+    h, w = config.grid
+    places = np.stack(np.meshgrid(np.arange(h), np.arange(w), indexing="ij"), axis=-1).reshape(h * w, 2)
+    pixels = places * np.array(config.patch_size) * config.stem_stride
+    return np.linalg.norm(pixels[:, None] - pixels[None], axis=-1)
+
+
+def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
+    """The mean over images of what `measure` makes of (B, H, N, N), which is (B, H), for each layer: (L, H)."""
+    config = plain(model).config
+    _check_images(images)
+    layers = attending(config)
+    sums = np.full((config.layers, config.heads), np.nan)
+    sums[layers] = 0.0
+    for batch in torch.split(images, _AT_ONCE):
+        for layer, attention in zip(layers, attention_maps(model, batch), strict=True):
+            sums[layer] += measure(attention).double().sum(0).cpu().numpy()
+    return (sums / len(images)).astype(np.float32)
+
+
+def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
+    """(B, N, D) float32 after each layer; one layer's are in memory."""
+    model = twin(plain(model), Attention)  # no mode is to be set back, wherever the caller stops
+    _check_images(images)
+    images = images.detach().to(model.patch_embed.proj.weight)
+    batches = [model.embed(batch) for batch in torch.split(images, _AT_ONCE)]
+    for layer in range(model.config.layers):
+        batches = [model.layer(layer, batch) for batch in batches]
+        yield torch.cat(batches).float()
+
+
+def _check_images(images: Tensor) -> None:
+    if len(images) == 0:
+        raise VitkitError("there are no images to look at; give at least one")
+
+
+def _gram(x: Tensor) -> npt.NDArray[np.float64]:
+    """(n, n), with a diagonal of zeros, as the unbiased estimator wants it."""
+    if len(x) < 4:
+        raise VitkitError(f"CKA compares layers over at least 4 images, not {len(x)}")
+    x = x.double()
+    x = x - x.mean(dim=0)  # changes nothing but the rounding
+    gram = (x @ x.T).cpu().numpy()
+    np.fill_diagonal(gram, 0.0)
+    return gram
+
+
+def _cka(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    both = _hsic(a, a) * _hsic(b, b)
+    return float(_hsic(a, b) / np.sqrt(both)) if both > 0 else 0.0
+
+
+def _hsic(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    n = len(a)
+    total = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (a.sum(0) @ b.sum(0))
+    return float(total / (n * (n - 3)))

@@ -1,0 +1,97 @@
+"""The referee: what happens to a class's probability when a part of the image is covered (arXiv 1311.2901, sec. 4.2).
+
+It knows nothing of attention and needs no gradient; it takes as many passes as there are places for the square.
+
+Shapes: B batch, C channels, S places, h x w patch grid, K classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import VitkitError
+from vitkit.explanation.attention import plain, twin
+from vitkit.explanation.gradient import Target, check_head, find_targets
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import Attention, VisionTransformer
+
+
+@torch.no_grad()
+def occlusion(
+    model: nn.Module,
+    images: Tensor,
+    target: Target = None,
+    *,
+    square: int = 3,
+    stride: int = 1,
+    fill: float = 0.0,
+    batch_size: int = 32,
+) -> Tensor:
+    """By how much a class's probability drops when a square of patches is covered: (B, h, w), between -1 and 1.
+
+    Args:
+        model: compiled or not, of any precision, under autocast or not; its mode stays as it is.
+        images: (B, C, height, width), preprocessed.
+        target: a class for each image (B,), or one for all; None is the class that the model predicts.
+        square: its side in patches; a longer one than the grid's covers all.
+        stride: patches from one place to the next; the last row and column are always covered.
+        fill: the value of covered pixels after preprocessing; 0 is the mean colour.
+        batch_size: covered images that pass through the model together.
+
+    Returns:
+        For each patch the mean drop over the squares that covered it.
+
+    Raises:
+        VitkitError: there is no such class, the model has no head, or a number makes no sense.
+    """
+    model = plain(model)
+    check_head(model.config)
+    for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
+        if value < 1:
+            raise VitkitError(f"{name} must be at least 1, not {value}")
+    still = twin(model, Attention)
+    images = images.to(model.patch_embed.proj.weight)
+    logits = still(images).float()
+    targets = find_targets(model.config, target, logits)
+    whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
+    places = square_places(model.config.grid, square, stride).to(images.device)  # (S, h, w)
+    drops = [
+        before - _probabilities(still, image, places, fill, batch_size)[:, number]
+        for image, number, before in zip(images, targets.tolist(), whole, strict=True)
+    ]
+    covered = [(drop[:, None, None] * places).sum(dim=0) for drop in drops]  # (h, w) each
+    return torch.stack(covered) / places.sum(dim=0)
+
+
+def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
+    """Every place of the square, (S, h, w): which patches it covers. Each patch is covered at least once."""
+    height, width = (min(square, side) for side in grid)
+    places = []
+    for top in _starts(grid[0], height, stride):
+        for left in _starts(grid[1], width, stride):
+            place = torch.zeros(grid, dtype=torch.bool)
+            place[top : top + height, left : left + width] = True
+            places.append(place)
+    return torch.stack(places)
+
+
+def _starts(side: int, length: int, stride: int) -> list[int]:
+    last = side - length
+    return [*range(0, last, min(stride, length)), last]
+
+
+def cover(images: Tensor, patches: Tensor, config: ViTConfig, fill: float | Tensor) -> Tensor:
+    """Images (S, C, height, width), or one for all, with the pixels of patches (S, h, w) replaced by `fill`."""
+    down, across = (side * config.stem_stride for side in config.patch_size)
+    pixels = patches.repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
+    height, width = images.shape[-2:]  # a hybrid's last patches may reach beyond the image
+    return torch.where(pixels[:, None, :height, :width], fill, images)
+
+
+def _probabilities(model: VisionTransformer, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
+    """Of an image (C, height, width) covered at each place: (S, K)."""
+    batches = [
+        model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
+    ]
+    return torch.cat(batches).softmax(dim=-1)

@@ -1,0 +1,117 @@
+"""What a classifier is beside its weights, as the text that travels inside an exported file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vitkit
+from vitkit.classifier import Classifier
+from vitkit.data.pictures import from_text, to_text
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.exporting.seal import BLANK
+from vitkit.model.config import is_number
+from vitkit.system.files import from_json, to_json
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Card:
+    """How to ask an exported model, and how to read its answers.
+
+    Attributes:
+        classes: names, in the order of the logits.
+        preprocess: from a picture to the model's input.
+        temperature: logits are divided by it.
+        thresholds: of a multi-label model, one a class; else None.
+        dtype: in which the weights are stored.
+        vitkit_version: by which it was exported.
+        pictures: the record of what the weights were trained on (`data.pictures`); None: there is none.
+    """
+
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    temperature: float
+    thresholds: tuple[float, ...] | None
+    dtype: str
+    vitkit_version: str = vitkit.__version__
+    pictures: bytes | None = None
+
+    @classmethod
+    def of(cls, classifier: Classifier, dtype: str) -> Card:
+        """The card of a classifier whose weights are to be stored in this dtype."""
+        return cls(
+            classifier.classes,
+            classifier.preprocess,
+            classifier.temperature,
+            classifier.thresholds,
+            dtype,
+            pictures=classifier.pictures,
+        )
+
+    def to_json(self) -> str:
+        """The text, with zeros for the checksum; its fields have the names that they have in model.json."""
+        return to_json(
+            {
+                "format_version": _VERSION,
+                "vitkit_version": self.vitkit_version,
+                "task": "single" if self.thresholds is None else "multi",
+                "classes": list(self.classes),
+                "preprocess": self.preprocess.to_dict(),
+                "temperature": self.temperature,
+                **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
+                "dtype": self.dtype,
+                "checksum": BLANK,
+                **({} if self.pictures is None else {"pictures": to_text(self.pictures)}),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Card:
+        """The card in a file.
+
+        Raises:
+            VitkitError: it is damaged, or a later vitkit wrote it.
+        """
+        try:
+            fields: dict[str, Any] = from_json(text)
+            version = fields["format_version"]
+            if version > _VERSION:
+                raise VitkitError(
+                    f"{path} was exported by vitkit {fields['vitkit_version']}: upgrade vitkit to read it"
+                )
+            if (fields["task"] == "multi") != ("thresholds" in fields):
+                raise ValueError(f"task {fields['task']} does not go with its thresholds")
+            card = cls(
+                classes=tuple(fields["classes"]),
+                preprocess=Preprocess.from_dict(fields["preprocess"]),
+                temperature=fields["temperature"],
+                thresholds=tuple(fields["thresholds"]) if "thresholds" in fields else None,
+                dtype=fields["dtype"],
+                vitkit_version=fields["vitkit_version"],
+                pictures=from_text(fields["pictures"], path) if "pictures" in fields else None,
+            )
+            card.check()
+            return card
+        except VitkitError as error:
+            raise VitkitError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from error
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise VitkitError(f"{path} is damaged: what it says of itself cannot be read ({error})") from error
+
+    def check(self) -> None:
+        """Whether its values can be computed with.
+
+        Raises:
+            ValueError: one cannot.
+        """
+        if not self.classes or not all(isinstance(name, str) for name in self.classes):
+            raise ValueError(f"classes are {self.classes!r:.80}")
+        if not is_number(self.temperature) or self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature!r:.80}")
+        if self.thresholds is not None and (
+            len(self.thresholds) != len(self.classes) or not all(map(is_number, self.thresholds))
+        ):
+            raise ValueError(f"{len(self.classes)} classes have the thresholds {self.thresholds!r:.80}")

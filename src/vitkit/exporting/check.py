@@ -1,0 +1,219 @@
+"""Whether an exported file answers as the model does that it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.decode import UnreadableImageError
+from vitkit.errors import VitkitError
+from vitkit.exporting.card import Card
+from vitkit.exporting.pictures import Pictures, Progress
+
+COSINE, AGREEMENT = 0.999, 0.995  # at least
+_DRIFT = 1e-3  # of the largest logit: what float32 may differ by at most
+_TIE = 1e-4  # of the spread of an image's logits: closer ones have no order that float32 could tell
+# What rounding may do to the logits: the root mean square of the differences in parts of that of the logits themselves,
+# each image's about their mean. Three to five times the worst that was measured of eight families with random weights
+# and of DeiT-Ti on photographs (docs/log.md): 0.020 of bfloat16, weights and layers; 0.0013 of float16.
+NOISE = {"float32": 1e-3, "float16": 6e-3, "bfloat16": 6e-2}
+_SCALE = 1 / 3  # of the noise, for what all logits share: rounding multiplied them by 0.995 to 1.005 in bfloat16
+_PEAK = 8  # times the noise, for a single logit: measured were 7 times
+_UNSURE = 4  # times the noise: classes closer than that may change places where weights are rounded
+_BATCH = 8
+
+
+class Refused(VitkitError):  # noqa: N818  # a verdict
+    """The file does not answer as the model does."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two sets of logits of the same images are from each other.
+
+    Attributes:
+        images: how many there are.
+        dtype: whose rounding is to be expected.
+        difference: max |logit - logit|.
+        cosine: the lowest of an image's two rows of logits.
+        agreement: part of the images with the same most probable class; of a multi-label model, part of the decisions
+            for or against a class. Ties that the dtype cannot tell apart are left out.
+        drift: the difference in parts of the largest logit.
+        scale: what the model's logits are multiplied by, by least squares.
+        noise: the root mean square of the differences, in parts of the logits' own.
+        peak: the largest difference in the same parts.
+        shift: by how much probabilities differ: the mean over images of half their summed differences; of a
+            multi-label model, the mean over classes and images.
+        shift_by_noise: what errors of the logits as large as `NOISE` would shift them by, to first order.
+    """
+
+    images: int
+    dtype: str
+    difference: float
+    cosine: float
+    agreement: float
+    drift: float
+    scale: float
+    noise: float
+    peak: float
+    shift: float
+    shift_by_noise: float
+
+    def faults(self) -> list[str]:
+        """Why a file is refused; nothing that is not a number passes."""
+        found, most = [], NOISE[self.dtype]
+        if not self.cosine >= COSINE:
+            found.append(f"cosine {self.cosine:.6f} is below {COSINE}")
+        if not self.agreement >= AGREEMENT:
+            found.append(f"top-1 agreement {self.agreement:.2%} is below {AGREEMENT:.1%}")
+        if not abs(self.scale - 1) <= _SCALE * most:
+            found.append(f"logits are {self.scale:.4g} times the model's")
+        if self.dtype == "float32" and not self.drift <= _DRIFT:
+            found.append(f"logits differ by up to {self.difference:.2g}, {self.drift:.2%} of the largest")
+        elif not (self.noise <= most and self.peak <= _PEAK * most):
+            found.append(
+                f"logits differ by {self.noise:.2%} of their size (up to {self.peak:.2%}), more than rounding to "
+                f"{self.dtype} explains ({most:.1%} and {_PEAK * most:.1%})"
+            )
+        if not self.shift <= self.shift_by_noise + _TIE:
+            found.append(
+                f"probabilities differ by {self.shift:.2g} on average, where rounding to {self.dtype} would move them "
+                f"by {self.shift_by_noise:.2g} at most"
+            )
+        return found
+
+
+def read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
+    """Each picture that can be read, (C, height, width), as the classifier reads it.
+
+    Raises:
+        VitkitError: none can be read.
+    """
+    read = [image for picture in pictures.those if (image := _read(classifier, picture)) is not None]
+    if not read:
+        raise VitkitError(f"none of the {pictures.what} can be read")
+    return read
+
+
+def _read(classifier: Classifier, picture: Path | Image.Image) -> Tensor | None:
+    if isinstance(picture, Image.Image):
+        return torch.from_numpy(classifier.preprocess(picture))
+    try:
+        return classifier.read(picture)
+    except UnreadableImageError:
+        return None
+
+
+def answers(classifier: Classifier, images: list[Tensor], what: str, progress: Progress | None = None) -> Tensor:
+    """The logits of all images, (B, K): of the first alone, then of batches."""
+    batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
+    rows, done = [], 0
+    for batch in batches:
+        rows.append(classifier.logits(torch.stack(batch)))
+        done += len(batch)
+        if progress is not None:
+            progress(what, done, len(images))
+    return torch.cat(rows)
+
+
+def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) -> Comparison:
+    """Compare the logits (B, K) of the model with those of the file.
+
+    Args:
+        ours: computed by the model in float32.
+        theirs: computed by the file.
+        card: the file's.
+        dtype: whose rounding is to be expected; None is the one of the file's weights.
+
+    Raises:
+        Refused: they are not of the same shape, or not finite.
+    """
+    if ours.shape != theirs.shape:
+        raise Refused(f"the file answers {tuple(theirs.shape)} logits for {tuple(ours.shape)}")
+    if ours.isfinite().all() and not theirs.isfinite().all():
+        raise Refused("the file answers infinite logits")
+    ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
+    tiny = torch.finfo(torch.float32).tiny
+    difference = theirs - ours  # (B, K)
+    own, other = _centred(ours, card), _centred(theirs, card)
+    size = own.square().mean().sqrt().clamp(min=tiny)
+    errors = NOISE[dtype] * size / card.temperature
+    return Comparison(
+        images=len(ours),
+        dtype=dtype,
+        difference=difference.abs().max().item(),
+        cosine=F.cosine_similarity(ours, theirs, dim=1).min().item(),
+        agreement=_agreement(ours, theirs, card, 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()),
+        drift=(difference.abs().max() / ours.abs().max().clamp(min=tiny)).item(),
+        scale=((own * other).sum() / own.square().sum()).item() if own.any() else 1.0,
+        noise=(difference.square().mean().sqrt() / size).item(),
+        peak=(difference.abs().max() / size).item(),
+        shift=_distance(_probabilities(ours, card), _probabilities(theirs, card), card),
+        shift_by_noise=(errors * _sensitivity(_probabilities(ours, card), card)).item(),
+    )
+
+
+def _centred(logits: Tensor, card: Card) -> Tensor:
+    """What of the logits (B, K) the probabilities read: of single classes, what differs from an image's mean."""
+    is_single = card.thresholds is None and logits.shape[1] > 1
+    return logits - logits.mean(dim=1, keepdim=True) if is_single else logits
+
+
+def _probabilities(logits: Tensor, card: Card) -> Tensor:
+    logits = logits / card.temperature
+    return logits.softmax(dim=1) if card.thresholds is None else logits.sigmoid()
+
+
+def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
+    """Between probabilities (B, K): total variation of single classes, or the mean of several's differences."""
+    differences = (ours - theirs).abs()
+    return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
+
+
+def _sensitivity(p: Tensor, card: Card) -> Tensor:
+    """By how much `_distance` grows, to first order, with errors of standard deviation 1 in each logit.
+
+    Of a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
+    p_j^2); of a sigmoid dp = p (1 - p) e. The mean of |e| is less than its standard deviation, which is the margin.
+    """
+    if card.thresholds is not None:
+        return (p * (1 - p)).mean()
+    squares = p.square()
+    deviation = p * ((1 - p).square() + squares.sum(dim=1, keepdim=True) - squares).sqrt()  # (B, K)
+    return deviation.sum(dim=1).mean() / 2
+
+
+def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
+    """Part of the decisions that are the same, of those that rounding errors of `unsure` in a logit cannot turn."""
+    if card.thresholds is not None:
+        limits = torch.tensor(card.thresholds, dtype=torch.float64)
+        first, second = (_probabilities(logits, card) for logits in (ours, theirs))
+        distance = (ours - card.temperature * limits.logit()).abs()
+        same = (first >= limits) == (second >= limits)
+        is_tie = ((first - limits).abs() < _TIE) | (distance < unsure)
+    elif ours.shape[1] == 1:
+        return 1.0
+    else:
+        best = ours.topk(2, dim=1).values
+        spread = ours.amax(dim=1) - ours.amin(dim=1)
+        same = ours.argmax(dim=1) == theirs.argmax(dim=1)
+        is_tie = best[:, 0] - best[:, 1] < (_TIE * spread).clamp(min=unsure)
+    decided = same[~is_tie]
+    return decided.double().mean().item() if len(decided) else 1.0
+
+
+def check_card(ours: Card, theirs: Card) -> None:
+    """Whether the file says of itself what the model is.
+
+    Raises:
+        Refused: it does not.
+    """
+    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise Refused(f"the file says another {name} than the model has")

@@ -1,0 +1,267 @@
+"""A `.pt2` file read without torch's own reader, which unpickles, imports and evaluates what a file asks it to.
+
+The file is a zip archive: tensors as raw bytes, and JSON texts that say their shapes and which operations are done with
+them in turn. Here the archive may hold the entries of vitkit's own writer alone, and the operations come from a
+list; no text of the file is evaluated. Computing then does these operations one after the other, as torch would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import VitkitError, first_line
+from vitkit.exporting.program_archive import CARD_ENTRY, CONSTANTS, MODEL_ENTRY, WEIGHTS, check, read_entries
+from vitkit.system.files import from_json
+
+_WRITTEN = (
+    "_assert_tensor_metadata.default add.Tensor alias.default batch_norm.default cat.default chunk.default "
+    "conv2d.default div.Tensor dropout.default expand.default flatten.using_ints gather.default gelu.default "
+    "group_norm.default layer_norm.default linear.default matmul.default max_pool2d.default mean.dim mul.Tensor "
+    "pad.default permute.default promote_types.default relu.default reshape.default "
+    "scaled_dot_product_attention.default select.int silu.default slice.Tensor std_mean.correction sub.Tensor "
+    "sym_size.int t.default tanh.default to.dtype transpose.int unbind.int unflatten.int unsqueeze.default "
+    "view.default view_as.default"
+)
+_OPERATIONS = frozenset(_WRITTEN.split())
+_OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
+_SYMBOL = re.compile(r"s\d+|Symbol\('s\d+', positive=True, integer=True\)")  # an unknown number of images
+_DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 13: torch.bfloat16}  # of torch._export.serde.schema
+_PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value that an earlier operation made."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        operation: of torch.
+        given, named: its arguments; those that an earlier step made are `Named`.
+        makes: names of its results.
+        frees: names of values that no later step reads.
+    """
+
+    operation: Callable[..., Any]
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    makes: tuple[str, ...]
+    frees: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a file computes.
+
+    Attributes:
+        card: what it says of itself.
+        constants: weights and buffers, by the name that steps have for them.
+        images, logits: names of the input and the result.
+        steps: in their order.
+        batch: the only number of images that it takes; None for any.
+        outputs: number of logits.
+    """
+
+    card: str
+    constants: dict[str, Tensor]
+    images: str
+    logits: str
+    steps: tuple[Step, ...]
+    batch: int | None
+    outputs: int
+
+    def compute(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> (B, K)."""
+        values: dict[str, Any] = {**self.constants, self.images: images}
+        for step in self.steps:
+            made = step.operation(*_filled(step.given, values), **_filled(step.named, values))
+            if step.makes:
+                values.update(zip(step.makes, made if isinstance(made, (list, tuple)) else (made,), strict=True))
+            for name in step.frees:
+                del values[name]
+        result: Tensor = values[self.logits]
+        return result
+
+
+def read_program(path: Path) -> Program:
+    """The program in a file of vitkit's.
+
+    Raises:
+        VitkitError: it holds anything else, or is damaged.
+    """
+    try:
+        entries = read_entries(path)
+        card = entries[CARD_ENTRY].decode()
+        program = _parse(entries, card)
+    except VitkitError as error:
+        raise VitkitError(f"{path} is no program of vitkit's: {error}") from error
+    except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
+    check(path, entries)
+    return program
+
+
+def _parse(entries: Mapping[str, bytes], card: str) -> Program:
+    described = from_json(entries[MODEL_ENTRY])
+    _refuse_code(described)
+    module = described["graph_module"]
+    graph, signature = module["graph"], module["signature"]
+    tensors = {
+        **_tensors(entries, WEIGHTS, "model_weights_config.json"),
+        **_tensors(entries, CONSTANTS, "model_constants_config.json"),
+    }
+    constants: dict[str, Tensor] = {}
+    inputs: list[str] = []
+    for spec in signature["input_specs"]:
+        ((kind, own),) = spec.items()
+        if kind == "user_input":
+            inputs.append(own["arg"]["as_tensor"]["name"])
+        elif kind in ("parameter", "buffer"):
+            constants[own["arg"]["name"]] = tensors[own[f"{kind}_name"]]
+        else:
+            raise VitkitError(f"it has an input of the kind {kind[:40]!r}")
+    (images,) = inputs
+    (result,) = graph["outputs"]
+    logits = result["as_tensor"]["name"]
+    values = graph["tensor_values"]
+    batch, outputs = values[images]["sizes"][0].get("as_int"), values[logits]["sizes"][1]["as_int"]
+    if not (batch is None or type(batch) is int) or type(outputs) is not int:
+        raise ValueError("its sizes are no numbers")
+    steps = _steps(graph["nodes"], {logits, *constants})
+    return Program(card, constants, images, logits, steps, batch, outputs)
+
+
+def _refuse_code(described: dict[str, Any]) -> None:
+    """Refuse what is never read here, but what torch's own reader would evaluate."""
+    graph = described["graph_module"]["graph"]
+    if described["guards_code"] or graph["custom_obj_values"] or graph["sym_float_values"] or graph["sym_bool_values"]:
+        raise VitkitError("it is refused: it holds code or objects, which vitkit does not write")
+    for text in _expressions(described):
+        if not isinstance(text, str) or not _SYMBOL.fullmatch(text):
+            raise VitkitError(f"it is refused for its expression {text!r:.80}, which vitkit does not write")
+
+
+def _expressions(value: Any) -> Iterator[Any]:
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        if key == "expr_str":
+            yield each
+        yield from _expressions(each)
+
+
+def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str, Tensor]:
+    """The tensors that a config names, by their names in the model."""
+    tensors = {}
+    for name, own in from_json(entries[f"{folder}/{config}"])["config"].items():
+        about = own["tensor_meta"]
+        if own["use_pickle"] is not False or about["device"]["type"] != "cpu":
+            raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run anything")
+        content = bytearray(entries[f"{folder}/{own['path_name']}"])
+        sizes, strides = ([_integer(each["as_int"]) for each in about[key]] for key in ("sizes", "strides"))
+        flat = torch.frombuffer(content, dtype=_DTYPES[about["dtype"]])
+        tensors[name] = flat.as_strided(sizes, strides, _integer(about["storage_offset"]["as_int"]))
+    return tensors
+
+
+def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[Step, ...]:
+    plans = []
+    for node in nodes:
+        given = tuple(_value(own["arg"]) for own in node["inputs"] if own["kind"] == 1)
+        named = {str(own["name"]): _value(own["arg"]) for own in node["inputs"] if own["kind"] == 2}
+        plans.append((_operation(node["target"]), given, named, _names(node["outputs"])))
+    last: dict[str, int] = {}
+    for i, (_, given, named, makes) in enumerate(plans):
+        for name in (*_reads(given), *_reads(tuple(named.values())), *makes):
+            last[name] = i
+    frees: dict[int, list[str]] = {}
+    for name, i in last.items():
+        if name not in kept:
+            frees.setdefault(i, []).append(name)
+    return tuple(Step(*plan, tuple(frees.get(i, ()))) for i, plan in enumerate(plans))
+
+
+def _operation(target: str) -> Callable[..., Any]:
+    match = _OPERATION.fullmatch(target)
+    if match is None or f"{match[1]}.{match[2]}" not in _OPERATIONS:
+        raise VitkitError(f"it is refused for its operation {target[:80]!r}, which vitkit does not write")
+    operation: Callable[..., Any] = getattr(getattr(torch.ops.aten, match[1]), match[2])
+    return operation
+
+
+def _value(arg: dict[str, Any]) -> Any:
+    """An argument of an operation: a plain value, the name of an earlier result, or a tuple of them."""
+    ((kind, own),) = arg.items()
+    if kind == "as_none":
+        return None
+    if kind in _PLAIN:
+        if type(own) is not _PLAIN[kind]:
+            raise ValueError(f"{own!r} is no {kind.removeprefix('as_')}")
+        return own
+    if kind in ("as_ints", "as_floats"):
+        return [_value({kind.removesuffix("s"): each}) for each in own]
+    if kind == "as_tensor":
+        return Named(str(own["name"]))
+    if kind == "as_tensors":
+        return [Named(str(each["name"])) for each in own]
+    if kind == "as_sym_int":
+        return Named(str(own["as_name"])) if "as_name" in own else _integer(own["as_int"])
+    if kind == "as_sym_ints":
+        return [_value({"as_sym_int": each}) for each in own]
+    if kind == "as_scalar_type":
+        return _DTYPES[own]
+    if kind == "as_device":
+        return torch.device("cpu")
+    if kind == "as_layout":
+        return torch.strided
+    raise VitkitError(f"it has an argument of the kind {kind[:40]!r}")
+
+
+def _names(outputs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    names: list[str] = []
+    for output in outputs:
+        ((kind, own),) = output.items()
+        if kind == "as_tensor":
+            names.append(str(own["name"]))
+        elif kind == "as_tensors":
+            names += [str(each["name"]) for each in own]
+        elif kind == "as_sym_int":
+            names.append(str(own["as_name"]))
+        elif kind != "as_none":
+            raise VitkitError(f"it has a result of the kind {kind[:40]!r}")
+    return tuple(names)
+
+
+def _reads(values: Sequence[Any]) -> list[str]:
+    return [name for each in values for name in ([each.name] if isinstance(each, Named) else _within(each))]
+
+
+def _within(value: Any) -> list[str]:
+    return _reads(value) if isinstance(value, list) else []
+
+
+def _filled(value: Any, values: Mapping[str, Any]) -> Any:
+    """Arguments with what the names stand for."""
+    if isinstance(value, Named):
+        return values[value.name]
+    if isinstance(value, dict):
+        return {key: _filled(each, values) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(each, values) for each in value)
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no whole number")
+    return value

@@ -1,0 +1,115 @@
+"""What an ONNX file holds, read from its bytes before any runtime sees it: it must be what vitkit's own writer makes.
+
+An ONNX file can name other files to read as weights, hold graphs within graphs, and ask for operations of other makers.
+Ours do none of that. A protocol buffer is a row of fields, each with a number and a value, and values can be such rows
+again: every field that our writer does not use is refused by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import VitkitError
+from vitkit.exporting import seal
+from vitkit.inference.backends.graph_builder import CARD
+
+_WRITTEN = (
+    b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "
+    b"Sigmoid Slice Softmax Tanh Transpose"
+)
+_OPERATIONS = frozenset(_WRITTEN.split())
+# What each kind of message may have, by the numbers of onnx.proto: another kind of message, or a plain value.
+_TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
+_ATTRIBUTE: dict[int, Any] = {1: None, 2: None, 3: None, 4: None, 7: None, 8: None, 20: None}
+_NODE: dict[int, Any] = {1: None, 2: None, 3: None, 4: "operation", 5: _ATTRIBUTE}
+_DIMENSION: dict[int, Any] = {1: None, 2: None}
+_VALUE: dict[int, Any] = {1: None, 2: {1: {1: None, 2: {1: _DIMENSION}}}}
+_GRAPH: dict[int, Any] = {1: _NODE, 2: None, 5: _TENSOR, 11: _VALUE, 12: _VALUE}
+_MODEL: dict[int, Any] = {1: None, 2: None, 3: None, 7: _GRAPH, 8: {1: "domain", 2: None}, 14: "metadata"}
+
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+
+
+def read_card(path: Path) -> str:
+    """The card of a file that holds nothing but a graph of ours.
+
+    Raises:
+        VitkitError: it holds anything else, or is damaged.
+    """
+    content = path.read_bytes()
+    cards: list[memoryview] = []
+    try:
+        _screen(memoryview(content), _MODEL, cards)
+        if not cards:
+            raise VitkitError("it does not say its classes and preprocessing")
+        if len(cards) > 1:
+            raise VitkitError("it says twice what it is")
+        text = str(cards[0], "utf-8")
+    except UnicodeDecodeError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    except VitkitError as error:
+        raise VitkitError(f"{path} is no ONNX file of vitkit's: {error}") from error
+    seal.check(path, content, start=content.rindex(cards[0]))
+    return text
+
+
+def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
+    for number, value in _fields(message):
+        if number not in allowed:
+            raise VitkitError(f"it has a field {number} where vitkit writes none")
+        kind = allowed[number]
+        if kind is None:
+            continue
+        if not isinstance(value, memoryview):
+            raise VitkitError(f"its field {number} is not what it should be")
+        if isinstance(kind, dict):
+            _screen(value, kind, cards)
+        elif kind == "operation" and bytes(value) not in _OPERATIONS:
+            raise VitkitError(f"it has the operation {bytes(value)[:40]!r}")
+        elif kind == "domain" and len(value):
+            raise VitkitError(f"it has operations of {bytes(value)[:40]!r}")
+        elif kind == "metadata":
+            entry = dict(_fields(value))
+            if set(entry) != {1, 2} or bytes(entry[1]) != CARD.encode():
+                raise VitkitError("it says more of itself than vitkit writes")
+            cards.append(entry[2])
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field; a value of many bytes as a part of the message, others as None."""
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        number, kind = key >> 3, key & 7
+        if kind == _BYTES:
+            length, position = _varint(message, position)
+            if length > len(message) - position:
+                raise VitkitError("it is cut off")
+            yield number, message[position : position + length]
+            position += length
+        elif kind == _VARINT:
+            _, position = _varint(message, position)
+            yield number, None
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            position += 8 if kind == _EIGHT_BYTES else 4
+            if position > len(message):
+                raise VitkitError("it is cut off")
+            yield number, None
+        else:
+            raise VitkitError("it is no protocol buffer")
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    """A number in groups of seven bits, and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if position >= len(message):
+            raise VitkitError("it is cut off")
+        byte = message[position]
+        value |= (byte & 127) << shift
+        position += 1
+        if byte < 128:
+            return value, position
+    raise VitkitError("it is no protocol buffer")

@@ -1,0 +1,40 @@
+"""What stands beside a linear layer and is linear itself becomes part of its matrix, exactly; computed in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.model.layers import LayerScale
+
+
+def after_norm(linear: nn.Linear, norm: nn.LayerNorm | None, times: int = 1) -> tuple[Tensor, Tensor]:
+    """Weight (out, in) and bias (out,), float64, of the layer that also does the affine part of the norm before it.
+
+    W (x * g + b) + c = (W * g) x + (W b + c)
+
+    Args:
+        linear: with or without a bias.
+        norm: None where nothing is to be folded.
+        times: how many normalised vectors stand side by side in x.
+    """
+    weight = linear.weight.double()
+    bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
+    if norm is None:
+        return weight, bias
+    scale, shift = norm.weight.double().repeat(times), norm.bias.double().repeat(times)
+    return weight * scale, bias + weight @ shift
+
+
+def qkv_after_norm(qkv: nn.Linear, norm: nn.LayerNorm | None, scale: float) -> tuple[Tensor, Tensor]:
+    """As `after_norm` of the layer that makes q, k and v, with the scale of the attention's logits in q."""
+    weight, bias = after_norm(qkv, norm)
+    scaling = torch.ones_like(bias)
+    scaling[: weight.shape[1]] = scale
+    return weight * scaling[:, None], bias * scaling
+
+
+def with_scale(linear: nn.Linear, scale: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias, float64, of the layer with the LayerScale after it, if it is one."""
+    gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(linear.bias).double()
+    return linear.weight.double() * gamma[:, None], linear.bias.double() * gamma

@@ -1,0 +1,309 @@
+"""The model written out operation by operation, once for every runtime that takes a graph.
+
+`draw` walks the model in the order of eqs. 1-4 and hands each operation to a `Pen`, which writes it in the language of
+its runtime. What prediction does not need is left out on the way, with the same logits: the last layer computes the
+tokens that the head reads, patches are cut by a reshape, and what is linear is folded into the next matrix in float64:
+the affine part of LayerNorm, LayerScale, and the scale of the attention's logits.
+
+Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H heads, D_h head size, h x w patch grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Generic, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
+from vitkit.model.conv_hybrids import ConvMixer
+from vitkit.model.layers import SwiGLU, TokenConvolution
+from vitkit.model.position import RelativePosition
+from vitkit.model.stem import Bottleneck, Projection, ResNetStem, StandardisedConv2d, standardise
+from vitkit.model.vit import MLP, Attention, Block, VisionTransformer
+
+CARD = "vitkit"  # the key under which a file keeps what it says of itself
+V = TypeVar("V")
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+class Pen(Protocol[V]):
+    """Writes operations; a `V` is a value in the runtime's language. In shapes, 0 keeps what the input has there."""
+
+    def images(self, channels: int, height: int, width: int) -> V: ...
+    def constant(self, value: Tensor) -> V: ...
+    def linear(self, x: V, weight: Tensor) -> V:
+        """x @ weight.T"""
+        ...
+
+    def matmul(self, a: V, b: V) -> V: ...
+    def add(self, a: V, b: V) -> V: ...
+    def multiply(self, a: V, b: V) -> V: ...
+    def normalise(self, x: V, size: int, eps: float) -> V:
+        """Mean 0 and deviation 1 along the last axis, which has this size."""
+        ...
+
+    def activate(self, x: V, kind: Activation) -> V: ...
+    def softmax(self, x: V) -> V:
+        """Along the last axis."""
+        ...
+
+    def reshape(self, x: V, *shape: int) -> V: ...
+    def transpose(self, x: V, *order: int) -> V: ...
+    def slice(self, x: V, axis: int, start: int, stop: int) -> V: ...
+    def concat(self, parts: Sequence[V], axis: int) -> V: ...
+    def repeat(self, tokens: Tensor, images: V) -> V:
+        """(1, n, D) -> (B, n, D), for each of the images."""
+        ...
+
+    def mean(self, x: V, axis: int) -> V:
+        """The axis is gone from the result."""
+        ...
+
+    def convolve(self, x: V, kernel: Tensor, stride: int, pads: Pads, groups: int) -> V: ...
+    def max_pool(self, x: V, size: int, stride: int, pads: Pads) -> V:
+        """What is padded never is the largest."""
+        ...
+
+
+Pads = tuple[int, int, int, int]  # above, left, below, right
+
+
+def draw(model: VisionTransformer, pen: Pen[V]) -> V:
+    """Write the model in eval mode; returns the logits (B, K), or the features of a model without a head (B, D)."""
+    with torch.no_grad():
+        return _Drawing(model, pen).draw()
+
+
+class _Drawing(Generic[V]):
+    def __init__(self, model: VisionTransformer, pen: Pen[V]) -> None:
+        self.model, self.config, self.pen = model, model.config, pen
+
+    def draw(self) -> V:
+        x = self.embed()
+        for i, block in enumerate(self.model.blocks):
+            assert isinstance(block, Block)
+            if self.config.position_at != "input":
+                x = self._positioned(x, self.model.positions(i))
+            relative = None if self.model.rel_pos is None else self.model.rel_pos[i % len(self.model.rel_pos)]
+            assert relative is None or isinstance(relative, RelativePosition)
+            x = self.block(block, x, self.config.tokens_read if i == self.config.layers - 1 else None, relative)
+        return self.head(x)
+
+    # --- eq. 1 -------------------------------------------------------------------------------------
+
+    def embed(self) -> V:
+        """The tokens (B, N, D)."""
+        config, pen, embed = self.config, self.pen, self.model.patch_embed
+        images = x = pen.images(config.in_channels, *config.image_size)
+        if isinstance(embed.backbone, ResNetStem):
+            x = self.stem(embed.backbone, x)
+        (h, w), (p, q) = config.grid, config.patch_size
+        x = pen.reshape(x, 0, embed.proj.in_channels, h, p, w, q)
+        x = pen.reshape(pen.transpose(x, 0, 2, 4, 1, 3, 5), 0, h * w, embed.proj.in_channels * p * q)
+        assert embed.proj.bias is not None
+        prefix = self._prefix()  # (1, n, D)
+        positions = self.model.positions() if config.position_at == "input" else None
+        own = torch.zeros(1, config.patches, config.hidden_size)
+        if positions is not None:
+            n = config.prefix_tokens
+            own = positions[None, n:]
+            prefix = None if prefix is None else prefix + positions[None, :n]
+        if isinstance(embed.norm, nn.LayerNorm):
+            x = self.affine(
+                self.norm(self.linear(x, embed.proj.weight.flatten(1), embed.proj.bias), embed.norm), embed.norm
+            )
+            x = x if positions is None else pen.add(x, pen.constant(own))
+        else:  # bias and positions in one sum
+            x = pen.add(pen.linear(x, embed.proj.weight.flatten(1)), pen.constant(own + embed.proj.bias))
+        return x if prefix is None else pen.concat([pen.repeat(prefix, images), x], 1)
+
+    def _prefix(self) -> Tensor | None:
+        tokens = (self.model.cls_token, self.model.dist_token, self.model.reg_token)
+        there: list[Tensor] = [token for token in tokens if token is not None]
+        return torch.cat(there, dim=1) if there else None
+
+    def _positioned(self, x: V, positions: Tensor | None) -> V:
+        return x if positions is None else self.pen.add(x, self.pen.constant(positions[None]))
+
+    def stem(self, stem: ResNetStem, x: V) -> V:
+        pen, (height, width) = self.pen, self.config.image_size
+        x, side = self.convolve(stem.stem.conv, x, (height, width))
+        x = pen.activate(self.group_norm(stem.stem.norm, x, side), "relu")
+        x = pen.max_pool(x, 3, 2, _same(side, 3, 2))
+        side = (-(-side[0] // 2), -(-side[1] // 2))
+        for stage in stem.stages:
+            for unit in stage.blocks:  # type: ignore[union-attr]
+                x, side = self.bottleneck(unit, x, side)
+        return x
+
+    def bottleneck(self, unit: Bottleneck, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
+        pen, residual = self.pen, x
+        if isinstance(unit.downsample, Projection):
+            residual, small = self.convolve(unit.downsample.conv, x, side)
+            residual = self.group_norm(unit.downsample.norm, residual, small)
+        for conv, norm in ((unit.conv1, unit.norm1), (unit.conv2, unit.norm2)):
+            x, side = self.convolve(conv, x, side)
+            x = pen.activate(self.group_norm(norm, x, side), "relu")
+        x, side = self.convolve(unit.conv3, x, side)
+        return pen.activate(pen.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
+
+    def convolve(self, conv: StandardisedConv2d, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
+        """The feature map and its height and width."""
+        size, stride = conv.kernel_size[0], conv.stride[0]
+        kernel = standardise(conv.weight, conv.kind)
+        x = self.pen.convolve(x, kernel, stride, _same(side, size, stride), 1)
+        return x, (-(-side[0] // stride), -(-side[1] // stride))
+
+    def group_norm(self, norm: nn.GroupNorm, x: V, side: tuple[int, int]) -> V:
+        size = norm.num_channels // norm.num_groups * side[0] * side[1]
+        x = self.pen.normalise(self.pen.reshape(x, 0, norm.num_groups, size), size, norm.eps)
+        x = self.pen.reshape(x, 0, norm.num_channels, *side)
+        x = self.pen.multiply(x, self.pen.constant(norm.weight.view(1, -1, 1, 1)))
+        return self.pen.add(x, self.pen.constant(norm.bias.view(1, -1, 1, 1)))
+
+    # --- eqs. 2-3 ----------------------------------------------------------------------------------
+
+    def block(self, block: Block, x: V, queries: int | None, relative: RelativePosition | None) -> V:
+        pen, n = self.pen, queries or self.config.tokens
+        if block.post_norm:
+            x = pen.add(self.first(x, queries), self.mix(block, x, None, queries, relative))
+            x = self.affine(self.norm(x, block.norm1), block.norm1)
+            return self.affine(self.norm(pen.add(x, self.mlp(block, x, None, n)), block.norm2), block.norm2)
+        x = pen.add(self.first(x, queries), self.mix(block, self.norm(x, block.norm1), block.norm1, queries, relative))
+        return pen.add(x, self.mlp(block, self.norm(x, block.norm2), block.norm2, n))
+
+    def first(self, x: V, queries: int | None) -> V:
+        return x if queries is None else self.pen.slice(x, 1, 0, queries)
+
+    def mix(
+        self, block: Block, x: V, norm: nn.LayerNorm | None, queries: int | None, relative: RelativePosition | None
+    ) -> V:
+        """Attention, or a convolution in its place; the affine part of `norm` is still to be applied to x."""
+        if isinstance(block.attn, ConvMixer):
+            x = x if norm is None else self.affine(x, norm)  # padding cuts a folded shift off at the edge
+            x = self.first(self.token_convolution(block.attn.depthwise, x, self.config.tokens), queries)
+            return self.linear(self.gelu(x), *with_scale(block.attn.proj, block.ls1))
+        return self.attention(block.attn, x, norm, queries, relative, block.ls1)
+
+    def attention(
+        self, attention: Attention, x: V, norm: nn.LayerNorm | None, queries: int | None,
+        relative: RelativePosition | None, scale: nn.Module,
+    ) -> V:  # fmt: skip
+        pen, N, D = self.pen, self.config.tokens, self.config.hidden_size
+        sources = [self.first(x, queries), x, x]
+        if attention.convolve is not None:
+            x, norm = (x, None) if norm is None else (self.affine(x, norm), None)
+            of_q, of_k, of_v = attention.convolve.q, attention.convolve.k, attention.convolve.v
+            sources = [self.token_convolution(each, x, N) for each in (of_q, of_k, of_v)]
+            sources[0] = self.first(sources[0], queries)
+        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
+        q, k, v = (
+            pen.reshape(self.linear(*part), 0, 0, attention.heads, self.config.head_size)
+            for part in zip(sources, weight.chunk(3), bias.chunk(3), strict=True)
+        )
+        q = pen.transpose(q, 0, 2, 1, 3)  # (B, H, n, D_h)
+        logits = pen.matmul(q, pen.transpose(k, 0, 2, 3, 1))  # eq. 6: (B, H, n, N)
+        if relative is not None and N > 1:
+            logits = pen.add(logits, self.relative(relative, q, queries or N))
+        x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
+        x = pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
+        return self.linear(x, *with_scale(attention.proj, scale))
+
+    def relative(self, relative: RelativePosition, q: V, n: int) -> V:
+        """(B, H, n, D_h) queries -> (B, H, n, N) logits by offset, row i of which begins N - 1 - i entries later.
+
+        In one row after another that is one step of 2N - 2 a row, so that cutting the rows anew puts them in place.
+        """
+        pen, N, H = self.pen, relative.tokens, self.config.heads
+        by_offset = pen.reshape(pen.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
+        ahead, rest = pen.slice(by_offset, 2, 0, N - 1), pen.slice(by_offset, 2, N - 1, n * (2 * N - 1))
+        rows = pen.slice(pen.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
+        return pen.slice(pen.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
+
+    def mlp(self, block: Block, x: V, norm: nn.LayerNorm | None, n: int) -> V:
+        mlp = block.mlp
+        assert isinstance(mlp, MLP)
+        weight, bias = after_norm(mlp.fc1, norm)
+        if isinstance(mlp.act, SwiGLU):
+            gate, value = (self.linear(x, *part) for part in zip(weight.chunk(2), bias.chunk(2), strict=True))
+            x = self.pen.multiply(self.pen.activate(gate, "silu"), value)
+        else:
+            x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n))
+        return self.linear(x, *with_scale(mlp.fc2, block.ls2))
+
+    def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
+        """Of n tokens; those ahead of the patches pass unchanged."""
+        pen, prefix = self.pen, self.config.prefix_tokens
+        if not isinstance(layer, TokenConvolution) or prefix >= n:
+            return x
+        channels, (h, w) = layer.conv.out_channels, layer.grid
+        patches = pen.slice(x, 1, prefix, n) if prefix else x
+        patches = pen.reshape(pen.transpose(patches, 0, 2, 1), 0, channels, h, w)
+        patches = pen.convolve(patches, layer.conv.weight, 1, (1, 1, 1, 1), channels)
+        patches = pen.transpose(pen.reshape(patches, 0, channels, h * w), 0, 2, 1)
+        assert layer.conv.bias is not None
+        patches = pen.add(patches, pen.constant(layer.conv.bias.view(1, 1, -1)))
+        return pen.concat([pen.slice(x, 1, 0, prefix), patches], 1) if prefix else patches
+
+    # --- eq. 4 -------------------------------------------------------------------------------------
+
+    def head(self, x: V) -> V:
+        model, config, pen = self.model, self.config, self.pen
+        norm = model.norm if isinstance(model.norm, nn.LayerNorm) else None
+        x = x if norm is None else self.norm(x, norm)
+        if config.distill_head:
+            first, second = (
+                self._read(self._token(x, 0), norm, model.head),
+                self._read(self._token(x, 1), norm, model.head_dist),
+            )
+            return pen.multiply(pen.add(first, second), pen.constant(torch.full((1, 1), 0.5)))
+        pooled = self._pooled(x)
+        if isinstance(model.fc_norm, nn.LayerNorm):
+            norm = model.fc_norm
+            pooled = self.norm(pooled, norm)
+        if isinstance(model.pre_logits, nn.Sequential):
+            pooled, norm = pen.activate(self._read(pooled, norm, model.pre_logits[0]), "tanh"), None
+        return self._read(pooled, norm, model.head)
+
+    def _pooled(self, x: V) -> V:
+        """What the head reads, but for the affine part of the last norm."""
+        prefix, N = self.config.prefix_tokens, self.config.tokens
+        if self.config.classifier == "token":
+            return self._token(x, 0)
+        mean = self.pen.mean(self.pen.slice(x, 1, prefix, N) if prefix else x, 1)
+        return self.pen.concat([self._token(x, 0), mean], 1) if self.config.classifier == "token+gap" else mean
+
+    def _token(self, x: V, i: int) -> V:
+        return self.pen.reshape(self.pen.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
+
+    def _read(self, x: V, norm: nn.LayerNorm | None, layer: nn.Module | None) -> V:
+        """(B, D) or both poolings (B, 2D), normalised -> through the layer, if there is one."""
+        twice = 2 if self.config.classifier == "token+gap" else 1
+        if isinstance(layer, nn.Linear):
+            return self.linear(x, *after_norm(layer, norm, twice))
+        return x if norm is None else self.affine(x, norm, twice)
+
+    # --- pieces ------------------------------------------------------------------------------------
+
+    def linear(self, x: V, weight: Tensor, bias: Tensor) -> V:
+        return self.pen.add(self.pen.linear(x, weight), self.pen.constant(bias))
+
+    def gelu(self, x: V) -> V:
+        return self.pen.activate(x, "gelu_tanh" if self.config.gelu == "tanh" else "gelu")
+
+    def norm(self, x: V, norm: nn.LayerNorm) -> V:
+        """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
+        return self.pen.normalise(x, norm.normalized_shape[0], norm.eps)
+
+    def affine(self, x: V, norm: nn.LayerNorm, times: int = 1) -> V:
+        x = self.pen.multiply(x, self.pen.constant(norm.weight.repeat(times)))
+        return self.pen.add(x, self.pen.constant(norm.bias.repeat(times)))
+
+
+def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
+    """SAME padding as `stem.pad_same` has it."""
+    down, across = (max((math.ceil(length / stride) - 1) * stride + size - length, 0) for length in side)
+    return down // 2, across // 2, down - down // 2, across - across // 2

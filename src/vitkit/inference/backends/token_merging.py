@@ -1,0 +1,131 @@
+"""Token merging: patches that say alike become one, a few in every layer (Bolya et al., arXiv 2210.09461).
+
+Between attention and MLP the patches are dealt alternately into two sets. Each patch of the first is matched with the
+one of the second whose key is most like its own, and the r best matches are merged into their mean (sec. 3). A merged
+token counts in attention as often as it has patches in it: the logarithm of its size is added to the logits (eq. 1).
+The answers change a little; how much, `benchmarks/merging.py` measures.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.errors import VitkitError
+from vitkit.inference.backends.optimized import Double, _PreparedAttention, _PreparedBlock, prepare
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+
+
+class MergingDouble(nn.Module):
+    """A model's double that merges tokens: images (B, C, height, width) float32 -> logits (B, K) float32.
+
+    Attributes:
+        plain: the double that merges nothing.
+        r: patches that each layer merges away; half of those that are left, where that is fewer.
+    """
+
+    def __init__(self, plain: Double, r: int) -> None:
+        super().__init__()
+        self.plain, self.r = plain, r
+
+    def forward(self, images: Tensor) -> Tensor:
+        model, config = self.plain.model, self.plain.model.config
+        x = model.embed(images)  # (B, N, D)
+        sizes: Tensor | None = None  # (B, N) patches in each token; None while that is one everywhere
+        last = len(model.blocks) - 1
+        for i, block in enumerate(model.blocks):
+            x, sizes = self._layer(block, x, sizes, self.plain.reads if i == last else None)
+        x = model.norm(x.float())
+        if sizes is not None and config.classifier != "token":  # its mean over tokens becomes one over patches
+            ahead = config.prefix_tokens
+            weights = sizes[:, ahead:] * (x.shape[1] - ahead) / config.patches  # (B, n)
+            x = torch.cat([x[:, :ahead], x[:, ahead:] * weights.unsqueeze(2)], dim=1)
+        return model.forward_head(x)
+
+    def _layer(
+        self, block: nn.Module, x: Tensor, sizes: Tensor | None, queries: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Eqs. 2-3 of the first `queries` tokens, or of all, which then become fewer in between."""
+        assert isinstance(block, _PreparedBlock) and isinstance(block.attn, _PreparedAttention)
+        residual = x[:, :queries]  # (B, n, D)
+        q, k, v = block.attn.project(x if block.post_norm else block.norm1(x), residual.shape[1])
+        bias = None if sizes is None else sizes.log().to(x.dtype)[:, None, None, :]  # (B, 1, 1, N): eq. 1
+        x = block.attn.proj(block.attn.attend(q, k, v, bias), residual)
+        x = block.norm1(x) if block.post_norm else x
+        if queries is None:
+            x, sizes = merge_tokens(x, k.mean(dim=1, dtype=torch.float32), sizes, self.r, self.plain.model.config)
+        if block.post_norm:
+            return block.norm2(block.mlp(x, x)), sizes
+        return block.mlp(block.norm2(x), x), sizes
+
+
+def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingDouble:
+    """The model's double that merges `r` patches away in every layer; with 0 it answers as the model does.
+
+    Args:
+        model: stays as it is, and later changes of it do not reach the double.
+        r: 0 or more.
+        dtype: in which the layers compute.
+        device: where they do.
+
+    Raises:
+        VitkitError: r is negative, or something in the model needs to know where each patch is.
+    """
+    if r < 0:
+        raise VitkitError(f"the number of tokens to merge in each layer must be 0 or more, not {r}")
+    config = model.config
+    if config.position == "relative" or (config.position != "none" and config.position_at != "input"):
+        raise VitkitError(
+            "tokens cannot be merged where positions act in every layer: this model needs each patch in its place"
+        )
+    if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
+        raise VitkitError("tokens cannot be merged where layers convolve: this model needs each patch in its place")
+    return MergingDouble(prepare(model, dtype, device), r)
+
+
+def merge_tokens(
+    x: Tensor, metric: Tensor, sizes: Tensor | None, r: int, config: ViTConfig
+) -> tuple[Tensor, Tensor | None]:
+    """Merge the r pairs of patches that are most alike; the tokens ahead of the patches stay as they are.
+
+    Args:
+        x: tokens (B, N, D).
+        metric: (B, N, d), by whose cosine likeness is told.
+        sizes: (B, N) float32, how many patches are in each token; None for one everywhere.
+        r: how many patches go; half of them at most.
+        config: how many tokens are ahead of the patches.
+
+    Returns:
+        Tokens (B, N - r, D): those ahead, then the unmerged of the first set and all of the second; and their sizes.
+    """
+    (B, N, D), ahead = x.shape, config.prefix_tokens
+    r = min(r, (N - ahead) // 2)
+    if r == 0:
+        return x, sizes
+    # Dealt out by place in the whole sequence, its first token to the first set, as the authors do.
+    a, b = slice(ahead + ahead % 2, None, 2), slice(ahead + 1 - ahead % 2, None, 2)
+    left, src, dst = _match(metric[:, a], metric[:, b], r)
+    sizes = x.new_ones(B, N, dtype=torch.float32) if sizes is None else sizes
+    going, into = sizes[:, a].gather(1, src), sizes[:, b]  # (B, r), (B, |b|)
+    grown = into.scatter_add(1, dst, going)  # (B, |b|)
+    share = (going / grown.gather(1, dst)).unsqueeze(2).to(x.dtype)  # (B, r, 1)
+    merged = x[:, b] * (into / grown).unsqueeze(2).to(x.dtype)  # (B, |b|, D)
+    merged.scatter_add_(1, dst.unsqueeze(2).expand(B, r, D), _rows(x[:, a], src) * share)
+    x = torch.cat([x[:, :ahead], _rows(x[:, a], left), merged], dim=1)
+    return x, torch.cat([sizes[:, :ahead], sizes[:, a].gather(1, left), grown], dim=1)
+
+
+def _match(a: Tensor, b: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bipartite soft matching (sec. 3): of (B, |a|, d) and (B, |b|, d) which of a stay, in order; which go; whereto."""
+    likeness = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).transpose(1, 2)  # (B, |a|, |b|)
+    best, partner = likeness.max(dim=2)  # (B, |a|)
+    order = best.argsort(dim=1, descending=True, stable=True)
+    src = order[:, :r]
+    return order[:, r:].sort(dim=1).values, src, partner.gather(1, src)
+
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Of tokens (B, N, D) those at `rows` (B, n): (B, n, D)."""
+    return x.gather(1, rows.unsqueeze(2).expand(-1, -1, x.shape[2]))

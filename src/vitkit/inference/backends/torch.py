@@ -1,0 +1,118 @@
+"""PyTorch's own runners: the model itself, its prepared double, or that compiled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.errors import VitkitError
+from vitkit.inference.backends.optimized import can_pack, prepare
+from vitkit.inference.backends.plans import build, choose
+from vitkit.inference.backends.token_merging import merge
+from vitkit.model.vit import VisionTransformer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_BATCH = 8  # images that are first compiled for
+
+
+class TorchRunner:
+    """A `Runner` by PyTorch, on the CPU or a GPU.
+
+    Attributes:
+        engine: `eager` or `compile`.
+        precision: `float32` or `bfloat16`.
+        is_concurrent: several threads may ask at once, as on a CPU where nothing is compiled.
+        merged: patches that are merged away in every layer.
+        plan: how eager computes in bfloat16 on the CPU: one of `PLANS`; else empty.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Tensor], Tensor],
+        engine: str,
+        precision: str,
+        device: str,
+        merged: int = 0,
+        plan: str = "",
+    ) -> None:
+        self.engine, self.precision, self.merged, self.plan = engine, precision, merged, plan
+        self.is_concurrent = engine == "eager" and device == "cpu"
+        self._compute, self._device = compute, device
+        self._largest = 0  # batch so far
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) float32 -> (B, K) float32 logits, on the CPU, for any B."""
+        B = len(images)
+        if self.engine == "compile":  # a batch of another size would be compiled for anew
+            self._largest = max(self._largest, B)
+            images = torch.cat([images, images.new_zeros(self._largest - B, *images.shape[1:])])
+        return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
+
+
+def eager(
+    model: VisionTransformer,
+    precision: str,
+    plan: str = "auto",
+    *,
+    may_measure: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> TorchRunner:
+    """In float32 the model itself, to the last bit; in bfloat16 by a plan on the CPU, its double on a GPU.
+
+    Raises:
+        VitkitError: the plan is none for this precision, or this processor has no packed weights.
+    """
+    device = device_of(model)
+    if precision != "bfloat16" or device != "cpu":
+        if plan not in ("auto", "plain"):
+            raise VitkitError(f"--plan {plan} is for bfloat16 on a CPU, not for {precision} on {device}")
+        double: nn.Module = prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
+        return TorchRunner(double.to(device).eval(), "eager", precision, device)
+    if plan.startswith("packed") and not can_pack(torch.bfloat16):
+        raise VitkitError(f"--plan {plan}: torch has no packed weights here; take --plan auto or plain")
+    if plan == "auto":
+        plan = choose(model, may_measure=may_measure, say=say)
+    return TorchRunner(build(model, plan), "eager", precision, device, plan=plan)
+
+
+def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:
+    """The double that merges r patches away in every layer (`vitkit.inference.backends.token_merging`).
+
+    Raises:
+        VitkitError: the model needs each patch in its place, or has not so many.
+    """
+    patches = model.config.patches
+    if r > patches // 2:
+        raise VitkitError(f"--merge {r}: a layer merges at most half of the {patches} patches: up to {patches // 2}")
+    device = device_of(model)
+    return TorchRunner(merge(model, r, _DTYPES[precision], device), "eager", precision, device, r)
+
+
+def compiled(model: VisionTransformer, precision: str) -> TorchRunner:
+    """The double compiled by inductor, which takes up to a minute.
+
+    Raises:
+        VitkitError: it cannot be compiled, for want of a C++ compiler for example.
+    """
+    device = device_of(model)
+    double = prepare(model, _DTYPES[precision], device, pack=False)
+    options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
+    runner = TorchRunner(torch.compile(double, fullgraph=True, options=options), "compile", precision, device)
+    config = model.config
+    try:
+        runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise VitkitError(f"engine compile cannot compile the model here, take eager: {reason}") from error
+    return runner
+
+
+def device_of(model: VisionTransformer) -> str:
+    """Where a double of the model computes: where the model is, and on the GPU if there is one."""
+    own = model.cls_token if model.cls_token is not None else model.patch_embed.proj.weight
+    return str(own.device) if own.device.type != "cpu" else "cuda" if torch.cuda.is_available() else "cpu"

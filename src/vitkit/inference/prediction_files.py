@@ -1,0 +1,212 @@
+"""Predictions as rows of a CSV or JSON lines file: how they are written, and read again.
+
+File names may hold anything, line ends too, and need not be UTF-8.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
+
+from vitkit.data.sources import JOINT
+from vitkit.system.files import from_json, to_json
+from vitkit.text.cells import harmless, restored
+
+if TYPE_CHECKING:
+    from vitkit.inference.prediction import Prediction
+
+ENCODING = ("utf-8", "surrogateescape")  # the bytes of a file name, whatever they are
+_ROUNDING = 1e-6  # of a confidence in a CSV file
+
+
+class Row(NamedTuple):
+    """What a file says of one image.
+
+    Attributes:
+        path: as it was given.
+        name: the most probable class, trusted or not; None when there is no answer. Of a multi-label model
+            the classes it names, joined by `;`, or "".
+        confidence: its probability.
+        is_rejected: it was not trusted.
+    """
+
+    path: str
+    name: str | None = None
+    confidence: float | None = None
+    is_rejected: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a row tells.
+
+    Attributes:
+        top: how many classes it names, the most probable first.
+        reject: below this confidence the label is withheld; None: no label is.
+        multi: the model is multi-label: its label is not the first of the most probable classes.
+    """
+
+    top: int = 1
+    reject: float | None = None
+    multi: bool = False
+
+    @property
+    def ranks(self) -> range:
+        """Of the classes that have columns of their own beside the label."""
+        return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
+
+    def row(self, prediction: Prediction) -> Row:
+        """What becomes of a prediction."""
+        confidence = prediction.confidence
+        is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
+        return Row(prediction.path, prediction.label, confidence, is_rejected)
+
+    def agree_with(self, row: Row) -> bool:
+        """Whether the row could have been rejected, or trusted, at this threshold."""
+        if self.reject is None or row.confidence is None:
+            return not row.is_rejected
+        is_close = abs(row.confidence - self.reject) <= _ROUNDING
+        return is_close or row.is_rejected == (row.confidence < self.reject)
+
+
+class Format(Protocol):
+    """How rows are written, and read again.
+
+    Attributes:
+        columns: what a row tells.
+        header: what stands above the rows.
+        opening: how every file of this format begins.
+    """
+
+    @property
+    def columns(self) -> Columns: ...
+    @property
+    def header(self) -> str: ...
+    @property
+    def opening(self) -> str: ...
+
+    def encode(self, prediction: Prediction) -> str:
+        """A record, with its line end."""
+
+    def decode(self, record: str) -> Row:
+        """The row of a whole record; ValueError, TypeError or csv.Error if it is of other columns."""
+
+    def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        """The whole records from here to the end of the file; one cut short is left out."""
+
+
+@dataclass(frozen=True)
+class Csv:
+    """`path,label,confidence,error[,rejected][,label_2,confidence_2 ...]`.
+
+    Of a multi-label model the further columns begin with `label_1`, and a rejected label without a class is `;`. Text
+    is written so that spreadsheets and terminals do not act upon it (`cells`), unless it is to be raw.
+    """
+
+    columns: Columns
+    is_raw: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        rejected = ["rejected"] if self.columns.reject is not None else []
+        further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
+        return ["path", "label", "confidence", "error", *rejected, *further]
+
+    @property
+    def header(self) -> str:
+        return _csv_record(self.names)
+
+    @property
+    def opening(self) -> str:
+        return self.header
+
+    def encode(self, prediction: Prediction) -> str:
+        row = self.columns.row(prediction)
+        cells = {"path": row.path, "error": prediction.error, "label": row.name}
+        if row.confidence is not None:
+            cells["confidence"] = f"{row.confidence:.6f}"
+        for rank, (name, confidence) in enumerate(prediction.ranking[: self.columns.top], 1):
+            cells |= {f"label_{rank}": name, f"confidence_{rank}": f"{confidence:.6f}"}
+        if row.is_rejected:
+            cells |= {"label": None, "rejected": row.name or JOINT}
+        own = [cells.get(name) for name in self.names]
+        return _csv_record(own if self.is_raw else list(map(_harmless, self.names, own)))
+
+    def decode(self, record: str) -> Row:
+        own = next(csv.reader([record], strict=True))
+        cells = dict(zip(self.names, own if self.is_raw else map(restored, own), strict=True))
+        if not cells["confidence"]:
+            return Row(cells["path"])
+        rejected = cells.get("rejected")
+        if rejected == JOINT and self.columns.multi:
+            return Row(cells["path"], "", float(cells["confidence"]), is_rejected=True)
+        return Row(cells["path"], rejected or cells["label"], float(cells["confidence"]), bool(rejected))
+
+    def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        record, is_quoted = bytearray(), False
+        for line in stream:
+            record += line
+            is_quoted ^= line.count(b'"') % 2 == 1
+            if line.endswith(b"\n") and not is_quoted:  # a line end between quotes is part of a file name
+                yield bytes(record)
+                record.clear()
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """An object a line: path, label, confidence, and where they apply rejected, error, top."""
+
+    columns: Columns
+    is_raw: bool = True  # always: JSON has its own escapes
+    header: ClassVar[str] = ""
+    opening: ClassVar[str] = '{"path": "'
+
+    def encode(self, prediction: Prediction) -> str:
+        path, name, confidence, is_rejected = self.columns.row(prediction)
+        row: dict[str, Any] = {"path": path, "label": None if is_rejected else name, "confidence": confidence}
+        if self.columns.reject is not None:
+            row["rejected"] = name if is_rejected else None
+        if prediction.error is not None:
+            row["error"] = prediction.error
+        elif self.columns.top > 1:
+            row["top"] = [{"label": label, "confidence": p} for label, p in prediction.ranking[: self.columns.top]]
+        return to_json(row) + "\n"
+
+    def decode(self, record: str) -> Row:
+        row = from_json(record)
+        if not isinstance(row, dict) or set(row) != self._keys(is_readable=row.get("confidence") is not None):
+            raise ValueError("other keys")
+        if "top" in row and len(row["top"]) != self.columns.top:
+            raise ValueError("another number of classes")
+        rejected = row.get("rejected")
+        name = row["label"] if rejected is None else rejected
+        return Row(row["path"], name, row["confidence"], rejected is not None)
+
+    def _keys(self, *, is_readable: bool) -> set[str]:
+        keys = {"path", "label", "confidence"}
+        if self.columns.reject is not None:
+            keys.add("rejected")
+        if not is_readable:
+            keys.add("error")
+        elif self.columns.top > 1:
+            keys.add("top")
+        return keys
+
+    def records(self, stream: BinaryIO) -> Iterator[bytes]:
+        return (line for line in stream if line.endswith(b"\n"))
+
+
+FORMATS: dict[str, Callable[..., Format]] = {".csv": Csv, ".jsonl": JsonLines}
+
+
+def _harmless(column: str, cell: str | None) -> str | None:
+    return cell if cell is None or column.startswith("confidence") else harmless(cell)
+
+
+def _csv_record(cells: Sequence[str | None]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that a cell with either of them is quoted
+    return text.getvalue().removesuffix("\r\n") + "\n"

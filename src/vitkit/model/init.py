@@ -1,0 +1,94 @@
+"""The two initialisations: of the paper's reference implementation, and of the PyTorch re-implementations."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.model.layers import LayerScale
+from vitkit.model.position import Learned2D, RelativePosition
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
+    """Fill every parameter, from torch's global generator; on the meta device, nothing.
+
+    Args:
+        model: a Vision Transformer.
+        patches: its layer that projects patches.
+        how: the initialisation, as in `ViTConfig.init`.
+    """
+    if patches.weight.is_meta:
+        return
+    for module in model.modules():
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, (Learned2D, RelativePosition)):
+            for parameter in module.parameters():
+                nn.init.trunc_normal_(parameter, std=0.02)
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.value)
+        elif isinstance(module, nn.Conv2d) and module is not patches:  # of a stem or a mixture
+            _lecun_normal(module.weight)
+            _zero_bias(module)
+    {"trunc_normal": _trunc_normal, "reference": _reference}[how](model, patches)
+
+
+def _trunc_normal(model: nn.Module, patches: nn.Conv2d) -> None:
+    """Truncated normals throughout, as timm, DeiT and the scripts derived from them do."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.01)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    nn.init.kaiming_normal_(patches.weight, mode="fan_out")
+    _zero_bias(patches)
+    for parameter in model.parameters(recurse=False):  # tokens and positions
+        nn.init.trunc_normal_(parameter, std=0.02)
+
+
+def _reference(model: nn.Module, patches: nn.Conv2d) -> None:
+    """The authors' Flax modules: Xavier inside the encoder, LeCun at the patches, zeros at class token and head."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            _reference_linear(name, module)
+        elif isinstance(module, nn.GroupNorm) and name.endswith("norm3"):
+            nn.init.zeros_(module.weight)  # each residual unit of the stem begins as the identity
+    _lecun_normal(patches.weight)
+    _zero_bias(patches)
+    for name, parameter in model.named_parameters(recurse=False):
+        if name == "cls_token":
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.normal_(parameter, std=0.02)
+
+
+def _reference_linear(name: str, linear: nn.Linear) -> None:
+    _zero_bias(linear)
+    if name in ("head", "head_dist"):
+        nn.init.zeros_(linear.weight)
+    elif name == "pre_logits.fc":
+        _lecun_normal(linear.weight)
+    elif name.endswith("attn.qkv"):
+        for part in linear.weight.chunk(3):  # q, k, v apart: fused, the fan-out would be 3D
+            nn.init.xavier_uniform_(part)
+    else:
+        nn.init.xavier_uniform_(linear.weight)
+        if ".mlp." in name:
+            nn.init.normal_(linear.bias, std=1e-6)
+
+
+def _lecun_normal(weight: Tensor) -> None:
+    """Truncated normal at two deviations with variance 1 / fan_in, as `jax.nn.initializers.lecun_normal`."""
+    fan_in = weight[0].numel()
+    std = math.sqrt(1.0 / fan_in) / 0.87962566103423978  # the deviation that truncation leaves
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def _zero_bias(module: nn.Linear | nn.Conv2d) -> None:
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,162 @@
+"""Small layers that the model is built with."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.model.config import ViTConfig
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole samples, keeping the expectation.
+
+    Attributes:
+        keys: (B,) int32, random: which samples are dropped depends on them alone; None takes torch's generator.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate  # a Python float, so that a model can be built on the meta device
+        self.keys: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate == 0.0 or not self.training:
+            return x
+        mask = survives(draw_keys(x) if self.keys is None else self.keys, self.rate)  # (B,)
+        return x * mask.view(-1, *[1] * (x.ndim - 1)) / (1.0 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3f}"
+
+
+class Dropout(nn.Module):
+    """Drops single numbers, keeping the expectation (arXiv 1207.0580): torch's, unless there are keys.
+
+    Attributes:
+        keys: (B,) int32, random: what a sample loses depends on its own alone, not on the samples beside it.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.keys: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate == 0.0 or not self.training:
+            return x
+        if self.keys is None:
+            return F.dropout(x, self.rate)
+        mask = survives(random_bits(self.keys, x[0].numel()), self.rate)  # (B, numbers)
+        return x * mask.view(x.shape) / (1.0 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3f}"
+
+
+def draw_keys(x: Tensor) -> Tensor:
+    """A random number for each sample of a batch, from torch's generator: (B,) int32."""
+    return torch.randint(-(2**31), 2**31, (x.shape[0],), dtype=torch.int32, device=x.device)
+
+
+def random_bits(keys: Tensor, numbers: int) -> Tensor:
+    """(B,) int32 -> (B, numbers) int32, random: each row a function of its key, the same on every device."""
+    counter = torch.arange(numbers, dtype=torch.int32, device=keys.device)
+    return _scramble(keys[:, None] ^ _scramble(counter))
+
+
+def survives(bits: Tensor, rate: float) -> Tensor:
+    """Random int32 -> bool: each is dropped with this probability."""
+    return bits >= min(round(rate * 2**32) - 2**31, 2**31 - 1)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """A bijection of int32, each bit of which depends on every bit of x (Wellons' lowbias32); products wrap round."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return x ^ (x >> 16 & 0xFFFF)
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each feature of a residual branch, small at first (CaiT, arXiv 2103.17239, sec. 2)."""
+
+    def __init__(self, dim: int, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.gamma = nn.Parameter(torch.full((dim,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class SwiGLU(nn.Module):
+    """Gate and value, side by side, in; the value let through by the gate out (arXiv 2002.05202)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)  # (B, n, mlp) each
+        return F.silu(gate) * value
+
+
+class TokenConvolution(nn.Module):
+    """Depthwise 3x3 convolution over the patch grid of a sequence; the tokens ahead of the patches pass unchanged.
+
+    (B, N, C) -> (B, N, C). A sequence cut down to its first tokens, none of them a patch, passes whole.
+    """
+
+    def __init__(self, channels: int, grid: tuple[int, int], prefix_tokens: int) -> None:
+        super().__init__()
+        self.grid, self.prefix_tokens = grid, prefix_tokens
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        if self.prefix_tokens >= N:
+            return x
+        prefix, patches = x[:, : self.prefix_tokens], x[:, self.prefix_tokens :]
+        patches = self.conv(patches.transpose(1, 2).reshape(B, C, *self.grid))  # (B, C, h, w)
+        return torch.cat([prefix, patches.flatten(2).transpose(1, 2)], dim=1)
+
+
+class Head(nn.Linear):
+    """The layer that makes logits, in the precision of its weights: autocast does not round them.
+
+    Bfloat16 has three digits: logits of 9.97 and 10.03 would tie, and the loss, the best epoch and every figure made
+    of them would see the steps.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind, x = x.device.type, x.to(self.weight.dtype)
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):  # the meta device has none
+            return super().forward(x)
+        with torch.autocast(kind, enabled=False):
+            return super().forward(x)
+
+
+def gelu(config: ViTConfig) -> nn.GELU:
+    """The exact GELU, or the reference implementation's approximation."""
+    return nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+
+
+def layer_norm(config: ViTConfig) -> nn.LayerNorm:
+    """LN of eqs. 2-4."""
+    return nn.LayerNorm(config.hidden_size, config.norm_eps)
+
+
+def layer_scale(config: ViTConfig) -> nn.Module:
+    """LayerScale where the configuration has it."""
+    return nn.Identity() if config.layer_scale is None else LayerScale(config.hidden_size, config.layer_scale)
+
+
+def heads(config: ViTConfig) -> tuple[nn.Module, Head | None, Head | None]:
+    """The representation layer (sec. 3.1), the head, and DeiT's second one."""
+    pooled = 2 * config.hidden_size if config.classifier == "token+gap" else config.hidden_size
+    pre_logits: nn.Module = nn.Identity()
+    if config.representation_size is not None:
+        pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))
+    if config.num_classes == 0:
+        return pre_logits, None, None
+    head = Head(config.feature_size, config.num_classes)
+    return pre_logits, head, Head(config.hidden_size, config.num_classes) if config.distill_head else None

@@ -1,0 +1,75 @@
+"""Fitting positions to another grid as each publisher does, and patch kernels to another patch size (FlexiViT).
+
+Fine-tuning at a higher resolution interpolates the learned positions in 2-D (paper, sec. 3.2). Everybody interpolates
+in another way, and weights were evaluated with the way of their source.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.model.config import Pair, PositionResize
+
+_DINOV2_OFFSET = 0.1  # keeps the authors' scale factor from rounding down to a smaller grid
+
+
+def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
+    """Positions of one patch grid to those of another; the very same tensor when the grids are equal.
+
+    Args:
+        positions: (..., h * w, D), row by row, without prefix tokens.
+        old: their grid, (h, w).
+        new: the grid that is wanted.
+        convention: `reference`, scipy's `zoom` of order 1: bilinear, corners aligned (without the zeros that it leaves
+            in the last row or column when it rounds past the edge, as from 28 to 14); `timm`, bicubic and antialiased,
+            as are the register models of DINOv2; `torchvision`, bicubic, corners aligned; `huggingface`, bicubic;
+            `dinov2`, bicubic at a scale of (new + 0.1) / old.
+
+    Returns:
+        (..., h' * w', D) of the same type; computed in float32.
+    """
+    if old == new:
+        return positions
+    *leading, _, D = positions.shape
+    grid = positions.reshape(-1, *old, D).permute(0, 3, 1, 2).float()  # (B, D, h, w)
+    grid = _interpolate(grid, old, new, convention)  # (B, D, h', w')
+    return grid.permute(0, 2, 3, 1).reshape(*leading, new[0] * new[1], D).to(positions.dtype)
+
+
+def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
+    if convention == "reference":
+        return F.interpolate(grid, new, mode="bilinear", align_corners=True)
+    if convention == "timm":
+        return F.interpolate(grid, new, mode="bicubic", antialias=True)
+    if convention == "torchvision":
+        return F.interpolate(grid, new, mode="bicubic", align_corners=True)
+    if convention == "huggingface":
+        return F.interpolate(grid, new, mode="bicubic")
+    scale = [(side + _DINOV2_OFFSET) / before for side, before in zip(new, old, strict=True)]
+    return F.interpolate(grid, scale_factor=scale, mode="bicubic")
+
+
+def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
+    """A patch embedding for patches of another size that answers resized patches as the old one answered the originals.
+
+    FlexiViT's pseudo-inverse resize (arXiv 2212.08013, sec. 3.4): with B the matrix that resizes a patch, the kernel w
+    becomes pinv(B^T) w, so that <B x, w'> = <x, w> for every patch x when patches grow, and as nearly as can be when
+    they shrink.
+
+    Args:
+        kernel: (D, C, p, q).
+        size: the new patch's height and width, in pixels.
+
+    Returns:
+        (D, C, p', q') of the same type; the very same tensor when the size is unchanged.
+    """
+    old = (kernel.shape[2], kernel.shape[3])
+    if old == size:
+        return kernel
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64, device=kernel.device).view(-1, 1, *old)
+    resized = F.interpolate(pixels, size, mode="bicubic", antialias=True)  # (p*q, 1, p', q'): the rows of B^T
+    inverse = torch.linalg.pinv(resized.flatten(1))  # (p'*q', p*q)
+    fitted = kernel.flatten(2).double() @ inverse.t()  # (D, C, p'*q')
+    return fitted.unflatten(2, size).to(kernel.dtype)

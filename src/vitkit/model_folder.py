@@ -1,0 +1,179 @@
+"""The folder that a classifier is saved in.
+
+It holds `model.safetensors`, `model.json`, and `pictures.npz`, the record of what the weights were trained on. The JSON
+names the hashes of both, so that damage and mismatched files are noticed; it is journalled, so that a crash while
+saving leaves the old model or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, replacing, write_bytes, write_json
+
+FORMAT_VERSION = 1
+WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
+_NEXT = "model.json.next"  # the description of weights that are about to take their place
+_NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
+
+
+def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any], pictures: bytes | None) -> None:
+    """Write the folder. What was there stays whole until the new files are.
+
+    Args:
+        folder: is made if it is not there.
+        weights: by their names in the state dict.
+        description: what `model.json` says beside versions and hashes.
+        pictures: the record of what the weights were trained on; None: there is none.
+
+    Raises:
+        OSError: the disk is full or not writable; the folder then holds what it held before.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _settle(folder)
+    try:
+        with replacing(folder / WEIGHTS) as temporary:
+            _write_weights(temporary, weights)
+            if pictures is not None and not _holds(folder / RECORD, pictures):
+                write_bytes(folder / _NEXT_RECORD, pictures)
+            hashes = {"weights_sha256": _sha256(temporary)}
+            if pictures is not None:
+                hashes["pictures_sha256"] = hashlib.sha256(pictures).hexdigest()
+            versions = {"format_version": FORMAT_VERSION, "vitkit_version": vitkit.__version__}
+            write_json(folder / _NEXT, {**versions, **description, **hashes})
+    finally:
+        _settle(folder)
+
+
+def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # safetensors makes files that only their owner can read
+    try:
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(tensors, path, {"vitkit_version": vitkit.__version__})
+        path.chmod(mode)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
+
+
+def check_names(classes: Iterable[object]) -> None:
+    """Refuse names that are no text, or that no file can hold.
+
+    Raises:
+        VitkitError: one is neither.
+    """
+    for name in classes:
+        try:
+            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
+        except UnicodeEncodeError:  # JSON can have half of a character
+            is_text = False
+        if not is_text:
+            raise VitkitError(f"class names must be text, not {name!r:.80}")
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether the folder is one of vitkit's own, damaged or not."""
+    return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The description that belongs to the weights; a save cut short after its first step is completed here."""
+    weights = folder / WEIGHTS
+    found = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
+    if not found or not weights.is_file():
+        missing = DESCRIPTION if not found else WEIGHTS
+        raise VitkitError(f"{folder} is not a model folder: it has no {missing}")
+    weights_hash = _sha256(weights)
+    for name in found:
+        description = _parse(folder / name)
+        if description.get("weights_sha256") == weights_hash:
+            return _with_known_task(folder, description)
+    raise VitkitError(f"{weights} is damaged: its content is not what {DESCRIPTION} says; restore it or train again")
+
+
+def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
+    """The record of pictures that belongs to the weights; None where there was none.
+
+    Raises:
+        VitkitError: it is gone, or its content is not what the description says.
+    """
+    expected = description.get("pictures_sha256")
+    if expected is None:
+        return None
+    for name in (RECORD, _NEXT_RECORD):
+        with suppress(FileNotFoundError):
+            data = (folder / name).read_bytes()
+            if hashlib.sha256(data).hexdigest() == expected:
+                return data
+    state = "is damaged" if (folder / RECORD).is_file() else "is gone"
+    raise VitkitError(
+        f"{folder / RECORD} {state}: it says what the weights were trained on; restore it, or take pictures_sha256 out "
+        f"of {DESCRIPTION} to go on without it"
+    )
+
+
+def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+    task, thresholds = description.get("task", "single"), description.get("thresholds")
+    is_list = isinstance(thresholds, list) and all(isinstance(own, (int, float)) for own in thresholds)
+    if (task, is_list) not in (("single", False), ("multi", True)):
+        raise VitkitError(f"{folder / DESCRIPTION} is damaged: task {task!r} with thresholds {thresholds!r}")
+    return description
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        description = from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    version = description.get("format_version") if isinstance(description, dict) else None
+    if not isinstance(version, int):
+        raise VitkitError(f"{path} is not a vitkit model description: it has no format_version")
+    if version > FORMAT_VERSION:
+        raise VitkitError(
+            f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
+        )
+    return description
+
+
+def _settle(folder: Path) -> None:
+    """Bring a save to its end: the next description takes its name if its weights are in place, else it goes."""
+    pending, weights = folder / _NEXT, folder / WEIGHTS
+    if not pending.is_file():
+        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+        return
+    try:
+        description = from_json(pending.read_text(encoding="utf-8"))
+        expected = description["weights_sha256"]
+    except (ValueError, KeyError, TypeError):
+        expected = None
+    if weights.is_file() and expected == _sha256(weights):
+        if "pictures_sha256" not in description:
+            (folder / RECORD).unlink(missing_ok=True)  # of a model that was here before
+        with suppress(FileNotFoundError):
+            (folder / _NEXT_RECORD).replace(folder / RECORD)
+        pending.replace(folder / DESCRIPTION)
+    else:
+        pending.unlink()
+        (folder / _NEXT_RECORD).unlink(missing_ok=True)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Pages and pictures of what was computed elsewhere. Nothing here computes a figure or changes a model."""

@@ -1,0 +1,104 @@
+"""The doctor's page: what a data set looks like, what is wrong with it, and the pictures that prove it."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.doctor.examine import Diagnosis
+from vitkit.data.doctor.findings import Copies
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import SPLITS
+from vitkit.reporting import plots
+from vitkit.system.files import without_place
+from vitkit.text.html import figure, finding, image, table, to_png, write_page
+
+_SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
+_THUMBNAIL = 160  # pixels
+
+
+def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        diagnosis: of the data set.
+    """
+    images = diagnosis.table
+    by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
+    sizes = [(fact.width, fact.height) for fact in diagnosis.facts]
+    summary = f'<span class="figure">{len(images)}</span> images in {len(images.classes)} classes'
+    body = [
+        f"<h1>{escape(without_place(images.name))}</h1>",
+        f"<p>{summary}</p>",
+        *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
+        *[finding(str(own)) for own in diagnosis.findings],
+        figure(
+            "Images per class",
+            to_png(plots.class_counts(by_split or {"images": images.counts()}, images.classes)),
+        ),
+        figure("Sizes", to_png(plots.sizes(sizes))),
+        "<h2>Files</h2>",
+        table([[name, escape(_counts(values))] for name, values in _kinds(diagnosis).items()]),
+        *_unreadable(diagnosis.unreadable),
+        *_galleries(images, diagnosis.copies),
+    ]
+    write_page(path, f"{without_place(images.name)}: check-up", body)
+
+
+def _kinds(diagnosis: Diagnosis) -> dict[str, Counter[str]]:
+    return {
+        "format": Counter(fact.format for fact in diagnosis.facts),
+        "colours": Counter(fact.mode for fact in diagnosis.facts),
+        "ignored": Counter(diagnosis.table.ignored),
+    }
+
+
+def _counts(values: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in values.most_common()) or "none"
+
+
+def _unreadable(reasons: dict[str, str]) -> list[str]:
+    rows = [[escape(path), escape(reason)] for path, reason in reasons.items()]
+    return ["<h2>Unreadable</h2>", table(rows)] if rows else []
+
+
+def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
+    conflicts = [own for own in copies if own.is_conflict]
+    leaks = [own for own in copies if own.is_leak and not own.is_conflict]
+    others = [own for own in copies if not own.is_leak and not own.is_conflict]
+    pieces = []
+    for title, groups in (
+        ("One picture, two classes", conflicts),
+        ("One picture, two splits", leaks),
+        ("Copies", others),
+    ):
+        if groups:
+            more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
+            pieces += [f"<h2>{title}{more}</h2>", *(_row(images, own) for own in groups[:_SHOWN])]
+    return pieces
+
+
+def _row(images: ImageTable, own: Copies) -> str:
+    cells = [_cell(images, i) for i in own.images[:_IN_A_ROW]]
+    more = len(own.images) - _IN_A_ROW
+    rest = f"<p>and {more} more</p>" if more > 0 else ""
+    return f'<p class="soft">{own.kind}</p><div class="row">{"".join(cells)}</div>{rest}'
+
+
+def _cell(images: ImageTable, index: int) -> str:
+    name = images.name_of(index) or "none"
+    where = name if images.splits[index] is None else f"{images.splits[index]}: {name}"
+    try:
+        picture = decode(images.file(index), _THUMBNAIL)
+    except UnreadableImageError as error:  # it was readable a moment ago
+        return f"<figure>{escape(str(error))}</figure>"
+    picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=80)
+    shown = image(images.paths[index], data.getvalue(), "jpeg")
+    return f"<figure>{shown}<figcaption>{escape(where)}<br>{escape(images.paths[index])}</figcaption></figure>"

@@ -1,0 +1,293 @@
+"""Pictures of a run. Each function returns a matplotlib figure; nothing here computes a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+from sklearn.metrics import precision_recall_curve, roc_curve
+
+from vitkit.evaluation.calibration import Reliability
+from vitkit.evaluation.standings import Standing
+from vitkit.system.files import replacing
+from vitkit.text.html import DPI, to_png
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
+_MOST_NAMED, _UNNAMED = 60, 12.0  # classes with their names along an axis; inches of a square without any
+MOST_SHADED = 1000  # rows and columns of such a square
+_CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(to_png(figure))
+
+
+def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
+    """Loss and accuracy by epoch, from the rows of metrics.csv; the epoch that was kept is marked."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    loss, accuracy = figure.subplots(1, 2)
+    for axis, name, label, colour in (
+        (loss, "train_loss", "training", BLUE),
+        (loss, "val_loss", "validation", ORANGE),
+        (accuracy, "val_acc", "validation", ORANGE),
+    ):
+        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
+    for axis, title in ((loss, "Loss"), (accuracy, "Accuracy")):
+        axis.axvline(best_epoch + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
+        axis.set(title=title, xlabel="epoch")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False)
+    accuracy.set_ylim(-0.02, 1.02)
+    return figure
+
+
+_MOST_BARS = 100  # side by side with a number each; more would run into one another
+
+
+def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
+    """Images per class, a bar for each class with its splits side by side upon one another."""
+    figure = Figure(figsize=(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8), layout="constrained")
+    axis = figure.subplots()
+    positions, base = np.arange(len(classes)), np.zeros(len(classes))
+    for (split, by_class), colour in zip(counts.items(), (BLUE, ORANGE, GREEN), strict=False):
+        heights = np.array([by_class.get(name, 0) for name in classes])
+        label = f"{split} ({int(heights.sum())})"
+        if len(classes) <= _MOST_BARS:
+            axis.bar(positions, heights, bottom=base, color=colour, label=label)
+        else:  # one outline for all of them
+            edges = np.append(positions - 0.5, len(classes) - 0.5)
+            low, high = (np.append(each, each[-1]) for each in (base, base + heights))
+            axis.fill_between(edges, low, high, step="post", color=colour, linewidth=0, label=label)
+        base = base + heights
+    if len(classes) <= _MOST_BARS:
+        for position, total in enumerate(base.tolist()):
+            axis.text(position, total, f"{int(total)}", ha="center", va="bottom", fontsize=8)
+    _label_classes(axis, classes)
+    axis.set(title="Images per class", ylim=(0, 1.25 * max(base.max(), 1)))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, ncols=3, loc="upper center")
+    return figure
+
+
+def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
+    """Counts by true and predicted class, shaded by the part of the true class."""
+    side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axis = figure.subplots()
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    if len(classes) <= 30:
+        for (row, column), count in np.ndenumerate(matrix):
+            if count:
+                colour = "white" if share[row, column] > 0.5 else "black"
+                axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=colour)
+    if _label_classes(axis, classes):
+        axis.set_yticks(axis.get_xticks(), [label.get_text() for label in axis.get_xticklabels()], fontsize=8)
+    axis.set(title=title, xlabel="predicted", ylabel="true")
+    return figure
+
+
+def reliability(states: Mapping[str, Reliability]) -> Figure:
+    """Accuracy by confidence, a column for each state, above how many images there are of each confidence."""
+    figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
+    axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
+    for (name, own), (upper, lower) in zip(states.items(), axes.T, strict=True):
+        edges = np.linspace(0, 1, len(own.counts) + 1)
+        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(own.counts)
+        there = own.counts > 0
+        upper.bar(middles[there], own.accuracy[there], width, color=BLUE, label="accuracy")
+        upper.plot(own.confidence[there], own.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence")
+        upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
+        upper.set(title=f"{name}: ECE {own.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+        upper.legend(frameon=False, fontsize=8, loc="upper left")
+        lower.bar(middles, own.counts, width, color=GREY)
+        lower.set(xlabel="confidence", ylabel="images")
+        lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        for axis in (upper, lower):
+            axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+_STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
+_MOST_LINES, _WORST = 12, 5
+
+
+def ranking(
+    stand: Mapping[int, Standing],
+    labels: npt.NDArray[np.int64],
+    probabilities: npt.NDArray[np.float32],
+    classes: Sequence[str],
+) -> Figure:
+    """ROC and precision-recall curves, each class against the rest.
+
+    Of more than 12 classes only the five of the lowest average precision have a line, beside the mean of all.
+
+    Args:
+        stand: where the images of each class stand among all, for the classes that an image has.
+        labels: (n,) true classes.
+        probabilities: (n, K).
+        classes: their K names.
+    """
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    roc, recall = figure.subplots(1, 2)
+    own = {i: each for i, each in stand.items() if each.others}
+    precisions = {i: each.average_precision for i, each in own.items()}
+    shown = list(own) if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
+    for i, (colour, line) in zip(shown, _STYLES, strict=False):
+        area = own[i].roc_auc
+        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
+        roc.plot(
+            *roc_curve(labels == i, probabilities[:, i])[:2], label=f"{_in_legend(classes[i])} {area:.3f}", **style
+        )
+        precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
+        label = f"{_in_legend(classes[i])} {precisions[i]:.3f}"
+        recall.plot(found, precision, label=label, drawstyle="steps-post", **style)
+    if len(own) > len(shown):
+        _draw_means(roc, recall, list(own.values()))
+    roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
+    roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
+    recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
+    for axis in (roc, recall):
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        axis.grid(alpha=0.25)
+        if own:  # images of one class alone have no curve
+            axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return figure
+
+
+def _draw_means(roc: Axes, recall: Axes, own: Sequence[Standing]) -> None:
+    """The mean curves over classes."""
+    grid = np.linspace(0, 1, 201)
+    label = f"mean of {len(own)} classes"
+    heights = sum(each.true_rate(grid) for each in own) / len(own)
+    precisions = sum(each.best_precision(grid) for each in own) / len(own)
+    roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
+    recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
+
+
+_MARKERS = "osD^vP*X<>phd"
+_NAMED = 30  # classes whose name is in the picture
+
+
+def embedding(
+    points: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.int64],
+    is_right: npt.NDArray[np.bool_],
+    classes: Sequence[str],
+) -> Figure:
+    """Images as points, each class in a colour and a marker of its own; those that were mistaken have a black edge.
+
+    Up to 12 classes have a legend; of more, the largest ones have their names among the points.
+
+    Args:
+        points: (n, 2).
+        labels: (n,) true classes.
+        is_right: (n,).
+        classes: names.
+    """
+    own, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    has_legend = len(own) <= _MOST_LINES
+    figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
+    axis = figure.subplots()
+    for each, marker in enumerate(_MARKERS[: len(own)]):  # a call for each class takes seconds where there are many
+        ours = number % len(_MARKERS) == each
+        colours = [_CYCLE[i % len(_CYCLE)] for i in number[ours].tolist()]
+        (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
+        axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
+    if has_legend:
+        for i, label in enumerate(own.tolist()):
+            axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=_in_legend(classes[label]))
+        axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    else:
+        outline = [withStroke(linewidth=2.5, foreground="white")]
+        for label in own[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
+            x, y = np.median(points[labels == label], axis=0)
+            name = _shorten(classes[label], 16)
+            axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
+    axis.set(xticks=[], yticks=[], title="Images that the model sees alike lie together (t-SNE); black edge: mistaken")
+    return figure
+
+
+def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
+    """Pictures in rows of eight with their titles."""
+    columns = min(8, len(pictures))
+    wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
+    figure = Figure(figsize=(wide, tall))
+    figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")
+    axis = figure.add_axes((0, 0, 1, 1))  # one for all: axes of their own take 0.1 s each to lay out
+    axis.set_axis_off()
+    for number, (picture, name) in enumerate(zip(pictures, titles, strict=True)):
+        x, y = 1.35 * (number % columns + 0.5), 0.4 + 1.55 * (number // columns) + 0.2  # middle of the upper edge
+        width, height = (1.27 * side / max(picture.size) for side in picture.size)
+        axis.imshow(picture, interpolation="nearest", extent=(x - width / 2, x + width / 2, y + height, y))
+        axis.text(x, y - 0.03, _shorten(name), fontsize=7, ha="center", va="bottom")
+    axis.set(xlim=(0, wide), ylim=(tall, 0))
+    return figure
+
+
+def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
+    """A picture, pixel by pixel or enlarged if small, under its class and the probability."""
+    scale = max(1, 400 // max(picture.size))
+    width, height = (side * scale / DPI for side in picture.size)  # inches
+    figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
+    title = f"class: {_shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
+    figure.text(0.5, (height + 0.2) / (height + 0.4), title, ha="center", va="center", fontsize=10)
+    axis = figure.add_axes((0, 0, 1, height / (height + 0.4)))
+    axis.set_axis_off()
+    axis.imshow(picture, interpolation="nearest")
+    return figure
+
+
+def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
+    """Name the classes along the axis, unless there are so many that the names would run into one another."""
+    if len(classes) > _MOST_NAMED:
+        axis.set_xlabel("class")
+        return False
+    names = [_shorten(name) for name in classes]
+    is_short = max(map(len, names)) * len(names) < 60
+    axis.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, ha="center" if is_short else "right")
+    axis.tick_params(axis="x", labelsize=8)
+    return True
+
+
+def _shorten(name: str, most: int = 22) -> str:
+    name = name.encode(errors="replace").decode()  # a folder's name may not be UTF-8
+    text = name if len(name) <= most else name[: most - 1] + "…"
+    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
+
+
+def _in_legend(name: str) -> str:
+    """Legends leave out what begins with an underscore: a thin space goes before it."""
+    return f"\N{THIN SPACE}{_shorten(name)}" if name.startswith("_") else _shorten(name)
+
+
+def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
+    """Width against height of pictures, on logarithmic axes; a larger dot is more of them."""
+    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    axis = figure.subplots()
+    counts = Counter(pixels)
+    width, height = zip(*counts, strict=True)
+    area = 12 + 240 * np.sqrt(np.array(list(counts.values())) / len(pixels))
+    axis.scatter(width, height, s=area, color=BLUE, alpha=0.4, linewidths=0)
+    low, high = 0.8 * min(*width, *height), 1.25 * max(*width, *height)
+    axis.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
+    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="width", ylabel="height")
+    axis.set(title="Sizes in pixels; the line is square", aspect="equal")
+    axis.grid(alpha=0.25)
+    return figure

@@ -1,0 +1,81 @@
+"""An evaluation as a folder: the report, the figures, and what was said of each image."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.classifier import Classifier
+from vitkit.data.sources import JOINT, ImageTable
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.system.files import without_place, write_json, write_text
+from vitkit.text.cells import harmless
+from vitkit.text.html import to_png
+
+
+def write_evaluation(
+    folder: Path,
+    classifier: Classifier,
+    evaluation: Evaluation,
+    table: ImageTable,
+    numbers: Mapping[str, Any],
+    findings: Sequence[str],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Write report.html, evaluation.json and predictions.csv.
+
+    Args:
+        folder: made if need be.
+        classifier: whose evaluation it is.
+        evaluation: of it.
+        table: the images.
+        numbers: the figures (figures.py).
+        findings: what the reader should know of them.
+        progress: told of how many images the features are computed, of how many.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = draw(classifier, evaluation, table.root, progress)
+    config, preprocess = classifier.model.config, classifier.preprocess
+    h, w = config.image_size
+    write_report(
+        folder / "report.html",
+        title=f"evaluation on {without_place(table.name)}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=table.root,
+        facts={
+            "model": f"{config.layers} layers, {config.heads} heads, {len(classifier.classes)} classes",
+            "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
+            "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
+            "computed": classifier.computed,
+        },
+        findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
+        pictures={caption: to_png(picture) for caption, picture in pictures.items()},
+    )
+    write_json(folder / "evaluation.json", numbers)
+    write_predictions(folder / "predictions.csv", evaluation)
+
+
+def write_predictions(path: Path, evaluation: Evaluation) -> None:
+    """A CSV file with the columns path, label, predicted, confidence; several classes of an image are joined by `;`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("path", "label", "predicted", "confidence"))
+    classes = evaluation.classes
+    for i, (own, true, said) in enumerate(zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)):
+        row = evaluation.probabilities[i]
+        if isinstance(evaluation, MultiEvaluation):
+            names = [JOINT.join(name for name, has in zip(classes, one, strict=True) if has) for one in (true, said)]
+            confidence = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
+        else:
+            names, confidence = [classes[true], classes[said]], float(row[said])
+        writer.writerow((*map(harmless, (own, *names)), f"{confidence:.6f}"))
+    write_text(path, text.getvalue())

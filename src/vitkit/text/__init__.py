@@ -1,0 +1,1 @@
+"""Words for people: in sentences, in cells of a table, on a terminal, in pages."""

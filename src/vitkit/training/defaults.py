@@ -1,0 +1,112 @@
+"""What the user leaves open: the weights to start from, what of the model is trained, and how long."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.training.patches import check_patch_dropout
+from vitkit.training.recipe import Recipe, build
+
+DEFAULT_MODEL = "vit_small_patch16_224"
+FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
+SPARED = 0.3  # of the patches: a fine-tuning step takes two thirds of the time, and no accuracy is lost (docs/log.md)
+# Fields whose best value depends on what is trained. Those of `scratch` are the dataclass's own defaults.
+PRESETS: dict[str, dict[str, Any]] = {
+    "scratch": {},
+    "full": {
+        "head_start": True,
+        "epochs": 6,
+        "batch_size": 32,
+        "lr": 5e-4,
+        "layer_decay": 0.75,
+        "warmup": 0.15,
+        "crop_scale": (0.4, 1.0),
+        "color_jitter": 0.1,
+        "monitor": "val_loss",
+    },
+    "lora": {
+        "head_start": True,
+        "epochs": 8,
+        "batch_size": 32,
+        "lr": 2e-3,
+        "warmup": 0.15,
+        "drop_path": 0.0,
+        "crop_scale": (0.4, 1.0),
+        "color_jitter": 0.1,
+        "monitor": "val_loss",
+    },
+    "linear": {"epochs": 10, "warmup": 0.0, "drop_path": 0.0, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
+    "head": {"epochs": 1, "batch_size": 64, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
+}
+
+
+# Where images may have several classes. All of them right is rare early on, so the loss tells epochs apart better; and
+# most targets are 0, which smoothing would make as good as never reached.
+_MULTI: dict[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
+
+
+def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
+    """The recipe with everything settled that its fields leave open, and why, a line each.
+
+    Args:
+        fields: what was asked for, by field name.
+        table: the images to train on.
+
+    Raises:
+        VitkitError: a field is unknown, of the wrong type, or out of range.
+    """
+    asked, reasons = build(fields, "flags"), []
+    if table.is_multi:
+        _check_multi(asked)
+    method = asked.method
+    if method == "auto" and asked.weights == "none":
+        method = "scratch"
+    elif method == "auto":
+        trained = sum(split in (None, "train") for split in table.splits)
+        share = 1.0 if any(table.splits) else asked.split[0]
+        each = min(trained * share, asked.limit or math.inf) / len(table.classes)
+        method = "head" if each < FEW else "full"
+        why = {"head": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
+        reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
+    settled = {**PRESETS[method], **(_MULTI if table.is_multi else {}), **fields, "method": method}
+    if method == "scratch":
+        settled["weights"] = "none"
+    if method == "head" and asked.balance == "auto":
+        settled["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
+    if asked.model is None and asked.weights in ("auto", "none"):
+        settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
+        reasons.append(f"model {settled['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
+    return build(settled, "flags"), reasons
+
+
+def spare_patches(recipe: Recipe, fields: dict[str, Any], config: ViTConfig) -> Recipe:
+    """Without a part of the patches in every step, if the whole model is fine-tuned and can do without.
+
+    Args:
+        recipe: settled otherwise.
+        fields: what was asked for, by field name.
+        config: of the model.
+    """
+    if recipe.method != "full" or "patch_dropout" in fields:
+        return recipe
+    try:
+        check_patch_dropout(config)
+    except VitkitError:
+        return recipe
+    return recipe.replace(patch_dropout=SPARED)
+
+
+def _check_multi(asked: Recipe) -> None:
+    """Refuse what knows only one class an image."""
+    if asked.teacher is not None:
+        raise VitkitError("--teacher: a teacher says one class of an image, and these may have several; leave it out")
+    if asked.balance == "sampler":
+        raise VitkitError("--balance sampler draws images by their one class, and these may have several; take loss")
+    if asked.prior == "uniform":
+        raise VitkitError(
+            "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
+        )

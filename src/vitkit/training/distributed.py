@@ -1,0 +1,224 @@
+"""Several processes that train one model: how they find each other, and what one does alone.
+
+Under torchrun or SLURM the processes are there already; otherwise Lightning starts the others of this machine, which
+run the same command.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning import Fabric
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from vitkit.errors import VitkitError
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.recipe import Recipe
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(days=7)  # the others wait while the first looks through the photographs, or writes the report
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes of a run. A run of one process is a team of one.
+
+    Attributes:
+        rank: this process's number, 0 to size - 1.
+        size: how many processes there are, on all machines.
+        machines: how many machines.
+        group: over which they talk; None for one process.
+    """
+
+    rank: int = 0
+    size: int = 1
+    machines: int = 1
+    group: Any = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and talks."""
+        return self.rank == 0
+
+    def by_first(self, work: Callable[[], T]) -> T:
+        """What the first process's work gives, for all. Where it fails, the others end without a word."""
+        if self.size == 1:
+            return work()
+        outcome: list[Any] = [False, None]
+        try:
+            if self.is_first:
+                outcome = [True, work()]
+        finally:
+            dist.broadcast_object_list(outcome, src=0, group=self.group)
+        if not outcome[0]:
+            raise SystemExit(2)
+        return outcome[1]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Everyone's own, the first process's before the others': it may have to download what the others then find."""
+        own = work() if self.is_first else None
+        self.by_first(lambda: None)
+        return work() if own is None else own
+
+    def gather(self, own: T) -> list[T]:
+        """What each process brings, by rank."""
+        if self.size == 1:
+            return [own]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, own, group=self.group)
+        return everyone
+
+    def any(self, own: bool) -> bool:
+        """Whether it is true of any process; all of them learn it at the same time."""
+        return any(self.gather(own))
+
+    def before(self, own: Tensor, length: int) -> Tensor:
+        """For each image of one's own share of a batch the one before it in the whole batch; for the first the last.
+
+        Args:
+            own: this process's share, (B, ...): the images rank, rank + size, rank + 2 size and so on; where there are
+                none, what stands in for them, which comes back as it is.
+            length: of the whole batch.
+        """
+        if self.size == 1:
+            return own.roll(1, dims=0)
+        padded = own.new_zeros(math.ceil(length / self.size), *own.shape[1:])
+        padded[: len(own)] = own
+        shares = padded.new_empty(self.size * len(padded), *own.shape[1:])
+        dist.all_gather_into_tensor(shares, padded)
+        whole = shares.view(self.size, *padded.shape).transpose(0, 1).flatten(0, 1)[:length]
+        before = whole.roll(1, dims=0)[self.rank :: self.size]
+        return before if len(before) else own
+
+    def add_up(self, gradients: list[Tensor]) -> None:
+        """Put the sum over all processes into these tensors, unless the strategy has done so."""
+        if self.size == 1 or not gradients or isinstance(gradients[0], DTensor):
+            return
+        together = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(together)
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, summed in zip(gradients, torch.split(together, sizes), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+    def whole(self, model: VisionTransformer) -> VisionTransformer:
+        """The model itself; or where its parts lie on several devices, a whole copy for the first process."""
+        if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            return model
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if not self.is_first:
+            return model
+        copied = VisionTransformer(model.config)
+        copied.load_state_dict(state)
+        return copied
+
+
+ALONE = Team()
+
+
+def assemble(devices: int | None, nodes: int | None) -> Team:
+    """Find or start the other processes of this run.
+
+    Args:
+        devices: of each machine; None for what torchrun or SLURM started, else one.
+        nodes: machines; None for what torchrun or SLURM started, else one.
+
+    Raises:
+        VitkitError: the machine has fewer devices, or another number of processes was started.
+    """
+    started = _started()
+    if started is not None:
+        for name, asked, found in (("devices", devices, started[0]), ("nodes", nodes, started[1])):
+            if asked not in (None, found):
+                raise VitkitError(f"--{name} {asked}, but {found} were started: leave out --{name}")
+    devices, nodes = started or (devices or 1, nodes or 1)
+    if devices * nodes == 1:
+        return ALONE
+    if torch.cuda.is_available() and devices > torch.cuda.device_count():
+        raise VitkitError(f"--devices {devices}, but this machine has {torch.cuda.device_count()}")
+    if not dist.is_initialized():
+        logging.disable(logging.INFO)  # Lightning's banner
+        Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy="ddp").launch()
+        logging.disable(logging.NOTSET)
+        atexit.register(_part)
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    return Team(dist.get_rank(), dist.get_world_size(), nodes, group)
+
+
+def _part() -> None:
+    """End the threads that carry the messages: one that is left when the interpreter ends aborts the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # groups that only a dead cycle still holds
+
+
+def _started() -> tuple[int, int] | None:
+    """Processes on each machine, and machines, where a launcher has started them."""
+    if TorchElasticEnvironment.detect():
+        own = int(os.environ["LOCAL_WORLD_SIZE"])
+        return own, int(os.environ["WORLD_SIZE"]) // own
+    if SLURMEnvironment.detect():
+        nodes = int(os.environ.get("SLURM_NNODES", "1"))
+        return max(int(os.environ.get("SLURM_NTASKS", "1")) // nodes, 1), nodes
+    return None
+
+
+def check_team(recipe: Recipe, team: Team) -> None:
+    """Refuse what several processes cannot do together.
+
+    Raises:
+        VitkitError: the batch is too small to be shared, or a field needs whole models.
+    """
+    if recipe.batch_size < team.size:
+        raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: give a larger one")
+    if team.size == 1 or recipe.strategy != "fsdp":
+        return
+    if recipe.method == "lora":
+        raise VitkitError("with lora each process needs the whole model: leave out --strategy fsdp")
+    for name in ("ema", "swa"):
+        if getattr(recipe, name):
+            raise VitkitError(f"{name} averages whole models, which no process has with --strategy fsdp: take ddp")
+
+
+def describe_team(recipe: Recipe, team: Team) -> list[str]:
+    """What the user should know of several processes, if there are."""
+    if team.size == 1:
+        return []
+    if recipe.method == "head":
+        return [f"method head: one of the {team.size} processes fits it, the others wait"]
+    kind = "fsdp" if recipe.strategy == "fsdp" else "ddp"
+    return [f"{team.size} processes ({kind}); batch and learning rate are those of all together"]
+
+
+def strategy_of(recipe: Recipe, team: Team) -> Strategy | str:
+    """How Lightning is to hold the model."""
+    if team.size == 1:
+        return "auto"
+    if recipe.strategy == "fsdp":
+        return ModelParallelStrategy(team.size, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    return "ddp"
+
+
+def share_out(model: VisionTransformer, mesh: DeviceMesh) -> None:
+    """Leave each process its part of every block's weights, and of all that lies around the blocks."""
+    own = mesh["data_parallel"]
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=own)
+    register_fsdp_forward_method(model, "forward_heads")

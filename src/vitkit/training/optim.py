@@ -1,0 +1,102 @@
+"""Parameter groups, optimisers and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitkit.training.recipe import Recipe
+
+_NO_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "rel_pos")
+_OF_BLOCK = re.compile(r"(blocks|rel_pos)\.(\d+)\.")
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float = 1.0, decay_all: bool = False
+) -> list[dict[str, Any]]:
+    """Weight matrices, which decay; and biases, norms, tokens and positions, which do not; layer by layer if asked.
+
+    Args:
+        model: parameters that require no gradient are left out.
+        weight_decay: of the matrices.
+        layer_decay: each layer's `lr_scale` is this part of that of the layer above it (BEiT, arXiv
+            2106.08254, app. D); the head's is 1. Positions that all layers share, or keep in one tensor, are of the
+            lowest.
+        decay_all: the others decay too.
+    """
+    depth = _depth(model)
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = decay_all or (parameter.ndim > 1 and not name.startswith(_NO_DECAY))
+            scale = layer_decay ** (depth + 1 - layer_of(name, model))
+            empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
+            groups.setdefault((scale, decays), empty)["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, reverse=True)]
+
+
+def layer_of(name: str, model: nn.Module) -> int:
+    """The layer that a parameter is of: 0 makes the tokens, then come the blocks, above them what reads their output.
+
+    As in BEiT's and MAE's code; timm counts the last LayerNorm with the last block.
+    """
+    depth, of_block = _depth(model), _OF_BLOCK.match(name)
+    # A table of relative positions is one of its block's weights, unless all blocks share it.
+    if of_block is not None and len(model.get_submodule(of_block[1])) == depth:  # type: ignore[arg-type]
+        return int(of_block[2]) + 1
+    return 0 if name.startswith(("patch_embed.", *_NO_DECAY)) else depth + 1
+
+
+def _depth(model: nn.Module) -> int:
+    return len(getattr(model, "blocks", ()))
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the parameters that require a gradient."""
+    groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay, recipe.decay_all)
+    # One kernel for a whole step. It rounds otherwise, and saves little on CPUs (docs/log.md), so those keep theirs.
+    fused = True if all(parameter.is_cuda for group in groups for parameter in group["params"]) else None
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=recipe.lr, betas=(recipe.momentum, recipe.beta2), fused=fused)
+
+
+def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
+    """The learning rate as a part of its peak: a linear warm-up, then cosine, linear or constant to `min_lr`.
+
+    Args:
+        progress: how much of the training is behind, in [0, 1].
+        recipe: `warmup`, `schedule` and `min_lr`.
+        stride: how much of the training goes by until the rate is set anew. Warm-up aims at the end of that stretch
+            and the fall at its beginning, so that no step is without effect, be it the only one.
+    """
+    if progress < recipe.warmup:
+        return min((progress + stride) / recipe.warmup, 1.0)
+    fallen = min(max((progress - recipe.warmup) / max(1 - recipe.warmup, 1e-12), 0.0), 1.0)
+    shape = {"cosine": (1 + math.cos(math.pi * fallen)) / 2, "linear": 1 - fallen, "constant": 1.0}[recipe.schedule]
+    return recipe.min_lr + (1 - recipe.min_lr) * shape
+
+
+def swa_start(recipe: Recipe) -> int | None:
+    """The first epoch, from 0, whose weights stochastic weight averaging takes in; None without it."""
+    return recipe.epochs - max(round(recipe.swa * recipe.epochs), 1) if recipe.swa else None
+
+
+def swa_factor(epoch: int, recipe: Recipe) -> float | None:
+    """The learning rate in epochs that are averaged, as a part of `lr`; None before.
+
+    It goes from where the schedule stood to `swa_lr` by a cosine over ten epochs, as in Lightning's
+    StochasticWeightAveraging, or in as many as there are.
+    """
+    start = swa_start(recipe)
+    if start is None or epoch < start:
+        return None
+    begin = lr_factor(start / recipe.epochs, recipe, 1 / recipe.epochs)
+    end = begin if recipe.swa_lr is None else recipe.swa_lr / recipe.lr
+    gone = min((epoch - start) / max(min(10, recipe.epochs - 1 - start), 1), 1.0)
+    return end + (begin - end) * (1 + math.cos(math.pi * gone)) / 2

@@ -1,0 +1,218 @@
+"""`--method head`: the backbone is frozen, so each image goes through it once, and a head is fitted to what comes out.
+
+The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which together
+say more than either (docs/log.md). Its penalty is chosen on the validation images.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from vitkit.classifier import Classifier
+from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.multilabel import mean_average_precision
+from vitkit.evaluation.regression import regress, regression_loss
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.balance import give_heads, stand
+from vitkit.training.callbacks import append_metrics
+from vitkit.training.finalize import keep_standing
+from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import Run
+from vitkit.training.setup import augment_of, choose_precision, choose_workers
+
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
+_WORSE = 1.1  # the validation loss that ends the search, beside the best one
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted head.
+
+    Attributes:
+        weight, bias: (K, D) and (K,), for features as they are.
+        penalty: the one of PENALTIES that was chosen.
+        train_loss, val_loss, val_accuracy: of the head; the last two None without validation images.
+        val_map: mean average precision on them, where an image may have several classes.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    penalty: float
+    train_loss: float
+    val_loss: float | None
+    val_accuracy: float | None
+    val_map: float | None = None
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a head reads of images.
+
+    Attributes:
+        paths: of n images, below the data's folder.
+        rows: (n, D).
+    """
+
+    paths: tuple[str, ...]
+    rows: Tensor
+
+
+def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> Features:
+    """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
+
+    Returns:
+        The features of training and validation images as they are.
+    """
+    started = time.monotonic()
+    precision = choose_precision(recipe.precision)
+    run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
+    fitted, features = _put_best_head(run, recipe, table, classifier)
+    standing = stand(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
+    keep_standing(classifier, standing)
+    give_heads(classifier.model, standing, standing.in_head)
+    _keep(run, classifier, fitted, time.monotonic() - started)
+    return features
+
+
+def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
+    """Fit the new head before the rest of the model learns: a head of noise would spoil what the backbone knows.
+
+    Linear probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054.
+
+    Returns:
+        The seconds it took.
+    """
+    started = time.monotonic()
+    fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier)
+    reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
+    seconds = time.monotonic() - started
+    run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
+    return seconds
+
+
+def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> tuple[Fit, Features]:
+    """Fit a head to the features of the training images and of their views, and give it to the model.
+
+    Returns:
+        The head, and the features of training and validation images as they are.
+    """
+    precision = choose_precision(recipe.precision)
+    train, val = table.of_split("train"), table.of_split("val")
+
+    def features(images: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
+        return compute_features(classifier.model, images, recipe, precision, lambda *step: run.progress(what, *step))
+
+    views = [features(EvaluationImages(train, classifier.preprocess), "training images")]
+    augmented = TrainingImages(train, classifier.preprocess, augment_of(recipe), recipe.seed)
+    for view in range(recipe.views):
+        asked = Subset(augmented, [(view, i) for i in range(len(augmented))])  # type: ignore[misc]  # its own indices
+        views.append(features(asked, f"training images, view {view + 1}"))
+    held_out = features(EvaluationImages(val, classifier.preprocess), "validation images") if len(val) else None
+    plain = views[0][0] if held_out is None else torch.cat([views[0][0], held_out[0]])
+    x, y = (torch.cat(parts) for parts in zip(*views, strict=True)) if recipe.views else views[0]
+    if table.is_multi:
+        targets = torch.tensor(table.set_targets())
+        y, held_out = targets[y], held_out and (held_out[0], targets[held_out[1]])
+    fitted = choose_head(x, y, held_out, len(table.classes))
+    with torch.no_grad():
+        classifier.model.get_parameter("head.weight").copy_(fitted.weight)
+        classifier.model.get_parameter("head.bias").copy_(fitted.bias)
+    return fitted, Features((*train.paths, *val.paths), plain)
+
+
+def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None:
+    metrics = {
+        "train_loss": fitted.train_loss,
+        "val_loss": fitted.val_loss,
+        "val_acc": fitted.val_accuracy,
+        "val_map": fitted.val_map,
+    }
+    known = {name: value for name, value in metrics.items() if value is not None}
+    append_metrics(run.folder / "metrics.csv", {"epoch": 0, "step": 0, **known, "seconds": round(seconds, 1)})
+    classifier.provenance["metrics"] = {"epoch": 0, **known}
+    classifier.save(run.folder)
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
+    run.say(f"head fitted, penalty {fitted.penalty:g}: {shown}  {seconds:.0f} s")
+
+
+def compute_features(
+    model: VisionTransformer,
+    images: Dataset[Any],
+    recipe: Recipe,
+    precision: str,
+    progress: Callable[[int, int], None],
+) -> tuple[Tensor, Tensor]:
+    """What the head reads of each image, (n, D) float32, and its label, (n,)."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.eval().to(device)
+    count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
+    features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
+    for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
+        with torch.inference_mode():
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                tokens = model.forward_features(batch.to(device))  # (B, N, D)
+            read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
+        if not done:
+            features = torch.empty(count, read.shape[1])  # one for all: many small ones would scatter memory
+        own = slice(done, done + len(label))
+        features[own], labels[own] = read, label
+        done += len(label)
+        progress(done, count)
+    model.cpu()
+    return features, labels
+
+
+def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    try:
+        yield from DataLoader(images, recipe.batch_size, num_workers=workers)
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not is_worker_lost(error):
+            raise
+        raise VitkitError(f"{worker_lost(workers)}; take --workers 0") from error
+
+
+def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int) -> Fit:
+    """The head whose regularisation suits the held-out images best, by their log loss.
+
+    Args:
+        x: features of training images, (n, D).
+        y: their labels, (n,), or 0 and 1 of each class, (n, K).
+        held_out: the same of validation images; without any the middle penalty is taken.
+        classes: K.
+    """
+    mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
+    standard = (x - mean) / scale
+    best: Fit | None = None
+    weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
+    for penalty in PENALTIES if held_out is not None else PENALTIES[len(PENALTIES) // 2 :][:1]:
+        weight, bias = regress(standard, y, penalty, weight, bias)
+        fitted = _judge(weight / scale, bias - (weight / scale) @ mean, penalty, (x, y), held_out)
+        if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
+            best = fitted
+        elif fitted.val_loss > _WORSE * best.val_loss:
+            break
+    assert best is not None
+    return best
+
+
+def _judge(
+    weight: Tensor, bias: Tensor, penalty: float, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor] | None
+) -> Fit:
+    losses = [regression_loss(x @ weight.T + bias, y).item() for x, y in (train, *([held_out] if held_out else []))]
+    accuracy = precision = None
+    if held_out is not None:
+        logits, true = held_out[0] @ weight.T + bias, held_out[1]
+        hits = logits.argmax(dim=1) == true if true.ndim == 1 else ((logits > 0) == (true > 0.5)).all(dim=1)
+        accuracy = hits.float().mean().item()
+        if true.ndim == 2:
+            precision = mean_average_precision(true.bool().numpy(), logits.numpy())
+    return Fit(weight, bias, penalty, losses[0], losses[1] if held_out else None, accuracy, precision)

@@ -1,0 +1,263 @@
+"""A run from beginning to end: read the data, look for what spoils it, split it, train, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import vitkit
+from vitkit.data.doctor.examine import examine
+from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.sources import read_source
+from vitkit.data.splits import check_trainable, fold, groups_to_list, limit_training, scenes, split, split_to_dict
+from vitkit.data.whereabouts import move_run
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.model_folder import RECORD, WEIGHTS
+from vitkit.system.files import sole_in, write_bytes, write_json, write_text
+from vitkit.training.cross_validation import cross_validate
+from vitkit.training.defaults import complete, spare_patches
+from vitkit.training.distributed import Team, assemble, check_team, describe_team
+from vitkit.training.fit import fit_and_report
+from vitkit.training.lineage import (
+    Divided,
+    Images,
+    ancestry_of,
+    contents_of,
+    divide,
+    of_ancestry,
+    of_earlier_runs,
+    record_after,
+    refuse_folds,
+)
+from vitkit.training.recipe import Recipe, build, load_fields, name_of
+from vitkit.training.run_folder import (
+    CLASS_INDICES,
+    RECIPE,
+    SPLIT,
+    Progress,
+    Run,
+    Say,
+    check_free,
+    check_place,
+    clear,
+    discard_if_empty,
+    fold_folder,
+    next_free,
+    remove_if_empty,
+    sweep,
+)
+from vitkit.training.setup import start_of, weights_of
+from vitkit.training.summary import FINDINGS, GROUPS
+from vitkit.training.teacher import check_distillation, load_teacher
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """The progress of those who do not watch."""
+
+
+def train(
+    recipe: Recipe | dict[str, Any],
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+    notes: Sequence[str] = (),
+    say: Say = print,
+    progress: Progress = _silent,
+) -> Path:
+    """Train a classifier and report on it.
+
+    Args:
+        recipe: what and how; its `data` must be set. Of a mapping of some fields, the others are chosen to suit
+            what is trained (`training.defaults`); a `Recipe` is taken as it is.
+        out: the run folder; by default the next free `runs/NAME-N`.
+        force: write over the run that is in `out`.
+        notes: lines about the recipe, to be told with the choices that were left to vitkit.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+
+    Returns:
+        The run folder, which is also the model folder of the best weights.
+
+    Raises:
+        VitkitError: the data or the recipe cannot be trained on, or `out` exists, or another process works on it.
+        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        OSError: the folder cannot be written.
+    """
+    fields = recipe.__dict__ if isinstance(recipe, Recipe) else recipe
+    if fields.get("data") is None:
+        raise VitkitError("the recipe names no data")
+    asked = build(fields, "flags")
+    team = assemble(asked.devices, asked.nodes)
+    with ExitStack() as hold:
+        folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
+        _go(Run(folder, say, progress, team=team), settled)
+    return folder
+
+
+def _prepare(
+    fields: dict[str, Any],
+    out: str | Path | None,
+    force: bool,
+    team: Team,
+    notes: Sequence[str],
+    say: Say,
+    progress: Progress,
+    hold: ExitStack,
+) -> tuple[Path, Recipe]:
+    """Settle everything that the recipe leaves open, and write it into the run's folder, which is held from then on."""
+    table = read_source(fields["data"], progress, fields.get("layout", "auto"))
+    check_trainable(table)
+    recipe, reasons = complete(fields, table)
+    check_distillation(recipe)
+    check_team(recipe, team)
+    check_place(out, table, recipe.teacher, weights_of(recipe))
+    if out is not None:
+        hold.enter_context(sole_in(Path(out)))
+        check_free(Path(out), force=force)
+    # What cannot be built should fail before the images are read.
+    config, preprocess = start_of(recipe, table.classes, progress)
+    recipe = spare_patches(recipe, fields, config)
+    taught = None
+    if recipe.teacher is not None:
+        taught = load_teacher(recipe.teacher, table.classes, config.image_size).pictures
+    diagnosis = examine(table, preprocess, progress)
+    groups = list(diagnosis.twins)
+    if recipe.group_by is not None:
+        groups = scenes(diagnosis.table, recipe.group_by, groups)
+    torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
+    images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, tuple(groups))
+    before = ancestry_of(recipe, taught, progress)
+    parts = _parts(images, recipe, before, progress)
+    if recipe.limit is not None:
+        parts = [_limit(own, recipe.limit, recipe.seed) for own in parts]
+    run = Run(Path(out) if out is not None else next_free(table.root.name), say, progress)
+    if out is None:
+        hold.callback(remove_if_empty, run.folder)
+        hold.enter_context(sole_in(run.folder))
+    try:
+        clear(run.folder)
+        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
+        for reason in [*filter(None, [table.layout]), *notes, *reasons, *describe_team(recipe, team)]:
+            run.say(reason)
+        if recipe.folds is None:
+            (own,) = parts
+            found = [*of_ancestry(own, recipe), *torn, *own.findings, *diagnosis.findings, *of_splits(own.images.table)]
+            _settle(run.folder, recipe, own, before, _tell(run, found))
+            if (line := of_earlier_runs(out, own)) is not None:
+                run.say(line)
+        else:
+            told = _tell(run, diagnosis.findings)
+            write_text(run.folder / RECIPE, recipe.to_toml())
+            for number, own in enumerate(parts):
+                folder = fold_folder(run.folder, number)
+                folder.mkdir()
+                lacking = map(str, of_splits(own.images.table))
+                _settle(folder, recipe.replace(folds=None), own, before, [*told, *lacking])
+    except BaseException:
+        discard_if_empty(run.folder)
+        raise
+    return run.folder, recipe
+
+
+def _go(run: Run, recipe: Recipe) -> None:
+    """Train and report, from what the folder says."""
+    try:
+        if recipe.folds is None:
+            fit_and_report(run, recipe)
+        else:
+            cross_validate(run, recipe)
+    except Interrupted:
+        if not any(run.folder.rglob(WEIGHTS)):
+            run.say("stopped before there was a model")
+        run.say(f"to go on: vitkit train --resume {run.folder}")
+        raise
+    except BaseException:
+        if run.team.is_first:
+            discard_if_empty(run.folder)
+        raise
+
+
+def resume(
+    folder: str | Path, data_root: Path | None = None, *, say: Say = print, progress: Progress = _silent
+) -> Path:
+    """Go on with a run that was interrupted, from its last finished epoch, to the weights it would have had.
+
+    Args:
+        folder: the run.
+        data_root: the folder that holds its images now, which the run then remembers; None: where they were.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+
+    Raises:
+        VitkitError: the folder holds no run, or another process works on it, or the root has not all of its images.
+    """
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
+        raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    recipe = build(load_fields(folder / RECIPE), str(folder / RECIPE))
+    team = assemble(recipe.devices, recipe.nodes)
+    check_team(recipe, team)
+    with ExitStack() as hold:
+        team.by_first(lambda: _tidy(folder, data_root, progress, hold))
+        _go(Run(folder, say, progress, team=team), recipe)
+    return folder
+
+
+def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
+    hold.enter_context(sole_in(folder))
+    sweep(folder)
+    if data_root is not None:
+        for split_file in sorted(folder.rglob(SPLIT)):
+            move_run(split_file, data_root, progress)
+
+
+def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> list[Divided]:
+    """The images split as the recipe says: once, or with each fold in turn as its test images."""
+    if recipe.folds is None:
+        return [divide(images, recipe, before, progress)]
+    table, groups = images.table, images.groups
+    if any(table.splits):
+        raise VitkitError(
+            f"{table.name} comes already split; --folds makes its own parts: name a folder of class folders"
+        )
+    if recipe.split[0] <= 0:
+        raise VitkitError(f"split must be three parts with something to train on, not {recipe.split}")
+    overlap = refuse_folds(images, recipe, before, progress)
+    fold_of = fold(table, recipe.folds, recipe.seed, groups)
+    train, val, _ = recipe.split
+    shares = (train / (train + val), val / (train + val), 0.0)
+    parts = []
+    for own in range(recipe.folds):
+        tested = replace(table, splits=tuple("test" if other == own else "train" for other in fold_of))
+        parts.append(Divided(replace(images, table=split(tested, shares, recipe.seed, groups)), overlap))
+    return parts
+
+
+def _limit(own: Divided, limit: int, seed: int) -> Divided:
+    """The same with fewer training images."""
+    limited = limit_training(own.images.table, limit, seed)
+    place = {path: i for i, path in enumerate(own.images.table.paths)}
+    kept = [place[path] for path in limited.paths]
+    return replace(own, images=replace(own.images.take(kept), table=limited), overlap=own.overlap.take(kept))
+
+
+def _tell(run: Run, findings: Iterable[Finding]) -> list[str]:
+    told = list(dict.fromkeys(map(str, findings)))
+    for finding in told:
+        run.say(finding)
+    return told
+
+
+def _settle(folder: Path, recipe: Recipe, own: Divided, before: PictureRecord, findings: list[str]) -> None:
+    """Write down all that training starts from, so that it can be resumed from here on."""
+    table = own.images.table
+    write_json(folder / FINDINGS, findings)
+    write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
+    write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(own.images)})
+    write_json(folder / GROUPS, groups_to_list(table, own.images.groups))
+    write_bytes(folder / RECORD, record_after(own, before).to_bytes())
+    write_text(folder / RECIPE, recipe.to_toml())

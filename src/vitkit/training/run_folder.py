@@ -1,0 +1,152 @@
+"""A run's folder: its files, whose name it may take, and how its story is told there."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
+from vitkit.system.files import is_empty, unfinished
+from vitkit.training.callbacks import LAST
+from vitkit.training.distributed import ALONE, Team
+from vitkit.training.divergence import BAD_BATCH
+from vitkit.training.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
+
+Say = Callable[[str], None]
+Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
+_OWN_FILES = (
+    *(
+        WEIGHTS,
+        DESCRIPTION,
+        RECORD,
+        RECIPE,
+        SPLIT,
+        FOLDS,
+        CLASS_INDICES,
+        FINDINGS,
+        EVALUATION,
+        LOG,
+        REPORT,
+        "metrics.csv",
+    ),
+    *(GROUPS, LABEL_ERRORS, MISTAKES, *PICTURES.values()),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, how its story is told, and the processes that work on it.
+
+    `whole` is the cross-validation that it is a fold of.
+    """
+
+    folder: Path
+    tell: Say
+    watch: Progress
+    whole: Path | None = None
+    team: Team = ALONE
+
+    def say(self, line: str) -> None:
+        """Tell the user, and the log."""
+        if not self.team.is_first:
+            return
+        self.tell(line)
+        with (self.folder / LOG).open("a", encoding="utf-8", errors="surrogateescape") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Tell the user what is being done, how many are done, of how many."""
+        if self.team.is_first:
+            self.watch(what, done, total)
+
+
+def fold_folder(folder: Path, fold: int) -> Path:
+    """The run of one fold of a cross-validation, the first being 0."""
+    return folder / f"fold-{fold + 1}"
+
+
+def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
+    """Refuse a run folder among the photographs, or above the teacher or the weights that it is to begin from."""
+    folder = Path("runs" if out is None else out)
+    if table.lies_among(folder):
+        raise VitkitError(
+            f"the run would be written among the photographs, in {folder}: name another folder with --out"
+        )
+    if out is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise VitkitError(f"--out {out} is a file; name a folder that does not exist")
+    for what, name in (("teacher", teacher), ("weights", weights)):
+        is_there = name is not None and folder.is_dir() and Path(name).exists()
+        if is_there and Path(str(name)).resolve().is_relative_to(folder.resolve()):
+            raise VitkitError(f"--out {out} would write over the {what} {name}: choose a new name")
+
+
+def check_free(folder: Path, *, force: bool) -> None:
+    """Refuse a held folder with something in it, unless it is a run to be written over."""
+    if is_empty(folder):
+        return
+    if not force:
+        raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or --force to write over it")
+    if not (folder / RECIPE).is_file():
+        raise VitkitError(f"--out {folder} is not empty and no run of vitkit's: choose a new name")
+
+
+def next_free(name: str) -> Path:
+    """A new folder `runs/NAME-N`."""
+    Path("runs").mkdir(exist_ok=True)
+    number = 1
+    while True:
+        folder = Path("runs", f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back the name of a run that never began."""
+    with suppress(OSError):  # as a rule there is something in it
+        folder.rmdir()
+
+
+def discard_if_empty(folder: Path) -> None:
+    """A run that ended before there was a model leaves nothing behind."""
+    runs = (folder, *folder.glob("fold-*"))
+    if not any((own / name).exists() for own in runs for name in (WEIGHTS, LAST)) and not any(folder.rglob(BAD_BATCH)):
+        clear(folder)
+
+
+def clear(folder: Path) -> None:
+    """Remove a run from its folder, and nothing else that may be there."""
+    sweep(folder)
+    for name in _OWN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    for batch in folder.glob(BAD_BATCH):
+        batch.unlink()
+    for grown in (LAST.parent.name, "tensorboard"):
+        shutil.rmtree(folder / grown, ignore_errors=True)
+    for fold in folder.glob("fold-*"):
+        clear(fold)
+        if not any(fold.iterdir()):
+            fold.rmdir()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process was writing of a run; other files with such names are not the run's."""
+    for own in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
+        for name, path in unfinished(own):
+            if (name in (*_OWN_FILES, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
+                path.unlink()
+    for fold in folder.glob("fold-*"):
+        sweep(fold)

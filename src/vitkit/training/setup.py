@@ -1,0 +1,184 @@
+"""From a recipe and its data to the parts of a run: the model to train, its pixels, its precision, its workers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+import vitkit
+from vitkit.classifier import Classifier
+from vitkit.data.augment import Augment, mix_seeds
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.multilabel import NO_THRESHOLD
+from vitkit.inference.backends.precision import best_precision
+from vitkit.inference.pipeline import cores
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.files import without_place
+from vitkit.training.patches import check_patch_dropout
+from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.run_folder import Progress
+from vitkit.weights import inspect, load
+
+_LIBRARIES = ("torch", "torchvision", "lightning", "numpy", "pillow")
+
+
+def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[ViTConfig, Preprocess]:
+    """The architecture and the pixels that a recipe asks for; weights are looked at, not read.
+
+    Raises:
+        VitkitError: the model cannot be built, or its weights cannot be had or understood.
+    """
+    if recipe.weights == "none":
+        if recipe.model is None:
+            raise VitkitError("the recipe names neither a model nor weights")
+        config = config_for(recipe.model, len(classes), init=recipe.init, **_rates(recipe))
+        config = config if recipe.image_size is None else config.replace(image_size=recipe.image_size)
+        _check(config, recipe)
+        return config, _preprocess(recipe, Preprocess(size=config.image_size))
+    try:
+        plan = inspect(weights_of(recipe), image_size=recipe.image_size, use="training", progress=progress)
+    except VitkitError as error:
+        if recipe.weights != "auto":
+            raise
+        raise VitkitError(f"{error}; or train from scratch with --weights none") from error
+    config = plan.config.replace(num_classes=len(classes), representation_size=None, **_rates(recipe))
+    if recipe.method == "head" and config.classifier == "token" and not (config.fc_norm or config.distill_head):
+        config = config.replace(classifier="token+gap")
+    _check(config, recipe)
+    return config, _preprocess(recipe, plan.preprocess)
+
+
+def _check(config: ViTConfig, recipe: Recipe) -> None:
+    if recipe.patch_dropout:
+        check_patch_dropout(config)
+
+
+def weights_of(recipe: Recipe) -> str:
+    """What `vitkit.load` is asked for."""
+    return str(recipe.model) if recipe.weights == "auto" else recipe.weights
+
+
+def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: Progress) -> Classifier:
+    """A classifier for the table's classes before its training, the same for the same seed.
+
+    It starts from the recipe's weights with a head of zeros (paper, app. B.1.1), or from none.
+    """
+    config, preprocess = start_of(recipe, table.classes, progress)
+    torch.manual_seed(mix_seeds(recipe.seed))
+    model = VisionTransformer(config)
+    provenance: dict[str, Any] = {
+        "data": without_place(table.name),
+        "data_hash": data_hash,
+        "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(without_places(recipe)).items()},
+        "versions": versions(),
+    }
+    report = None
+    if recipe.weights != "none":
+        source = load(weights_of(recipe), 0, recipe.image_size, use="training", progress=progress)
+        report = source.report
+        take_weights(model, source.model)
+        provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
+    thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
+    return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
+
+
+def take_weights(model: VisionTransformer, source: VisionTransformer) -> None:
+    """Copy all but the heads, which become zeros: the first step then moves the head alone."""
+    heads = {name for name in model.state_dict() if name.startswith("head")}
+    left = model.load_state_dict(source.state_dict(), strict=False)
+    assert set(left.missing_keys) == heads and not left.unexpected_keys, left
+    with torch.no_grad():
+        for name in heads:
+            model.get_parameter(name).zero_()
+
+
+def _rates(recipe: Recipe) -> dict[str, Any]:
+    names = ("dropout", "attention_dropout", "drop_path")
+    return {name: getattr(recipe, name) for name in names}
+
+
+def _preprocess(recipe: Recipe, own: Preprocess) -> Preprocess:
+    """The weights' own pixels, but for what the recipe says."""
+    given = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
+    return replace(own, **{name: value for name, value in given.items() if value is not None})
+
+
+def augment_of(recipe: Recipe) -> Augment:
+    """The random changes that a recipe asks for."""
+    return Augment(
+        crop_scale=None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale,
+        hflip=recipe.hflip,
+        rotate=recipe.rotate,
+        translate=recipe.translate,
+        zoom=recipe.zoom,
+        shear=recipe.shear,
+        color_jitter=recipe.color_jitter,
+        rand_augment=recipe.rand_augment,
+        erase=recipe.erase,
+    )
+
+
+def choose_precision(precision: str) -> str:
+    """`auto` as bfloat16 where the hardware computes in it, else float32."""
+    return best_precision() if precision == "auto" else precision
+
+
+def trainer_options(precision: str) -> dict[str, Any]:
+    """What every Trainer here is told: how to compute, and to leave talking, batches and checks before to the run."""
+    return {
+        "accelerator": "auto",
+        "precision": "bf16-mixed" if precision == "bfloat16" else "32-true",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+    }
+
+
+def choose_compile(recipe: Recipe) -> bool:
+    """Whether torch.compile is to make the steps quicker: by default on GPUs, where its compiler is installed."""
+    if recipe.compile != "auto":
+        return recipe.compile == "on"
+    has_compiler = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    return has_compiler and recipe.strategy != "fsdp"
+
+
+def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
+    """Processes that prepare images: what the recipe says, else as many as there are cores and shared memory for.
+
+    None on two cores, where the training step uses both. Each has two batches on their way through /dev/shm, of which
+    containers often have 64 MiB: half of what is free there is taken at most.
+    """
+    if recipe.workers is not None:
+        return recipe.workers
+    wanted = 0 if cores() <= 2 else min(8, cores() - 1)
+    height, width = size
+    batch = 4 * 3 * recipe.batch_size * height * width  # bytes
+    return min(wanted, _free_shared_memory() // (2 * 2 * batch))
+
+
+def _free_shared_memory() -> int:
+    """Bytes of /dev/shm, through which processes hand over tensors; without end where there is no such folder."""
+    try:
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108  # asked for its size alone
+    except OSError:
+        return sys.maxsize
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}

@@ -1,0 +1,253 @@
+"""What a run tells about itself: pictures of its data, what was found, and the report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitkit.classifier import Classifier
+from vitkit.data.augment import Augment
+from vitkit.data.loading import TrainingImages
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import SPLITS, groups_from_file
+from vitkit.data.whereabouts import roles_in_run
+from vitkit.errors import VitkitError
+from vitkit.evaluation.calibration import most_rise
+from vitkit.evaluation.chosen import chosen_on
+from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import at_temperature
+from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.operating import SHARES
+from vitkit.evaluation.unseen import all_figures, describe, seen_of
+from vitkit.explanation import worst_mistakes_page
+from vitkit.reporting import plots
+from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.system.files import from_json, without_place, write_json
+from vitkit.training.callbacks import read_metrics
+from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
+from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.weights import load
+
+FINDINGS, EVALUATION, REPORT, LABEL_ERRORS = "findings.json", "evaluation.json", "report.html", "label_errors.csv"
+GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
+MISTAKES = "mistakes.html"
+_EXPLAINED = 12  # mistakes
+PICTURES = {
+    "Curves": "curves.png",
+    "Confusion": "confusion.png",
+    "Confidence and accuracy": "reliability.png",
+    "ROC and precision-recall": "ranking.png",
+    "Held-out images as the model sees them": "embedding.png",
+    "Images per class": "classes.png",
+    "What the model sees in training": "train_batch.png",
+}
+
+
+def draw_data(folder: Path, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int) -> None:
+    """classes.png and train_batch.png."""
+    counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    plots.save_figure(plots.class_counts(counts, table.classes), folder / "classes.png")
+    images = TrainingImages(table.of_split("train"), preprocess, augment, seed)
+    chosen = np.random.default_rng(seed).permutation(len(images))[:32].tolist()
+    pictures = [_to_picture(images[0, i][0], preprocess) for i in chosen]
+    titles = [images.table.name_of(i) or "none" for i in chosen]
+    sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
+    plots.save_figure(sheet, folder / "train_batch.png")
+
+
+def _to_picture(image: torch.Tensor, preprocess: Preprocess) -> Image.Image:
+    """Back from the numbers that the model reads to a picture."""
+    pixels = image.numpy().transpose(1, 2, 0) * np.array(preprocess.std) + np.array(preprocess.mean)
+    return Image.fromarray(np.round(pixels * 255).clip(0, 255).astype(np.uint8))
+
+
+def report(
+    folder: Path,
+    recipe: Recipe,
+    table: ImageTable,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+    doubts: Sequence[Doubt] | None = None,
+) -> Evaluation:
+    """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
+
+    Args:
+        folder: the run, with its model folder.
+        recipe: of the run.
+        table: its images, split.
+        say: takes what is worth a line.
+        progress: told what is being done, how many are done, of how many.
+        doubts: labels that are likely wrong; None to go by what the model says of held-out images.
+    """
+    classifier = load(folder)
+    seen = None if table.is_multi else _calibrate(folder, classifier, table, say, progress)
+    evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
+    evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
+    evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
+    record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
+    seen_before = None if record is None else seen_of(roles_in_run(folder / "split.json", record), evaluation.split)
+    numbers = all_figures(evaluation, seen_before, classifier.provenance.get(BALANCE))
+    spoilt = describe(numbers)
+    if spoilt is not None:
+        say(f"note: {spoilt}")
+    if not table.is_multi:
+        if seen is not None:
+            say(_calibrated(numbers, seen, evaluation))
+        if doubts is None:
+            doubts = from_predictions(own for own in _held_out(evaluation, seen))
+        write_doubts(folder / LABEL_ERRORS, doubts)
+    rows = read_metrics(folder / "metrics.csv")
+    plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
+    for caption, picture in draw(classifier, evaluation, table.root, partial(progress, "laying out images")).items():
+        plots.save_figure(picture, folder / PICTURES[caption])
+    write_json(folder / EVALUATION, numbers)
+    pictures = {caption: folder / name for caption, name in PICTURES.items()}
+    write_report(
+        folder / REPORT,
+        title=f"{name_of(recipe)} on {without_place(table.name)}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=table.root,
+        facts=_facts(classifier, record, recipe, table, rows),
+        findings=[*([f"problem: {spoilt}"] if spoilt else []), *_findings(folder / FINDINGS)],
+        pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
+        doubts=doubts or (),
+        recipe=without_places(recipe).to_toml(),
+        explained=_explain_mistakes(folder, classifier, evaluation, table.root, progress),
+    )
+    return evaluation
+
+
+def _explain_mistakes(
+    folder: Path,
+    classifier: Classifier,
+    evaluation: Evaluation,
+    root: Path,
+    progress: Callable[[str, int, int], None],
+) -> str | None:
+    """A page with what speaks for the worst mistakes; its name, or None where there is nothing to show."""
+    chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
+
+    def rows() -> Iterator[tuple[str, str, str]]:
+        for done, i in enumerate(chosen, start=1):
+            progress("explaining mistakes", done, len(chosen))
+            true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
+            yield str(root / evaluation.paths[i]), true, predicted
+
+    config = classifier.model.config
+    if not len(chosen) or len(config.conv_layers) == config.layers:  # nothing attends
+        return None
+    worst_mistakes_page(classifier, rows(), folder / MISTAKES)
+    return MISTAKES
+
+
+def _calibrate(
+    folder: Path,
+    classifier: Classifier,
+    table: ImageTable,
+    say: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
+) -> Evaluation | None:
+    """Settle the confidences on the validation images, and say so where there are none.
+
+    Returns:
+        The validation images as they are said now; None without any that can be read.
+    """
+    seen = settle_confidence(folder, classifier, table, partial(progress, "calibrating"))
+    if seen is None:
+        say("no validation images: the confidences are not calibrated (temperature 1)")
+    standing = standing_of(classifier)
+    if standing is not None and any(standing.shift):
+        held = f"{standing.strength:.2f} of the shift between shares holds"
+        say(f"confidences are for classes {SHARES[standing.prior]}: {held}")
+    return seen
+
+
+def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
+    before, after, split = numbers["ece_before_temperature"], numbers["ece"], evaluation.split
+    rose = ""
+    if after > before:
+        most = most_rise(evaluation.probabilities, at_temperature(evaluation, 1.0).probabilities)
+        found = "no more" if after - before <= most else "more"
+        rose = f"; it rose by {after - before:.4f}, {found} than chance does with {len(evaluation.labels)} images"
+    return (
+        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
+        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {split} images{rose}"
+    )
+
+
+def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
+    """Of images that were not trained on, each once."""
+    both = {own.split: own for own in (seen, evaluation) if own is not None}
+    return [own for split, own in both.items() if split in ("val", "test")]
+
+
+def _kept(recipe: Recipe, table: ImageTable) -> str:
+    """What became the model, and what chose it."""
+    has_val = "val" in table.splits
+    if recipe.method == "head":
+        return "a head, its penalty chosen by log loss on val images" if has_val else "a head of the middle penalty"
+    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
+
+
+def _findings(path: Path) -> list[str]:
+    try:
+        stored = from_json(path.read_text("utf-8"))
+        if not isinstance(stored, list):
+            raise TypeError("it is no list")
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
+    return list(map(str, stored))
+
+
+def _spent(rows: list[dict[str, float]]) -> str:
+    if not rows or "seconds" not in rows[-1]:  # metrics.csv was lost, or edited
+        return ""
+    return f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; "
+
+
+def _unseen(record: PictureRecord | None) -> dict[str, str]:
+    """What is known of what the weights had seen before the run."""
+    if record is None:
+        return {}
+    if record.is_whole:
+        return {"seen before": "all that the weights were ever trained on is recorded, in pictures.npz"}
+    return {"seen before": "not known: what the first weights were trained on is not recorded"}
+
+
+def _facts(
+    classifier: Classifier,
+    record: PictureRecord | None,
+    recipe: Recipe,
+    table: ImageTable,
+    rows: list[dict[str, float]],
+) -> dict[str, str]:
+    config, preprocess = classifier.model.config, classifier.preprocess
+    parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
+    splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
+    h, w = config.image_size
+    pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
+    kept = classifier.provenance["metrics"]["epoch"] + 1
+    return {
+        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
+        "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
+        "pixels": ", ".join((f"{h}x{w}", *pixels)),
+        "training": f"{_spent(rows)}kept: epoch {kept}, {_kept(recipe, table)}",
+        **_unseen(record),
+        "seed": str(recipe.seed),
+        "data hash": classifier.provenance["data_hash"],
+        "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
+    }

@@ -1,0 +1,229 @@
+"""Who is imitated: a classifier of vitkit's, or a CNN of torchvision's.
+
+A teacher sees the very pictures that the student sees, in its own pixels: the student's normalisation is undone, the
+picture brought to the teacher's size, and the teacher's normalisation applied. It answers in the student's classes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model_folder import is_model_folder, read_description
+from vitkit.system.cache import offline
+from vitkit.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen network with its pixels.
+
+    Attributes:
+        name: as the recipe has it.
+        network: images (B, C, h, w) to logits (B, K'), in eval mode.
+        preprocess: the teacher's own pixels.
+        classes: the student's.
+        columns: which of its logits are the student's classes, in the student's order.
+        sha256: of its weights, so that a resumed run has the same teacher.
+        notes: what had to be assumed.
+        pictures: the record of what it was trained on (`data.pictures`); None: there is none.
+    """
+
+    name: str
+    network: nn.Module
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    columns: Tensor
+    sha256: str
+    notes: tuple[str, ...] = ()
+    pictures: bytes | None = None
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, student: Preprocess) -> Tensor:
+        """(B, C, height, width) as the student reads them -> (B, K) logits in the student's order, in float32."""
+        self.network.to(images.device)
+        seen = self._see(images, student)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.network(seen).float()[:, self.columns.to(images.device)]
+
+    def _see(self, images: Tensor, student: Preprocess) -> Tensor:
+        own = self.preprocess
+        if (student.mean, student.std, student.size) == (own.mean, own.std, own.size):
+            return images.float()
+        pixels = images.float() * _channels(student.std, images) + _channels(student.mean, images)
+        if student.size != own.size:
+            mode = "bilinear" if own.interpolation == "bilinear" else "bicubic"
+            pixels = F.interpolate(pixels, own.size, mode=mode, antialias=True).clamp(0, 1)
+        return (pixels - _channels(own.mean, images)) / _channels(own.std, images)
+
+
+def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device).view(1, -1, 1, 1)
+
+
+def check_distillation(recipe: Recipe) -> None:
+    """Refuse choices of distillation that nothing would read.
+
+    Raises:
+        VitkitError: they are made without a teacher, or those of soft distillation for hard.
+    """
+    default = Recipe()
+    soft = [
+        name for name in ("distill_alpha", "distill_temperature") if getattr(recipe, name) != getattr(default, name)
+    ]
+    if recipe.teacher is None and (soft or recipe.distillation != "hard"):
+        raise VitkitError(f"{soft[0] if soft else 'soft distillation'} needs a teacher: name one with --teacher")
+    if recipe.distillation == "hard" and soft:
+        raise VitkitError(f"{soft[0]} is of soft distillation: add --distillation soft, or leave it out")
+
+
+def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    """The teacher that a recipe names.
+
+    Args:
+        name: a model folder or any checkpoint that `vitkit.load` takes; a torchvision model, with its published
+            weights; or NAME:FILE, a torchvision model with its weights in a file, in the student's order of classes.
+        classes: the student's.
+        size: (height, width) that the student sees, for a NAME:FILE that does not say its own.
+
+    Raises:
+        VitkitError: there is no such teacher, it cannot be loaded, it does not know one of the classes, or it has no
+            answer to a picture of the student's.
+    """
+    teacher = _find(name, classes, size)
+    _try(teacher, size)
+    return teacher
+
+
+def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    """`load_teacher` for a run; if it was begun, with the teacher that it was begun with.
+
+    Raises:
+        VitkitError: as `load_teacher`; or the weights have changed since.
+    """
+    teacher = load_teacher(name, classes, size)
+    before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
+    if before is not None and before["sha256"] != teacher.sha256:
+        raise VitkitError(f"teacher {name} is not the one that the run began with: its weights have changed")
+    return teacher
+
+
+def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    model, colon, file = name.partition(":")
+    if colon and not Path(name).exists() and model in _torchvision_names():
+        return _from_file(name, model, Path(file), classes, size)
+    if not Path(name).exists() and name in _torchvision_names():
+        return _from_torchvision(name, classes)
+    from vitkit.weights import load
+
+    try:
+        classifier = load(name)
+    except VitkitError as error:
+        close = difflib.get_close_matches(model, _torchvision_names(), n=2)
+        hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
+        raise VitkitError(f"teacher: {error}{hint}") from error
+    if len(classifier.preprocess.mean) != 3:
+        raise VitkitError(f"teacher {name} reads grey pictures; the student's have three channels")
+    assert classifier.report is not None
+    notes = tuple(f"teacher: {what} assumed: {taken}" for what, taken in classifier.report.assumed.items())
+    columns = _columns(name, classifier.classes, classes)
+    model_hash = _hash(classifier.model)
+    network, pixels = classifier.model.eval(), classifier.preprocess
+    return Teacher(name, network, pixels, classes, columns, model_hash, notes, classifier.pictures)
+
+
+def _torchvision_names() -> list[str]:
+    from torchvision import models
+
+    names: list[str] = models.list_models(module=models)
+    return names
+
+
+def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
+    from torchvision import models
+
+    weights = models.get_model_weights(name).DEFAULT
+    file = Path(torch.hub.get_dir(), "checkpoints", PurePosixPath(urlsplit(weights.url).path).name)
+    if not file.is_file() and (switch := offline()):
+        raise VitkitError(
+            f"teacher {name}: its weights are not in {file}, and {switch} forbids downloading: put them there, "
+            f"or name a file that you have: {name}:FILE"
+        )
+    try:
+        network = models.get_model(name, weights=weights)
+    except (OSError, RuntimeError) as error:  # torch's word for a download that arrived damaged is a RuntimeError
+        raise VitkitError(
+            f"teacher {name}: its weights cannot be downloaded ({error}); name a file that you have: {name}:FILE"
+        ) from error
+    pixels = weights.transforms()
+    preprocess = Preprocess(
+        size=(pixels.crop_size[0], pixels.crop_size[0]),
+        interpolation=pixels.interpolation.value,
+        mean=tuple(pixels.mean),
+        std=tuple(pixels.std),
+    )
+    columns = _columns(name, tuple(weights.meta["categories"]), classes)
+    return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network))
+
+
+def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
+    from torchvision import models
+
+    from vitkit.weights.read import read_checkpoint
+
+    if not file.is_file():
+        raise VitkitError(f"teacher {name}: no such file: {file}")
+    try:
+        state = {key: stored.read() for key, stored in read_checkpoint(file).tensors.items()}
+    except VitkitError as error:
+        raise VitkitError(f"teacher {name}: {error}") from error
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of initial weights, which are replaced
+        network = models.get_model(model, weights=None, num_classes=len(classes))
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).partition(":\n")[2].split())[:200]
+        raise VitkitError(f"teacher {name}: {file} is no {model} of {len(classes)} classes: {reason}") from error
+    preprocess = Preprocess(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    notes = (f"teacher {name}: its classes are taken to be in the student's order, its pixels to be ImageNet's",)
+    columns = torch.arange(len(classes))
+    return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network), notes)
+
+
+def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Tensor:
+    number = {each: i for i, each in enumerate(known)}
+    unknown = [each for each in classes if each not in number]
+    if unknown:
+        raise VitkitError(f"teacher {name} does not know the class {unknown[0]}: it must know all of the student's")
+    return torch.tensor([number[each] for each in classes])
+
+
+def _try(teacher: Teacher, size: tuple[int, int]) -> None:
+    """What has no answer is found out before a run begins; hard distillation would take NaN for the first class."""
+    height, width = size
+    try:
+        logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise VitkitError(
+            f"teacher {teacher.name} cannot see the student's {height}x{width} pictures: {reason}"
+        ) from error
+    if not logits.isfinite().all():
+        raise VitkitError(f"teacher {teacher.name}: its answer is not finite; its weights are damaged")
+
+
+def _hash(network: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for tensor in network.state_dict().values():
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,141 @@
+"""timm's names, which are ours. DeiT, DeiT III, MAE and DINO (and the files derived from them) share them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.weights.layout import Layout, same
+from vitkit.weights.read import Checkpoint, noted
+
+FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
+_IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+DEIT = {**_IMAGENET, "crop_pct": 224 / 256}
+AUGREG = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 0.9, "mean": HALF, "std": HALF}
+_OTHER_HEADS = {  # what training kept beside the encoder
+    r"decoder_|mask_token$": "MAE's decoder",
+    r"head\.(mlp|last_layer)\.": "DINO's projection head",
+    r"(dino|ibot)_head\.": "DINOv2's projection head",
+}
+
+
+# Words in timm's names of models whose tensors look like a plain model's, and that compute something else.
+_NAMESAKES = {"rpn": "norms after the sublayers", "siglip": "another GELU, or another pooling", "clip": "a norm ahead"}
+_HEADS = {"vit_base_patch16_gap_224": 16}
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it has timm's names."""
+    if not any(re.match(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.", name) for name in checkpoint.tensors):
+        return None
+    dropped = {
+        name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
+    }
+    names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
+    described = _described(checkpoint)
+    architecture = str((checkpoint.config or {}).get("architecture", ""))
+    if namesake := next((word for word in _NAMESAKES if f"_{word}_" in f"{architecture}_"), None):
+        raise VitkitError(f"{checkpoint.path}: {architecture} is not supported: it has {_NAMESAKES[namesake]}")
+    has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
+    return Layout(
+        format="timm",
+        pieces={_our_name(name): same(name) for name in names},
+        fields={**FIELDS, **_written(checkpoint), **described.get("fields", {})},
+        preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
+        is_preprocess_known="preprocess" in described,
+        classes=described.get("classes"),
+        image_size=described.get("image_size"),
+        dropped=dropped,
+    )
+
+
+def layout_for(config: ViTConfig) -> Layout:
+    """How timm names a model of this configuration."""
+    root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
+    return Layout(format="timm", pieces=root, fields=FIELDS)
+
+
+# A hybrid without ResNet stages is timm's stem alone, one level up.
+_ROOT = tuple(f"patch_embed.backbone.{name}" for name in ("conv.weight", "norm.weight", "norm.bias"))
+
+
+def _our_name(name: str) -> str:
+    if name == "pos_embedding.pos_embedding":  # the seeds' tutorials
+        return "pos_embed"
+    return name.replace("patch_embed.backbone.", "patch_embed.backbone.stem.") if name in _ROOT else name
+
+
+def _described(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What stands beside the tensors: timm's config.json, or the note of vitkit's own export."""
+    note = noted(checkpoint)
+    return note if note else _describe(checkpoint.config or {})
+
+
+def _written(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What `model_args` in timm's config.json says of the configuration, where the tensors cannot."""
+    arguments = (checkpoint.config or {}).get("model_args") or {}
+    activation = arguments.get("act_layer", "gelu")
+    fields: dict[str, Any] = {}
+    architecture = (checkpoint.config or {}).get("architecture")
+    if architecture in _HEADS:
+        fields["heads"] = _HEADS[architecture]
+    if activation == "gelu_tanh":
+        fields["gelu"] = "tanh"
+    for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values"), ("in_channels", "in_chans")):
+        if theirs in arguments:
+            fields[ours] = arguments[theirs]
+    if isinstance(patch := arguments.get("patch_size"), (int, list, tuple)):
+        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
+    pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
+    if pool in ("avg", "token"):
+        fields["classifier"] = "gap" if pool == "avg" else "token"
+    return fields
+
+
+def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Pixels and classes as timm's config.json has them."""
+    pretrained = config.get("pretrained_cfg")
+    if not isinstance(pretrained, Mapping):
+        return {}
+    described: dict[str, Any] = {}
+    if "mean" in pretrained and "std" in pretrained:
+        described["preprocess"] = {
+            "fit": "squash"
+            if pretrained.get("crop_mode") == "squash" and pretrained.get("crop_pct") == 1.0
+            else "crop",
+            "interpolation": pretrained.get("interpolation", "bicubic"),
+            "crop_pct": pretrained.get("crop_pct", 0.875),
+            "mean": tuple(pretrained["mean"]),
+            "std": tuple(pretrained["std"]),
+        }
+    size = (config.get("model_args") or {}).get("img_size")
+    size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
+    if size is not None:
+        described["image_size"] = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    names = config.get("label_names") or pretrained.get("label_names")
+    descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
+    if names:
+        described["classes"] = tuple(descriptions.get(name, name) for name in names)
+    return described
+
+
+def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
+    """The pixels that such files are trained with, where nothing beside the weights says so."""
+    if has_layer_scale:  # DeiT III, DINOv2
+        return {**_IMAGENET, "crop_pct": 1.0}
+    if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs
+        return DEIT
+    return {**AUGREG, "crop_pct": 1.0} if _side(checkpoint) >= 384 else AUGREG
+
+
+def _side(checkpoint: Checkpoint) -> int:
+    """Pixels that a square image of a model without a stem has; 0 where that cannot be told."""
+    positions, kernel = (checkpoint.tensors.get(name) for name in ("pos_embed", "patch_embed.proj.weight"))
+    if positions is None or kernel is None or len(positions.shape) != 3 or len(kernel.shape) != 4:
+        return 0
+    return math.isqrt(positions.shape[1]) * kernel.shape[-1]

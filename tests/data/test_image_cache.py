@@ -1,0 +1,274 @@
+"""Kept pictures are those that decoding gives, wherever they are kept, and a changed photograph is seen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+from photos import fingerprint, folder, noise, save, smooth
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import image_cache as keeping
+from vitkit.data import loading as datamodule
+from vitkit.data.augment import Augment
+from vitkit.data.decode import decode
+from vitkit.data.image_cache import DiskKeeper, Keeper, MemoryKeeper, NoKeeper, bytes_of, choose_cache, make_keeper
+from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.splits import split
+
+PREPROCESS = Preprocess(size=(12, 16))
+AUGMENTS = {
+    "plain": Augment(),
+    "changed": Augment(hflip=True, rotate=5),
+    "cropped": Augment(crop_scale=(0.5, 1.0), hflip=True, color_jitter=0.2),
+}
+CACHES = ("none", "ram", "disk")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    root = folder(tmp_path / "photos", {"a": 6, "b": 5})
+    save(smooth(300, 200), root / "a" / "large.jpg")
+    return split(read_source(root), (0.6, 0.3, 0.1), 0)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """The files that are decoded in this process, one entry each time."""
+    files: list[Path] = []
+
+    def noting(path: Path, short_side: int | None = None) -> Image.Image:
+        files.append(path)
+        return decode(path, short_side)
+
+    monkeypatch.setattr(datamodule, "decode", noting)
+    yield files
+
+
+def data_of(table: ImageTable, cache: str, augment: Augment = AUGMENTS["cropped"], workers: int = 0) -> ImageData:
+    return ImageData(table, PREPROCESS, augment, batch_size=3, workers=workers, seed=5, cache=cache)
+
+
+def batches(data: ImageData, epochs: int = 2) -> list[Tensor]:
+    found, loader = [], data.train_dataloader()
+    for epoch in range(epochs):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        found += [images for images, _ in loader]
+        found += [images for images, _ in data.val_dataloader()]
+    return found
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- The pixels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_pixels_are_the_same_to_the_bit_whatever_keeps_them(augment: str, table: ImageTable, cache: Path) -> None:
+    expected = batches(data_of(table, "none", AUGMENTS[augment]))
+    for kind in ("ram", "disk", "disk", "auto"):  # the second time from what the first left
+        assert same(batches(data_of(table, kind, AUGMENTS[augment])), expected)
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_workers_share_what_is_kept_and_change_nothing(kind: str, table: ImageTable, cache: Path) -> None:
+    expected = batches(data_of(table, "none"), epochs=3)
+    assert same(batches(data_of(table, kind, workers=2), epochs=3), expected)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_evaluation_sees_predictions_pixels(kind: str, table: ImageTable, cache: Path) -> None:
+    classifier = Classifier(build(num_classes=2), table.classes, PREPROCESS)
+    images = EvaluationImages(table, PREPROCESS, make_keeper(kind, len(table), 2**20, "test"))
+    for _ in range(2):
+        for index in range(len(table)):
+            assert torch.equal(images[index][0], classifier.read(table.file(index)))
+
+
+def test_small_photographs_are_trained_on_as_they_are(table: ImageTable) -> None:
+    """What training did before anything was kept: crop the decoded picture."""
+    augment = Augment(crop_scale=(0.5, 1.0))
+    images = TrainingImages(table, PREPROCESS, augment, 0)
+    for index in range(len(table)):
+        picture = decode(table.file(index), PREPROCESS.short_side)
+        reduced = augment.reduce(picture, PREPROCESS)
+        assert (reduced is picture) == (min(picture.size) <= augment.short_side(PREPROCESS))
+    assert len(images) == len(table)
+
+
+@given(
+    scale=st.floats(0.05, 1),
+    height=st.integers(1, 400),
+    width=st.integers(1, 400),
+    source=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
+    seed=st.integers(0, 999),
+)
+def test_no_crop_of_a_reduced_picture_is_enlarged_that_would_not_be_anyway(
+    scale: float, height: int, width: int, source: tuple[int, int], seed: int
+) -> None:
+    from torchvision.transforms import v2
+
+    side = Augment(crop_scale=(scale, 1.0)).short_side(Preprocess(size=(height, width)))
+    assert side is not None
+    ratio = min(1.0, side / min(source))
+    reduced = [round(length * ratio) for length in source]
+    torch.manual_seed(seed)
+    image = torch.empty(3, *reduced, device="meta")
+    crop = v2.RandomResizedCrop((height, width), scale=(scale, 1.0)).make_params([image])
+    if ratio < 1:
+        assert min(crop["height"], crop["width"]) >= max(height, width) - 1  # the crop is rounded to whole pixels
+
+
+# --- What is kept -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_nothing_is_decoded_twice(kind: str, table: ImageTable, cache: Path, decoded: list[Path]) -> None:
+    data = data_of(table, kind)
+    batches(data, epochs=4)
+    assert len(decoded) == len(set(decoded))
+    if kind == "disk":
+        before = len(decoded)
+        batches(data_of(table, kind), epochs=2)
+        missed = set(decoded[before:]) & set(decoded[:before])
+        assert missed == set(), "a later run finds what an earlier one left"
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+@pytest.mark.parametrize("ago", [0, 3600])
+def test_a_changed_photograph_is_seen(kind: str, ago: int, table: ImageTable, cache: Path) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1, make_keeper(kind, len(table), 2**20, "rule"))
+    plain = TrainingImages(table, PREPROCESS, AUGMENTS["cropped"], 1)
+    file = table.file(0)
+    for seed in (77, 78):
+        save(noise(40, 30, seed), file)
+        then = time.time() - ago - seed
+        os.utime(file, (then, then))
+        for _ in range(2):
+            assert torch.equal(images[0, 0][0], plain[0, 0][0])
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_without_room_pictures_are_decoded_again(
+    kind: str, table: ImageTable, cache: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = 3 * 20 * 14
+    keeper: Keeper = MemoryKeeper(len(table), 2 * first) if kind == "ram" else DiskKeeper("rule", 2 * (first + 12))
+    images = TrainingImages(table, PREPROCESS, Augment(crop_scale=(0.2, 1)), 0, keeper)
+    small = [i for i in range(len(table)) if not table.paths[i].endswith(".jpg")]
+    for _ in range(3):
+        for i in small:
+            images[0, i]
+    assert len(decoded) == len(small) + 2 * (len(small) - 2)
+    if kind == "disk":
+        kept = [path for path in cache.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in kept) <= 2 * (first + 12)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_file_of_the_cache_is_made_anew(damage: str, tmp_path: Path, cache: Path) -> None:
+    file, keeper = save(noise(), tmp_path / "a.png"), DiskKeeper("rule", 2**20)
+    expected = keeper.picture(0, file, lambda: decode(file)).tobytes()
+    (kept,) = [path for path in cache.rglob("*") if path.is_file()]
+    data = bytearray(kept.read_bytes())
+    data[-5] ^= 1
+    kept.write_bytes({"cut": kept.read_bytes()[:-7], "flip": bytes(data), "empty": b""}[damage])
+    for _ in range(2):
+        assert keeper.picture(0, file, lambda: decode(file)).tobytes() == expected
+    assert keeper.picture(0, file, lambda: noise(seed=9)).tobytes() == expected
+
+
+def test_rules_do_not_mix(tmp_path: Path, cache: Path) -> None:
+    file = save(noise(), tmp_path / "a.png")
+    assert DiskKeeper("one", 2**20).picture(0, file, lambda: noise(seed=1)).tobytes() == noise(seed=1).tobytes()
+    assert DiskKeeper("two", 2**20).picture(0, file, lambda: noise(seed=2)).tobytes() == noise(seed=2).tobytes()
+    assert DiskKeeper("one", 2**20).picture(0, file, lambda: noise(seed=3)).tobytes() == noise(seed=1).tobytes()
+
+
+def test_a_cache_that_cannot_be_written_changes_nothing(table: ImageTable, cache: Path) -> None:
+    expected = batches(data_of(table, "none"))
+    cache.write_text("a file where the folder should be")
+    assert same(batches(data_of(table, "disk")), expected)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_nothing_is_written_beside_the_photographs(kind: str, table: ImageTable, cache: Path) -> None:
+    before = fingerprint(table.root)
+    batches(data_of(table, kind))
+    assert fingerprint(table.root) == before
+
+
+# --- Where --------------------------------------------------------------------------------------------
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, cache: str, need: int, workers: int = 0, **options: int) -> str:
+    monkeypatch.setattr(keeping, "available_memory", lambda: 4000)
+    monkeypatch.setattr(keeping, "_free_disk", lambda: 8000)
+    return choose_cache(cache, need, workers=workers, **options)
+
+
+def test_auto_takes_memory_then_disk_then_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [choose(monkeypatch, "auto", need) for need in (1000, 1001, 2000, 2001)] == ["ram", "disk", "disk", "none"]
+    assert choose(monkeypatch, "auto", 600, processes=2) == "disk"
+    assert [choose(monkeypatch, kind, 10**9) for kind in CACHES] == list(CACHES)
+
+
+def test_memory_that_workers_cannot_share_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping.sys, "platform", "darwin")
+    assert [choose(monkeypatch, kind, 100, workers=2) for kind in ("auto", "ram")] == ["disk", "disk"]
+    assert [choose(monkeypatch, kind, 100) for kind in ("auto", "ram")] == ["ram", "ram"]
+
+
+def test_the_bytes_of_pictures_are_told_from_their_headers(tmp_path: Path) -> None:
+    files = [save(noise(40, 20, i), tmp_path / f"{i}.png") for i in range(5)]
+    assert bytes_of(files, None) == 5 * 3 * 40 * 20
+    assert bytes_of(files, 10) == 5 * 3 * 20 * 10
+    assert bytes_of(files, 100) == 5 * 3 * 40 * 20
+    assert bytes_of(files, None, (7, 9)) == 5 * 3 * 7 * 9
+    (tmp_path / "0.png").write_bytes(b"")
+    assert bytes_of(files, None) == 5 * 3 * 40 * 20
+    assert bytes_of([], 10) == 0
+
+
+def test_what_was_not_used_for_longest_makes_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = cache / "pictures-1-x" / "ab"
+    place.mkdir(parents=True)
+    for age in range(4):
+        (place / str(age)).write_bytes(bytes(100))
+        os.utime(place / str(age), (1000 - age, 1000 - age))
+    monkeypatch.setattr(keeping, "_free_disk", lambda: 600)
+    make_keeper("disk", 1, 0, "rule")  # asks for a MiB, is bounded by half of the disk
+    assert list(place.iterdir()) == []
+    for age in range(4):
+        (place / str(age)).write_bytes(bytes(100))
+        os.utime(place / str(age), (1000 - age, 1000 - age))
+    keeping._make_room(100)
+    assert sorted(path.name for path in place.iterdir()) == ["0", "1"]
+
+
+def test_the_memory_that_is_free_is_some_of_what_there_is() -> None:
+    assert 2**20 < keeping.available_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_without_a_keeper_every_picture_is_made() -> None:
+    made = [NoKeeper().picture(0, Path("x"), make) for make in (noise, smooth)]
+    assert made[0].tobytes() != made[1].tobytes()

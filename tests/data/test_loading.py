@@ -1,0 +1,279 @@
+"""Batches do not depend on who makes them, when, or how many there are of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+from photos import folder, save, smooth
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.augment import Augment
+from vitkit.data.loading import BatchSampler, EpochSampler, EvaluationImages, ImageData, TrainingImages
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.splits import split
+
+PREPROCESS = Preprocess(size=(12, 16), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+AUGMENT = Augment(crop_scale=(0.5, 1.0), hflip=True, rotate=5, color_jitter=0.2)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
+    root = folder(tmp_path_factory.mktemp("photos"), {"a": 8, "b": 7})
+    save(smooth(300, 200), root / "a" / "large.jpg")
+    return split(read_source(root), (0.6, 0.2, 0.2), 0)
+
+
+def epoch_of(data: ImageData, epoch: int) -> list[tuple[Tensor, Tensor]]:
+    loader = data.train_dataloader()
+    loader.batch_sampler.sampler.set_epoch(epoch)
+    return [tuple(batch) for batch in loader]
+
+
+def same(one: list[tuple[Tensor, ...]], other: list[tuple[Tensor, ...]]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_a_sample_is_decided_by_seed_epoch_and_index(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENT, 7)
+    first = images[3, 5][0]
+    for key in [(0, 0), (3, 4), (9, 9)]:
+        torch.rand(3)
+        images[key]
+    assert torch.equal(images[3, 5][0], first)
+    assert torch.equal(TrainingImages(table, PREPROCESS, AUGMENT, 7)[3, 5][0], first)
+    assert not torch.equal(images[4, 5][0], first)
+    assert not torch.equal(TrainingImages(table, PREPROCESS, AUGMENT, 8)[3, 5][0], first)
+
+
+def test_a_sample_has_the_models_shape_and_its_own_label(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENT, 0)
+    assert len(images) == len(table)
+    for index in range(len(table)):
+        image, label = images[0, index]
+        assert image.shape == (3, 12, 16)
+        assert image.dtype == torch.float32
+        assert label == table.labels[index]
+
+
+def test_training_without_augmentation_sees_evaluations_pixels(table: ImageTable) -> None:
+    train, evaluation = TrainingImages(table, PREPROCESS, Augment(), 0), EvaluationImages(table, PREPROCESS)
+    for index in range(len(table)):
+        assert torch.equal(train[4, index][0], evaluation[index][0])
+
+
+def test_evaluation_and_prediction_see_the_same_pixels(table: ImageTable) -> None:
+    classifier = Classifier(build(num_classes=2), table.classes, PREPROCESS)
+    images = EvaluationImages(table, PREPROCESS)
+    assert any(path.endswith(".jpg") for path in table.paths), "scaled decoding takes part"
+    for index in range(len(images)):
+        assert torch.equal(images[index][0], classifier.read(table.file(index)))
+        assert images[index][1] == table.labels[index]
+
+
+def test_the_sampler_yields_every_index_once_with_its_epoch() -> None:
+    sampler = EpochSampler(50, seed=1)
+    sampler.set_epoch(4)
+    drawn = list(sampler)
+    assert len(sampler) == 50
+    assert {epoch for epoch, _ in drawn} == {4}
+    assert sorted(index for _, index in drawn) == list(range(50))
+    assert [index for _, index in drawn] != list(range(50))
+    assert list(sampler) == drawn
+
+
+def test_the_sampler_shuffles_anew_by_epoch_and_by_seed() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = EpochSampler(50, seed)
+        sampler.set_epoch(epoch)
+        return [index for _, index in sampler]
+
+    orders = [order(seed, epoch) for seed in range(4) for epoch in range(4)]
+    assert len(set(map(tuple, orders))) == 16
+    state = torch.get_rng_state()
+    assert order(0, 0) == orders[0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTable) -> None:
+    def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
+        data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=workers, seed=5)
+        return epoch_of(data, 2)
+
+    torch.manual_seed(1)
+    alone = batches(0)
+    torch.manual_seed(2)
+    assert same(alone, batches(2))
+    assert same(alone, batches(1))
+
+
+def test_an_epoch_is_the_same_when_it_is_the_first_or_a_later_one(table: ImageTable) -> None:
+    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
+    loader = data.train_dataloader()
+    for epoch in range(3):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        later = [tuple(batch) for batch in loader]
+    fresh = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
+    assert same(later, epoch_of(fresh, 2))
+    assert not same(later, epoch_of(fresh, 1))
+
+
+def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
+    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=0)
+    assert data.train.table == table.of_split("train")
+    assert data.val.table == table.of_split("val")
+    val = list(data.val_dataloader())
+    assert sum(len(labels) for _, labels in val) == len(table.of_split("val")), "validation drops nothing"
+    np.testing.assert_array_equal(torch.cat([labels for _, labels in val]), table.of_split("val").labels)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 1000])
+def test_an_epoch_has_every_image_and_the_last_batch_is_as_short_as_it_comes(
+    table: ImageTable, batch_size: int, balanced: bool
+) -> None:
+    data = ImageData(table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0, balanced=balanced)
+    n, loader = len(data.train), data.train_dataloader()
+    keys = list(loader.batch_sampler)
+    assert [len(labels) for _, labels in loader] == list(map(len, keys)), "and the loader can say how many there are:"
+    assert len(loader) == len(keys) == -(-n // batch_size)
+    assert [len(own) for own in keys[:-1]] == [batch_size] * (len(keys) - 1)
+    assert 1 <= len(keys[-1]) <= batch_size
+    shown = [key[1] for own in keys for key in own]
+    assert len(shown) == n
+    assert balanced or sorted(shown) == list(range(n))
+
+
+def test_of_127_images_in_batches_of_64_none_is_left_out() -> None:
+    sampler = BatchSampler(EpochSampler(127, 0), 64, (0, 1))
+    assert sorted(key[1] for batch in sampler for key in batch) == list(range(127))
+    assert [len(batch) for batch in sampler] == [64, 63]
+
+
+# --- Classes shown alike -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 2**40), st.integers(0, 50))
+def test_a_balanced_epoch_is_as_long_and_has_as_many_of_each_class(counts: list[int], seed: int, epoch: int) -> None:
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    sampler = EpochSampler(len(labels), seed, labels)
+    sampler.set_epoch(epoch)
+    keys = list(sampler)
+    assert len(keys) == len(labels) == len(sampler)
+    shown = Counter(labels[key[1]] for key in keys)
+    assert max(shown.values()) - min(shown.values(), default=0) <= 1
+    assert len(set(keys)) == len(keys), "no picture is shown twice alike"
+    for label in shown:
+        times = Counter(key[1] for key in keys if labels[key[1]] == label)
+        assert max(times.values()) - min(times[i] for i in range(len(labels)) if labels[i] == label) <= 1
+    assert list(sampler) == keys
+
+
+def test_over_epochs_a_balanced_sampler_shows_every_image(table: ImageTable) -> None:
+    labels = [0] * 40 + [1] * 4
+    seen = set[int]()
+    for epoch in range(12):
+        sampler = EpochSampler(44, 3, labels)
+        sampler.set_epoch(epoch)
+        seen |= {key[1] for key in sampler}
+    assert seen == set(range(44))
+
+
+def test_an_image_shown_again_is_augmented_otherwise(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, AUGMENT, 7)
+    assert not torch.equal(images[3, 5][0], images[3, 5, 1][0])
+    assert not torch.equal(images[3, 5, 2][0], images[3, 5, 1][0])
+    assert images[3, 5][1] == images[3, 5, 1][1]
+
+
+def test_balanced_batches_are_the_same_with_and_without_workers(table: ImageTable) -> None:
+    def batches(workers: int) -> list[tuple[Tensor, Tensor]]:
+        data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=workers, seed=5, balanced=True)
+        return epoch_of(data, 2)
+
+    assert same(batches(0), batches(2))
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_the_paths_of_a_batch_are_those_of_its_images(table: ImageTable, balanced: bool) -> None:
+    data = ImageData(table, PREPROCESS, Augment(), batch_size=3, workers=0, seed=5, balanced=balanced)
+    train = data.train.table
+    plain = EvaluationImages(train, PREPROCESS)
+    for number, (images, labels) in enumerate(epoch_of(data, 4)):
+        paths = data.paths_of_batch(4, number)
+        assert len(paths) == len(images)
+        for path, image, label in zip(paths, images, labels, strict=True):
+            index = train.paths.index(path)
+            assert torch.equal(plain[index][0], image)
+            assert train.labels[index] == label
+
+
+def test_erased_pictures_are_the_same_for_the_same_key(table: ImageTable) -> None:
+    images = TrainingImages(table, PREPROCESS, Augment(erase=1.0), 7)
+    plain = TrainingImages(table, PREPROCESS, Augment(), 7)
+    assert torch.equal(images[1, 2][0], images[1, 2][0])
+    hole = (images[1, 2][0] == 0).all(dim=0)
+    assert hole.any()
+    assert torch.equal(images[1, 2][0][:, ~hole], plain[1, 2][0][:, ~hole])
+
+
+# --- Several processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_shares_of_several_processes_are_the_batch_of_one(table: ImageTable, size: int) -> None:
+    def data(process: tuple[int, int]) -> ImageData:
+        return ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=5, process=process)
+
+    shares = [epoch_of(data((rank, size)), 1) for rank in range(size)]
+    for number, (images, labels) in enumerate(epoch_of(data((0, 1)), 1)):
+        counted = [data((rank, size)).images_in(number, number) for rank in range(size)]
+        assert counted == [(len(labels[rank::size]), len(labels)) for rank in range(size)]
+        for rank in range(size):
+            own = slice(rank, None, size) if counted[rank][0] else slice(1)
+            assert torch.equal(shares[rank][number][0], images[own])
+            assert torch.equal(shares[rank][number][1], labels[own])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_validation_shares_are_put_together_in_order(table: ImageTable, size: int) -> None:
+    def data(process: tuple[int, int]) -> ImageData:
+        return ImageData(table, PREPROCESS, AUGMENT, batch_size=2, workers=0, seed=5, process=process)
+
+    shares = [torch.cat([images for images, _ in data((rank, size)).val_dataloader()]) for rank in range(size)]
+    whole = data((0, 1))
+    expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
+    assert torch.equal(data((0, size)).put_together(shares), expected)
+
+
+@pytest.mark.parametrize("lowest", [0.05, 0.08, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize(("width", "height"), [(900, 640), (640, 900), (1301, 333)])
+def test_no_crop_of_a_large_jpeg_is_enlarged(lowest: float, width: int, height: int, tmp_path: Path) -> None:
+    """Decoding at a smaller scale leaves what the smallest crop needs, unless the file itself has less."""
+    save(smooth(width, height), tmp_path / "photos" / "a" / "1.jpg", quality=95)
+    save(smooth(width, height), tmp_path / "photos" / "b" / "1.jpg", quality=95)
+    table = read_source(tmp_path / "photos")
+    preprocess, augment = Preprocess(size=(32, 32)), Augment(crop_scale=(lowest, 1.0))
+    images = TrainingImages(table, preprocess, augment, seed=0)
+    seen: list[Image.Image] = []
+
+    def look(picture: Image.Image) -> torch.Tensor:
+        seen.append(picture)
+        return torch.from_numpy(preprocess(picture))
+
+    images._augment = look  # type: ignore[method-assign]
+    images[0, 0]
+    smallest = min(math.sqrt(lowest * seen[0].width * seen[0].height * 3 / 4), min(seen[0].size))
+    assert smallest >= min(32, math.sqrt(lowest * 3 / 4) * min(width, height)) - 1

@@ -1,0 +1,616 @@
+"""Which files are images, of which class and split; and what is said when there are none."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import runs
+from photos import fingerprint, folder, noise, save
+from vitkit.data import named
+from vitkit.data.doctor.examine import examine
+from vitkit.data.sources import read_source
+from vitkit.data.splits import split_from_file
+from vitkit.data.walk import SUFFIXES, find_images, walk
+from vitkit.data.whereabouts import locate
+from vitkit.errors import VitkitError
+from vitkit.training.run import resume, train
+from vitkit.weights import load
+
+
+def refusal(data: Path | str) -> str:
+    with pytest.raises(VitkitError) as caught:
+        read_source(data)
+    return str(caught.value)
+
+
+# --- Class folders ---------------------------------------------------------------------------------
+
+
+def test_a_folder_of_class_folders(tmp_path: Path) -> None:
+    table = read_source(folder(tmp_path, {"dog": 3, "cat": 2}))
+    assert table.classes == ("cat", "dog")
+    assert table.paths == ("cat/cat_0.png", "cat/cat_1.png", "dog/dog_0.png", "dog/dog_1.png", "dog/dog_2.png")
+    assert table.labels == (0, 0, 1, 1, 1)
+    assert set(table.splits) == {None}
+    assert table.counts() == {"cat": 2, "dog": 3}
+    assert len(table) == 5
+    assert table.ignored == {}
+    assert all(table.file(i).is_file() for i in range(5))
+    assert table.root.is_absolute()
+
+
+def test_images_in_folders_within_a_class_belong_to_it(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 1, "dog": 1})
+    save(noise(), tmp_path / "cat" / "2024" / "march" / "a.png")
+    table = read_source(tmp_path)
+    assert table.counts() == {"cat": 2, "dog": 1}
+    assert "cat/2024/march/a.png" in table.paths
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [str(i) for i in range(12)],
+        ["b", "B", "a", "A"],
+        ["red panda", "red-panda", "red_panda"],
+        ["🐈", "猫", "Ärger", "zebra", "cat"],
+        ["img10", "img2"],
+    ],
+)
+def test_class_order_is_pythons_sorted(tmp_path: Path, names: list[str]) -> None:
+    table = read_source(folder(tmp_path, dict.fromkeys(names, 1)))
+    assert table.classes == tuple(sorted(names))
+    assert all(
+        table.classes[label] == path.split("/")[0] for path, label in zip(table.paths, table.labels, strict=True)
+    )
+
+
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES))
+def test_suffixes_count_in_any_case(tmp_path: Path, suffix: str) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"a{suffix}").touch()
+        (tmp_path / name / f"b{suffix.upper()}").touch()
+    assert len(read_source(tmp_path)) == 4
+
+
+@given(
+    files=st.dictionaries(
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]), st.sampled_from(["", "deep/"]), st.text("xyz", min_size=1, max_size=3)
+        ),
+        st.sampled_from([".png", ".JPG", ".txt", ".json", "", ".npy"]),
+        max_size=12,
+    ),
+    hidden=st.sets(st.sampled_from(["a/.DS_Store", "b/.x.png", "a/._y.jpg", "c/deep/.z"])),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_images_and_ignored_files_add_up_to_what_is_on_disk(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, str, str], str], hidden: set[str]
+) -> None:
+    root = tmp_path_factory.mktemp("d")
+    for path in [
+        "a/must.png",
+        "b/must.png",
+        *hidden,
+        *(f"{c}/{deep}{stem}{end}" for (c, deep, stem), end in files.items()),
+    ]:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+    table = read_source(root)
+    on_disk = sum(path.is_file() for path in root.rglob("*"))
+    assert len(table) + sum(table.ignored.values()) == on_disk
+    assert table.ignored.get("hidden", 0) + table.ignored.get("system file", 0) == len(hidden)
+    assert sum(table.counts().values()) == len(table)
+    assert len(set(table.paths)) == len(table)
+
+
+def test_files_that_lie_beside_the_class_folders_are_counted_as_ignored(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 1, "dog": 1})
+    (tmp_path / "loose.jpg").touch()
+    (tmp_path / "labels.csv").touch()
+    assert sum(read_source(tmp_path).ignored.values()) == 2
+
+
+def test_hidden_folders_are_not_searched_at_any_depth(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 1, "dog": 1})
+    save(noise(), tmp_path / ".git" / "a.png")
+    save(noise(), tmp_path / "cat" / ".thumbnails" / "a.png")  # a small copy: a leak between splits
+    save(noise(), tmp_path / "cat" / ".ipynb_checkpoints" / "a.png")
+    assert read_source(tmp_path).paths == ("cat/cat_0.png", "dog/dog_0.png")
+
+
+def test_a_class_folder_without_images_is_no_class(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 1, "dog": 1, "empty": 0})
+    assert read_source(tmp_path).classes == ("cat", "dog")
+
+
+# --- Split folders ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "VALID"])
+@pytest.mark.parametrize("train", ["train", "Train"])
+def test_split_folders_are_recognised_under_their_usual_names(tmp_path: Path, train: str, val: str) -> None:
+    for name, images in {train: 3, val: 2, "test": 1}.items():
+        folder(tmp_path / name, {"cat": images, "dog": images})
+    table = read_source(tmp_path)
+    assert table.classes == ("cat", "dog")
+    assert {name: len(table.of_split(name)) for name in ("train", "val", "test")} == {"train": 6, "val": 4, "test": 2}
+    assert all(
+        path.split("/")[1] == table.classes[label] for path, label in zip(table.paths, table.labels, strict=True)
+    )
+    assert all(table.file(i).is_file() for i in range(len(table)))
+
+
+def test_a_train_folder_alone_is_a_split(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"cat": 1, "dog": 1})
+    assert read_source(tmp_path).splits == ("train", "train")
+
+
+def test_classes_that_only_one_split_has_still_have_one_number(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"b": 1, "c": 1})
+    folder(tmp_path / "test", {"a": 1, "c": 1})
+    table = read_source(tmp_path)
+    assert table.classes == ("a", "b", "c")
+    assert table.of_split("test").labels == (0, 2)
+    assert table.of_split("train").labels == (1, 2)
+
+
+def test_a_class_named_train_with_images_directly_in_it_is_a_class(tmp_path: Path) -> None:
+    assert read_source(folder(tmp_path, {"train": 2, "plane": 1})).classes == ("plane", "train")
+
+
+# --- What is refused -------------------------------------------------------------------------------
+
+
+def test_an_empty_folder_says_what_was_expected(tmp_path: Path) -> None:
+    told = refusal(tmp_path)
+    assert str(tmp_path) in told
+    assert "one sub-folder per class" in told
+
+
+def test_loose_images_are_hinted_at(tmp_path: Path) -> None:
+    for i in range(3):
+        save(noise(), tmp_path / f"{i}.png")
+    assert "3 images lie in the folder itself" in refusal(tmp_path)
+
+
+def test_a_single_class_is_refused_by_name(tmp_path: Path) -> None:
+    assert "'cat'" in refusal(folder(tmp_path, {"cat": 4}))
+
+
+def test_a_missing_folder_is_named_with_the_names_that_are_known(tmp_path: Path) -> None:
+    told = refusal(tmp_path / "photos")
+    assert str(tmp_path / "photos") in told
+    assert "digits" in told
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").touch()
+    assert "is a file" in refusal(tmp_path / "a.zip")
+
+
+# --- CSV files -------------------------------------------------------------------------------------
+
+
+def csv_file(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    """A list of images, of which a/1.png, a/2.png, b/1.png and b/2.png lie beside it."""
+    folder(path.parent, {"a": 2, "b": 2})
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+ROWS = ("a/a_0.png", "one"), ("a/a_1.png", "one"), ("b/b_0.png", "two"), ("b/b_1.png", "two")
+
+
+def lines(header: str, delimiter: str = ",") -> str:
+    return "\n".join([header, *(delimiter.join(row) for row in ROWS)]) + "\n"
+
+
+def assert_rows(file: Path) -> None:
+    table = read_source(file)
+    assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(4)] == list(ROWS)
+    assert table.classes == ("one", "two")
+    assert set(table.splits) == {None}
+    assert all(table.file(i).is_file() for i in range(4))
+
+
+@pytest.mark.parametrize("path", ["path", "file", "filename", "image", "Path", " FILE "])
+@pytest.mark.parametrize("label", ["label", "class", "Label", "CLASS"])
+def test_a_csvs_columns_go_by_any_of_their_usual_names(tmp_path: Path, path: str, label: str) -> None:
+    assert_rows(csv_file(tmp_path / "all.csv", lines(f"{path},{label}")))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, encoding: str, end: str) -> None:
+    text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
+    assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
+    assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
+
+
+def test_columns_may_come_in_any_order_among_others(tmp_path: Path) -> None:
+    rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)
+    assert_rows(csv_file(tmp_path / "all.csv", f"id,label,path,notes\n{rows}\n"))
+
+
+def test_quoted_cells_may_hold_commas_quotes_and_spaces(tmp_path: Path) -> None:
+    save(noise(), tmp_path / "a, b" / 'the "best" one.png')
+    save(noise(), tmp_path / "c.png")
+    (tmp_path / "all.csv").write_text('path,label\n"a, b/the ""best"" one.png","big, red"\n c.png , small \n')
+    table = read_source(tmp_path / "all.csv")
+    assert table.paths == ('a, b/the "best" one.png', "c.png")
+    assert table.classes == ("big, red", "small")
+    assert all(table.file(i).is_file() for i in range(2))
+
+
+def test_empty_lines_and_lines_of_empty_cells_are_passed_over(tmp_path: Path) -> None:
+    assert_rows(csv_file(tmp_path / "all.csv", lines("path,label").replace("two\n", "two\n\n,\n", 1)))
+
+
+def test_paths_are_seen_from_the_csvs_own_folder_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path / "photos", {"a": 1, "b": 1})
+    (tmp_path / "lists").mkdir()
+    rows = f"../photos/a/a_0.png,a\n{tmp_path}/photos/b/b_0.png,b\n"
+    (tmp_path / "lists" / "all.csv").write_text("path,label\n" + rows)
+    monkeypatch.chdir(tmp_path)
+    table = read_source("lists/all.csv")
+    monkeypatch.chdir("/")
+    assert all(table.file(i).is_file() for i in range(2))
+    assert set(table.folders) == {tmp_path / "photos" / "a", tmp_path / "photos" / "b"}
+    assert table.lies_among(tmp_path / "photos" / "a" / "runs")
+    assert not table.lies_among(tmp_path / "lists" / "runs")
+
+
+def test_a_csv_may_say_the_split_of_every_image(tmp_path: Path) -> None:
+    text = "path,label,split\na/a_0.png,a,train\na/a_1.png,a,Valid\nb/b_0.png,b,TEST\nb/b_1.png,b, validation \n"
+    table = read_source(csv_file(tmp_path / "all.csv", text))
+    assert table.splits == ("train", "val", "test", "val")
+    without = read_source(csv_file(tmp_path / "all.csv", lines("path,label,split").replace("\n", ",\n")[:-2]))
+    assert set(without.splits) == {None}
+
+
+def test_a_missing_file_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
+    table = read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/gone.png,one\na,two\n"))
+    assert len(table) == 6
+    diagnosis = examine(table)
+    assert diagnosis.unreadable == {"a/gone.png": "no such file", "a": "a folder, not a file"}
+    assert len(diagnosis.table) == 4
+
+
+def test_an_image_that_a_csv_names_twice_is_a_copy_of_itself(tmp_path: Path) -> None:
+    same = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/a_0.png,one\n")))
+    assert [(own.images, own.kind, own.is_conflict) for own in same.copies] == [((0, 4), "exact", False)]
+    other = examine(read_source(csv_file(tmp_path / "all.csv", lines("path,label") + "a/a_0.png,two\n")))
+    assert [(own.images, own.kind, own.is_conflict) for own in other.copies] == [((0, 4), "exact", True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "columns path and label"),
+        ("a/a_0.png,one\nb/b_0.png,two\n", "columns path and label"),
+        ("path,split\na/a_0.png,train\n", "it has: path,split"),
+        ("label\none\n", "it has: label"),
+        ("path,label\n", "names no images"),
+        ("path,label\n\n,\n", "names no images"),
+        ("path,label\na/a_0.png,one\nb/b_0.png,\n", "line 3: label is empty"),
+        ("path,label\na/a_0.png,one\nb/b_0.png\n", "line 3: label is empty"),
+        ("path,label\n\n,two\n", "line 3: path is empty"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,holdout\n", "line 3: split must be.*'holdout'"),
+        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "1 of 2 rows have no split"),
+        ("path,label\na/a_0.png,one\na/a_1.png,one\n", "a single class, 'one'"),
+        ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "is no CSV file"),
+    ],
+)
+def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+    file = csv_file(tmp_path / "all.csv", text)
+    with pytest.raises(VitkitError, match=said) as caught:
+        read_source(file)
+    assert "all.csv" in str(caught.value)
+    assert len(str(caught.value)) < 500 + len(str(file))
+
+
+@pytest.mark.parametrize(
+    "content", ["path,label\nä.png,ö\n".encode("latin-1"), "path,label".encode("utf-16"), b"\xff\xd8"]
+)
+def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "all.csv").write_bytes(content)
+    with pytest.raises(VitkitError, match=r"all\.csv is no CSV file in UTF-8"):
+        read_source(tmp_path / "all.csv")
+
+
+def test_a_csv_with_a_null_byte_in_a_path_is_refused(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "all.csv", lines("path,label") + "a/\0.png,one\n")
+    with pytest.raises(VitkitError):
+        examine(read_source(file))
+
+
+@pytest.mark.parametrize("header", ["path,label,filename", "path,label,class"])
+def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path: Path, header: str) -> None:
+    file = csv_file(tmp_path / "all.csv", lines(header).replace(",one\n", ",one,7\n").replace(",two\n", ",two,8\n"))
+    try:
+        table = read_source(file)
+    except VitkitError as error:
+        assert "all.csv" in str(error)
+    else:
+        assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(4)] == list(ROWS)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1).filter(str.strip),
+            st.sampled_from(["a", "b b", 'c"c', "d,d", "e;e"]),
+        ),
+        min_size=2,
+    ).filter(lambda own: len({label for _, label in own}) > 1),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_a_csv_writer_writes_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    file = tmp_path_factory.mktemp("csv") / "all.csv"
+    with file.open("w", encoding="utf-8", newline="") as text:
+        csv.writer(text).writerows([("path", "label"), *rows])
+    table = read_source(file)
+    assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(len(table))] == [
+        (path.strip(), label) for path, label in rows
+    ]
+
+
+def test_a_run_is_trained_on_a_csv_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = runs.photos(tmp_path / "photos", images=6)
+    before = fingerprint(photos)
+    (tmp_path / "lists").mkdir()
+    listed = [f"../photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(photos.rglob("*.png"))]
+    (tmp_path / "lists" / "all.csv").write_text("\n".join(["path,label", *listed, "../photos/red/gone.png,red"]))
+    said: list[str] = []
+    recipe = runs.quick(tmp_path / "lists" / "all.csv", epochs=1)
+    run = train(recipe, tmp_path / "lists" / "run", say=said.append)
+    assert load(run).classes == ("blue", "green", "red")
+    assert any("gone.png (no such file)" in line for line in said)
+    table = split_from_file(run / "split.json")
+    assert len(table) == 18
+    assert all(table.file(i).is_file() for i in range(18))
+    with pytest.raises(VitkitError, match="among the photographs"):
+        train(recipe, photos / "red" / "run", say=said.append)
+    assert fingerprint(photos) == before
+    assert resume(run, say=said.append) == run
+
+
+# --- What is passed over ---------------------------------------------------------------------------
+
+
+def test_what_is_passed_over_is_counted_by_its_reason(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    for name in ("a/.DS_Store", "a/Thumbs.db", "b/desktop.ini", "b/._b_0.png", "a/.hidden.png", "a/notes.txt", "x.csv"):
+        (tmp_path / name).touch()
+    save(noise(), tmp_path / "__MACOSX" / "a" / "._a_0.png")
+    save(noise(), tmp_path / "b" / "__MACOSX" / "b_0.png")
+    save(noise(), tmp_path / "b" / ".thumbnails" / "b_0.png")
+    table = read_source(tmp_path)
+    assert table.classes == ("a", "b")
+    assert len(table) == 4
+    assert table.ignored == {
+        "system file": 4,
+        "hidden": 1,
+        "not an image format": 1,
+        "outside the class folders": 1,
+        "folder __MACOSX": 2,
+        "folder .thumbnails": 1,
+    }
+
+
+def test_class_folders_without_images_are_told(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 1, "b": 1, "zero": 0, "empty": 0})
+    (tmp_path / "zero" / "notes.txt").touch()
+    table = read_source(tmp_path)
+    assert table.empty == ("empty", "zero")
+    assert table.classes == ("a", "b")
+
+
+def test_a_class_that_one_split_alone_has_no_images_of_is_not_empty(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 2, "b": 2, "c": 0})
+    folder(tmp_path / "val", {"a": 1, "b": 0, "c": 0})
+    assert read_source(tmp_path).empty == ("c",)
+
+
+def test_folders_of_images_beside_the_splits_are_told(tmp_path: Path) -> None:
+    for name in ("train", "val", "holdout"):
+        folder(tmp_path / name, {"a": 2, "b": 2})
+    table = read_source(tmp_path)
+    assert len(table) == 8
+    assert any("holdout" in reason for reason in table.ignored)
+
+
+def test_a_named_pipe_is_unreadable_and_never_opened(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    (tmp_path / "b" / "null.jpg").symlink_to("/dev/zero")
+    diagnosis = examine(read_source(tmp_path))
+    assert set(diagnosis.unreadable.values()) == {"not a regular file"}
+    assert len(diagnosis.table) == 4
+
+
+def test_a_named_pipe_in_a_csv_is_not_waited_for(tmp_path: Path) -> None:
+    file = csv_file(tmp_path / "all.csv", lines("path,label") + "pipe.png,one\n")
+    os.mkfifo(tmp_path / "pipe.png")
+    code = "import sys; from vitkit.data.doctor.examine import examine; from vitkit.data.sources import read_source\n"
+    command = [sys.executable, "-c", code + "print(examine(read_source(sys.argv[1])).unreadable)", str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=6)
+    except subprocess.TimeoutExpired:
+        pytest.fail("it waits for the pipe")
+    assert "pipe.png" in done.stdout
+
+
+def test_a_dangling_link_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "a" / "gone.png").symlink_to("nowhere.png")
+    assert examine(read_source(tmp_path)).unreadable == {"a/gone.png": "no such file"}
+
+
+# --- Links -----------------------------------------------------------------------------------------
+
+
+def test_a_loop_of_links_ends_and_no_image_is_found_twice(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 2, "dog": 1})
+    (tmp_path / "cat" / "self").symlink_to(tmp_path / "cat")
+    (tmp_path / "cat" / "up").symlink_to(tmp_path)
+    table = read_source(tmp_path)
+    assert [path for path in table.paths if path.startswith("cat/cat_")] == ["cat/cat_0.png", "cat/cat_1.png"]
+    assert len({os.path.realpath(table.file(i)) for i in range(len(table)) if table.labels[i] == 0}) == sum(
+        label == 0 for label in table.labels
+    )
+
+
+def test_a_folder_reached_on_two_ways_is_entered_once(tmp_path: Path) -> None:
+    save(noise(), tmp_path / "x" / "a.png")
+    (tmp_path / "y").symlink_to(tmp_path / "x")
+    assert len(list(walk(tmp_path))) == 1
+
+
+def test_folders_that_link_to_one_another_are_entered_once(tmp_path: Path) -> None:
+    for one, other in ("pq", "qp"):
+        save(noise(), tmp_path / one / "a.png")
+        (tmp_path / one / "other").symlink_to(tmp_path / other)
+    assert len(list(walk(tmp_path))) == 2
+
+
+def test_a_class_folder_may_be_a_link(tmp_path: Path) -> None:
+    folder(tmp_path / "elsewhere", {"kitten": 2})
+    folder(tmp_path / "data", {"dog": 1})
+    (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere" / "kitten")
+    table = read_source(tmp_path / "data")
+    assert table.counts() == {"cat": 2, "dog": 1}
+
+
+def test_the_data_folder_may_be_a_link_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path / "real", {"cat": 1, "dog": 1})
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    table = read_source("link")
+    assert table.name == "link"
+    monkeypatch.chdir("/")
+    assert table.file(0).is_file(), "the root no longer depends on where we stand"
+
+
+# --- The table -------------------------------------------------------------------------------------
+
+
+def test_take_keeps_order_and_classes_and_compact_drops_the_classes_without_rows(tmp_path: Path) -> None:
+    table = read_source(folder(tmp_path, {"a": 1, "b": 2, "c": 1}))
+    some = table.take([3, 0])
+    assert some.paths == ("c/c_0.png", "a/a_0.png")
+    assert some.classes == ("a", "b", "c")
+    assert some.counts() == {"a": 1, "b": 0, "c": 1}
+    small = some.compact()
+    assert small.classes == ("a", "c")
+    assert small.labels == (1, 0)
+    assert small.paths == some.paths
+
+
+# --- Named data and earlier runs -------------------------------------------------------------------
+
+
+def test_a_folder_of_the_same_name_comes_before_the_named_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder(tmp_path / "digits", {"one": 1, "two": 1})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(named, "materialise", lambda name: pytest.fail("made"))
+    assert read_source("digits").classes == ("one", "two")
+
+
+def test_locate_returns_a_table_that_is_still_there_as_it_is(tmp_path: Path) -> None:
+    table = read_source(folder(tmp_path, {"a": 1, "b": 1}))
+    assert locate(table) == table
+
+
+def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = named.DataSet("pair", 2, 2, write=lambda raw, root: folder(root, {"a": 1, "b": 1}))
+    monkeypatch.setitem(named.DATASETS, "pair", pair)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "old"))
+    table = read_source("pair")
+    (tmp_path / "old").rename(tmp_path / "gone")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "new"))
+    found = locate(table)
+    assert found.file(0).is_file()
+    assert found.file(0).is_relative_to(tmp_path / "new")
+    assert (found.paths, found.labels) == (table.paths, table.labels)
+
+
+def test_locate_names_the_folder_that_is_gone(tmp_path: Path) -> None:
+    table = read_source(folder(tmp_path / "a", {"a": 1, "b": 1}))
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(VitkitError, match="no longer in"):
+        locate(table)
+
+
+def test_reading_writes_nothing_beside_the_photographs(tmp_path: Path) -> None:
+    folder(tmp_path, {"a": 2, "b": 2})
+    before = fingerprint(tmp_path)
+    read_source(tmp_path)
+    find_images([str(tmp_path)])
+    assert fingerprint(tmp_path) == before
+
+
+# --- find_images -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("img10.png", "img2.png", "img1.jpg", "notes.txt", ".hidden.png", "sub/img3.png", "odd[1].png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_gives_its_images_in_natural_order(album: Path) -> None:
+    found = [Path(path).relative_to(album).as_posix() for path in find_images([str(album)])]
+    assert found == ["img1.jpg", "img2.png", "img10.png", "odd[1].png", "sub/img3.png"]
+
+
+def test_a_named_file_is_taken_whatever_its_ending_and_as_it_was_named(album: Path) -> None:
+    assert find_images(["notes.txt", "./img2.png", "odd[1].png"]) == ["notes.txt", "./img2.png", "odd[1].png"]
+
+
+def test_a_pattern_gives_its_files_in_natural_order_without_hidden_ones(album: Path) -> None:
+    assert find_images(["*.png"]) == ["img2.png", "img10.png", "odd[1].png"]
+    assert find_images(["**/*3.png"]) == ["sub/img3.png"]
+    assert "sub" not in find_images(["*"])
+
+
+def test_sources_keep_their_order_and_may_name_an_image_twice(album: Path) -> None:
+    assert find_images(["img10.png", "sub", "img10.png"]) == ["img10.png", "sub/img3.png", "img10.png"]
+
+
+@pytest.mark.parametrize("source", ["none.png", "none/", "*.gif", ""])
+def test_what_names_nothing_is_said_by_name(album: Path, source: str) -> None:
+    with pytest.raises(VitkitError, match="no such file, folder or pattern" if source else "."):
+        find_images(["img1.jpg", source]) if source else find_images(["none", source])
+
+
+def test_a_folder_without_images_is_said_by_name(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(VitkitError, match="no images in"):
+        find_images([str(tmp_path)])
+
+
+def test_names_with_and_without_numbers_can_be_sorted_together(tmp_path: Path) -> None:
+    names = ["1", "a", "1a", "a1", "10", "²", "a10b2", "a10b", "٣"]
+    for name in names:
+        (tmp_path / f"{name}.png").touch()
+    found = [Path(path).stem for path in find_images([str(tmp_path)])]
+    assert sorted(found) == sorted(names)
+    assert found.index("a1") < found.index("a10b2")
+    assert found.index("1") < found.index("10")

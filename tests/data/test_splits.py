@@ -1,0 +1,487 @@
+"""Every image gets exactly one split, the classes in proportion, the same for the same seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import SPLITS, fold, limit_training, scenes, split, split_from_file, split_to_dict
+from vitkit.errors import VitkitError
+from vitkit.system.files import write_json
+
+USUAL = (0.7, 0.1, 0.2)
+
+
+def table_of(*images: int, splits: tuple[str | None, ...] | None = None) -> ImageTable:
+    """So many images of each class, in class order."""
+    labels = tuple(label for label, count in enumerate(images) for _ in range(count))
+    return ImageTable(
+        name="made up",
+        root=Path("/photos"),
+        classes=tuple(f"class {label}" for label in range(len(images))),
+        paths=tuple(f"{label}/{i}.png" for i, label in enumerate(labels)),
+        labels=labels,
+        splits=splits or (None,) * len(labels),
+    )
+
+
+def counts(table: ImageTable, label: int) -> dict[str | None, int]:
+    return dict(Counter(own for of, own in zip(table.labels, table.splits, strict=True) if of == label))
+
+
+sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
+fractions = st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)).map(
+    lambda parts: tuple(part / sum(parts) for part in parts)
+)
+
+
+@given(images=sizes, parts=fractions, seed=st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_every_image_is_in_one_split_and_every_class_in_proportion(
+    images: list[int], parts: tuple[float, float, float], seed: int
+) -> None:
+    before = table_of(*images)
+    table = split(before, parts, seed)
+    assert (table.paths, table.labels, table.classes) == (before.paths, before.labels, before.classes)
+    assert set(table.splits) <= set(SPLITS)
+    for label, n in enumerate(images):
+        found = counts(table, label)
+        assert found.get("train", 0) >= 1, "a class that is not trained on cannot be learnt"
+        for name, part in zip(SPLITS[1:], parts[1:], strict=True):
+            share = found.get(name, 0)
+            if part == 0:
+                assert share == 0
+            elif n * parts[0] >= 3:  # else the class has too few to give
+                assert share >= 1
+                assert abs(share - n * part) <= 1
+
+
+@pytest.mark.parametrize("parts", [USUAL, (0.8, 0.2, 0.0), (0.8, 0.0, 0.2), (1.0, 0.0, 0.0), (1 / 3, 1 / 3, 1 / 3)])
+def test_large_classes_have_the_fractions_within_an_image(parts: tuple[float, float, float]) -> None:
+    table = split(table_of(1000, 317, 50), parts, 0)
+    for label, n in enumerate((1000, 317, 50)):
+        for name, part in zip(SPLITS, parts, strict=True):
+            assert abs(counts(table, label).get(name, 0) - n * part) <= 1
+
+
+def test_a_split_is_decided_by_its_seed() -> None:
+    table = table_of(40, 40)
+    assert split(table, USUAL, 3) == split(table, USUAL, 3)
+    assert split(table, USUAL, 3) != split(table, USUAL, 4)
+
+
+def test_the_first_images_of_a_class_are_not_all_in_one_split() -> None:
+    assert set(split(table_of(100), USUAL, 0).splits[:30]) == set(SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [(1, {"train": 1}), (2, {"train": 1, "test": 1}), (3, {"train": 1, "test": 1, "val": 1})],
+)
+def test_small_classes_give_to_train_first_then_test_then_val(images: int, expected: dict[str, int]) -> None:
+    table = split(table_of(images, 50), USUAL, 0)
+    assert counts(table, 0) == expected
+
+
+def test_images_that_came_split_stay_where_they_are() -> None:
+    splits = ("train",) * 6 + ("val",) * 3 + ("test",) * 1
+    table = table_of(5, 5, splits=splits)
+    assert split(table, USUAL, 0) == table
+    without_test = table_of(5, 5, splits=("train",) * 6 + ("val",) * 4)
+    assert split(without_test, USUAL, 0) == without_test
+
+
+def test_train_and_test_without_val_takes_val_from_train_alone() -> None:
+    table = table_of(40, 40, splits=(("train",) * 20 + ("test",) * 20) * 2)
+    done = split(table, (0.7, 0.25, 0.05), 0)
+    for label in (0, 1):
+        assert counts(done, label) == {"train": 15, "val": 5, "test": 20}
+    assert all(new == "test" for old, new in zip(table.splits, done.splits, strict=True) if old == "test")
+
+
+def test_train_alone_gives_both_others_their_share() -> None:
+    done = split(table_of(100, splits=("train",) * 100), USUAL, 0)
+    assert counts(done, 0) == {"train": 70, "val": 10, "test": 20}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (0.5, 0.5),
+        (0.7, 0.1, 0.1),
+        (0.0, 0.5, 0.5),
+        (1.2, -0.1, -0.1),
+        (0.25,) * 4,
+        (),
+        (70, 10, 20),
+        (0.5, math.nan, 0.5),
+        (math.inf, 0, 0),
+    ],
+    ids=str,
+)
+def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float, ...]) -> None:
+    with pytest.raises(VitkitError, match="sum to 1"):
+        split(table_of(10, 10), bad, 0)
+
+
+# --- A part of the data ----------------------------------------------------------------------------
+
+
+@given(images=sizes, limits=st.lists(st.integers(1, 200), min_size=2, max_size=2).map(sorted), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_a_limit_cuts_training_images_alone_in_proportion_and_nested(
+    images: list[int], limits: list[int], seed: int
+) -> None:
+    table = split(table_of(*images), USUAL, seed)
+    trained = table.of_split("train")
+    cut = []
+    for limit in limits:
+        if limit < min(len(images), len(trained)):
+            with pytest.raises(VitkitError, match=f"--limit {limit} is too few"):
+                limit_training(table, limit, seed)
+            return
+        some = limit_training(table, limit, seed)
+        kept = some.of_split("train")
+        assert len(kept) == min(limit, len(trained))
+        assert list(some.paths) == [path for path in table.paths if path in set(some.paths)], "in the table's order"
+        for name in ("val", "test"):
+            assert some.of_split(name) == table.of_split(name)
+        for label in range(len(images)):
+            share = trained.labels.count(label) * len(kept) / len(trained)
+            assert kept.labels.count(label) >= 1
+            assert abs(kept.labels.count(label) - share) <= len(images), (label, images, limit)
+        cut.append(set(kept.paths))
+    assert cut[0] <= cut[1]
+
+
+def test_a_limit_is_decided_by_its_seed_and_takes_all_where_there_are_fewer() -> None:
+    table = split(table_of(50, 50), USUAL, 0)
+    assert limit_training(table, 20, 1) == limit_training(table, 20, 1)
+    assert limit_training(table, 20, 1) != limit_training(table, 20, 2)
+    assert limit_training(table, 70, 1) == limit_training(table, 1000, 1) == table
+
+
+def test_a_limit_on_90_and_10_per_cent_keeps_that_to_the_image() -> None:
+    some = limit_training(table_of(900, 100, splits=("train",) * 1000), 50, 0)
+    assert Counter(some.labels) == {0: 45, 1: 5}
+
+
+def test_a_limit_leaves_the_datas_own_splits_alone() -> None:
+    table = table_of(200, 200, splits=(("train",) * 140 + ("val",) * 20 + ("test",) * 40) * 2)
+    some = limit_training(table, 40, 0)
+    for label in (0, 1):
+        assert counts(some, label) == {"train": 20, "val": 20, "test": 40}
+
+
+def test_a_limit_takes_no_image_to_another_split_than_its_copies() -> None:
+    groups = [i // 3 for i in range(120)]
+    whole = split(table_of(60, 60), USUAL, 0, groups)
+    some = limit_training(whole, 12, 0)
+    split_of = dict(zip(whole.paths, whole.splits, strict=True))
+    assert {path: split_of[path] for path in some.paths} == dict(zip(some.paths, some.splits, strict=True))
+
+
+# --- split.json ------------------------------------------------------------------------------------
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def rows(table: ImageTable) -> set[tuple[str, str, str | None]]:
+    return {(p, table.classes[k], s) for p, k, s in zip(table.paths, table.labels, table.splits, strict=True)}
+
+
+@given(images=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), seed=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_a_split_comes_back_from_its_file(
+    tmp_path_factory: pytest.TempPathFactory, images: list[int], seed: int
+) -> None:
+    table = split(table_of(*images), USUAL, seed)
+    path = write(tmp_path_factory.mktemp("s") / "split.json", split_to_dict(table))
+    back = split_from_file(path)
+    assert rows(back) == rows(table)
+    assert len(back) == len(table)
+    assert (back.name, back.root, back.classes) == (table.name, table.root, table.classes)
+    assert split_to_dict(back) == split_to_dict(table)
+
+
+def test_the_hash_is_of_the_rows_not_of_where_they_lie() -> None:
+    table = split(table_of(9, 9), USUAL, 0)
+    moved = replace(table, root=Path("/elsewhere"), name="other")
+    assert split_to_dict(moved)["hash"] == split_to_dict(table)["hash"]
+    assert split_to_dict(split(table, (1, 0, 0), 0))["hash"] == split_to_dict(table)["hash"], "already split"
+    assert split_to_dict(split(table_of(9, 9), USUAL, 1))["hash"] != split_to_dict(table)["hash"]
+
+
+def stored() -> dict[str, Any]:
+    return split_to_dict(split(table_of(9, 9), USUAL, 0))
+
+
+def move_an_image(content: dict[str, Any]) -> None:
+    content["splits"]["train"]["class 0"].append(content["splits"]["test"]["class 0"].pop())
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        move_an_image,
+        lambda content: content["splits"]["train"]["class 0"].pop(),
+        lambda content: content["splits"]["train"]["class 0"].reverse(),
+        lambda content: content["classes"].reverse(),
+        lambda content: content["splits"].pop("val"),
+        lambda content: content["splits"].update(extra={"class 0": ["x.png"], "class 1": []}),
+        lambda content: content.update(hash="0" * 64),
+        lambda content: content.pop("hash"),
+        lambda content: content.pop("splits"),
+        lambda content: content.update(splits=[]),
+        lambda content: content.update(splits={"train": []}),
+        lambda content: content.update(classes=None),
+        lambda content: content.update(root=None),
+    ],
+)
+def test_a_changed_file_is_noticed(tmp_path: Path, tamper: Any) -> None:
+    content = stored()
+    tamper(content)
+    with pytest.raises(VitkitError, match="is damaged"):
+        split_from_file(write(tmp_path / "split.json", content))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"3", b"\xff\xfe\x00", b'"text"'])
+def test_a_file_of_something_else_is_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "split.json").write_bytes(content)
+    with pytest.raises(VitkitError, match="is damaged"):
+        split_from_file(tmp_path / "split.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match=r"no such file: .*split\.json"):
+        split_from_file(tmp_path / "split.json")
+
+
+@pytest.mark.parametrize("name", ["猫 🐈.png", 'quo"te\\back.png', "latin-1 caf\udce9.png"])
+def test_any_file_name_that_a_disk_can_hold_comes_back(tmp_path: Path, name: str) -> None:
+    table = replace(table_of(1, 1, splits=("train", "train")), paths=(name, "b.png"))
+    write_json(tmp_path / "split.json", split_to_dict(table))
+    assert split_from_file(tmp_path / "split.json").paths == (name, "b.png")
+
+
+# --- Images that belong together -------------------------------------------------------------------
+
+
+def table_in_groups(sizes_of_class: list[list[int]]) -> tuple[ImageTable, list[int]]:
+    """Groups of such sizes in each class, their images mixed; each known by its lowest index, as the doctor has it."""
+    table = table_of(*map(sum, sizes_of_class))
+    groups, first = [0] * len(table), 0
+    rng = random.Random(0)
+    for own in sizes_of_class:
+        indices = list(range(first, first + sum(own)))
+        rng.shuffle(indices)
+        for size in own:
+            members, indices = indices[:size], indices[size:]
+            for i in members:
+                groups[i] = min(members)
+        first += sum(own)
+    return table, groups
+
+
+def straddling(labels: Sequence[object], groups: Sequence[int]) -> list[int]:
+    """Groups whose images have more than one label."""
+    return [own for own in set(groups) if len({labels[i] for i, group in enumerate(groups) if group == own}) > 1]
+
+
+grouped = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=25), min_size=1, max_size=3)
+
+
+@given(sizes_of_class=grouped, parts=fractions, seed=st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_no_group_is_in_two_splits_and_every_image_is_in_one(
+    sizes_of_class: list[list[int]], parts: tuple[float, float, float], seed: int
+) -> None:
+    before, groups = table_in_groups(sizes_of_class)
+    table = split(before, parts, seed, groups)
+    assert straddling(table.splits, groups) == []
+    assert set(table.splits) <= set(SPLITS)
+    assert (table.paths, table.labels) == (before.paths, before.labels)
+    for name, part in zip(SPLITS[1:], parts[1:], strict=True):
+        assert part > 0 or name not in table.splits
+    assert split(before, parts, seed, groups) == table
+
+
+@given(images=st.lists(st.integers(30, 90), min_size=1, max_size=3), pairs=st.integers(0, 6), seed=st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int], pairs: int, seed: int) -> None:
+    table, groups = table_in_groups([[2] * pairs + [3] + [1] * (n - 2 * pairs - 3) for n in images])
+    done = split(table, USUAL, seed, groups)
+    for label, n in enumerate(images):
+        for name, part in zip(SPLITS, USUAL, strict=True):
+            assert abs(counts(done, label).get(name, 0) - n * part) <= 1, (label, name)
+
+
+@given(images=sizes, parts=fractions, seed=st.integers(0, 99), numbers=st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_groups_of_one_image_change_nothing(
+    images: list[int], parts: tuple[float, float, float], seed: int, numbers: random.Random
+) -> None:
+    table = table_of(*images)
+    plain = split(table, parts, seed)
+    assert split(table, parts, seed, list(range(len(table)))) == plain
+    assert split(table, parts, seed, numbers.sample(range(10**6), len(table))) == plain
+
+
+@given(sizes_of_class=grouped, seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_every_class_is_trained_on_by_the_usual_fractions_whatever_its_groups(
+    sizes_of_class: list[list[int]], seed: int
+) -> None:
+    table, groups = table_in_groups(sizes_of_class)
+    done = split(table, USUAL, seed, groups)
+    for label, own in enumerate(sizes_of_class):
+        assert counts(done, label).get("train", 0) >= 1
+        if len(own) >= 3 and sum(own) >= 5:
+            assert set(counts(done, label)) == set(SPLITS), own
+
+
+def test_every_class_is_trained_on_by_other_fractions_too() -> None:
+    table, groups = table_in_groups([[5, 5], [1] * 20])
+    assert counts(split(table, (0.1, 0.45, 0.45), 0, groups), 0).get("train", 0) >= 1
+
+
+def test_groups_in_training_stay_together_when_val_is_taken_from_it() -> None:
+    table, groups = table_in_groups([[4, 3, 2, 2] + [1] * 29])
+    given_ = replace(table, splits=tuple("test" if group == min(groups) else "train" for group in groups))
+    done = split(given_, USUAL, 0, groups)
+    assert all(new == "test" for old, new in zip(given_.splits, done.splits, strict=True) if old == "test")
+    assert straddling(done.splits, groups) == []
+    assert "val" in done.splits
+
+
+def test_what_came_split_stays_so_even_where_groups_straddle() -> None:
+    table = table_of(4, splits=("train", "train", "val", "test"))
+    assert split(table, USUAL, 0, [0, 0, 0, 0]) == table
+
+
+def test_a_group_with_two_labels_stays_together() -> None:
+    table = table_of(20, 20)
+    groups = [i if i not in (5, 6, 25, 30) else 5 for i in range(40)]
+    for seed in range(10):
+        assert straddling(split(table, USUAL, seed, groups).splits, groups) == []
+
+
+# --- Scenes ----------------------------------------------------------------------------------------
+
+
+def named(*paths: str) -> ImageTable:
+    return replace(table_of(len(paths)), paths=paths)
+
+
+def test_a_scene_is_what_the_first_group_of_the_expression_finds() -> None:
+    table = named("a/cam1_001.png", "a/cam1_002.png", "b/cam2_001.png", "b/cam1_009.png")
+    assert scenes(table, r"(cam\d)_", range(4)) == [0, 0, 2, 0]
+    assert scenes(table, r"(?:cam)(\d)_(\d+)", range(4)) == [0, 0, 2, 0], "the first group alone"
+
+
+def test_without_a_group_in_the_expression_a_scene_is_all_that_it_matches() -> None:
+    assert scenes(named("a/cam1_1.png", "a/cam2_2.png", "b/cam1_3.png"), r"cam\d", range(3)) == [0, 1, 0]
+
+
+def test_an_image_in_which_nothing_is_found_stands_for_itself() -> None:
+    table = named("a/x.png", "a/cam1_1.png", "a/y.png", "a/cam1_2.png")
+    assert scenes(table, r"cam\d", range(4)) == [0, 1, 2, 1]
+    optional = named("a/x1.png", "a/x.png", "a/x1b.png", "a/xc.png")
+    assert scenes(optional, r"x(\d)?", range(4)) == [0, 1, 0, 3], "a group that took no part finds nothing"
+
+
+def test_scenes_and_copies_are_joined() -> None:
+    table = named("a/s1_1.png", "a/s2_1.png", "a/s1_2.png", "a/s3_1.png", "a/s2_2.png")
+    copies = [0, 1, 2, 2, 4]  # the fourth is a copy of the third
+    assert scenes(table, r"s\d", copies) == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [("cam", "is found in no path"), ("a/", "finds 'a/' in all"), ("", "in all")]
+)
+def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str, said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        scenes(named("a/1.png", "a/2.png"), pattern, range(2))
+
+
+@given(names=st.lists(st.sampled_from("abcd"), min_size=2, max_size=12).filter(lambda own: len(set(own)) > 1))
+@settings(max_examples=50, deadline=None)
+def test_images_are_in_one_group_exactly_when_their_scenes_are_equal(names: list[str]) -> None:
+    groups = scenes(named(*(f"x/{name}-{i}.png" for i, name in enumerate(names))), r"x/(\w)-", range(len(names)))
+    for i, one in enumerate(names):
+        assert groups[i] == names.index(one)
+
+
+# --- Folds -----------------------------------------------------------------------------------------
+
+
+@given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[int], folds: int, seed: int) -> None:
+    table = table_of(*images)
+    if folds > max(images):
+        with pytest.raises(VitkitError, match=f"folds must be between 2 and {max(images)}"):
+            fold(table, folds, seed)
+        return
+    fold_of = fold(table, folds, seed)
+    assert len(fold_of) == len(table)
+    assert set(fold_of) == set(range(folds))
+    for label in range(len(images)):
+        parts = [
+            sum(own == k and of == label for own, of in zip(fold_of, table.labels, strict=True)) for k in range(folds)
+        ]
+        assert max(parts) - min(parts) <= 1
+    totals = [fold_of.count(k) for k in range(folds)]
+    assert max(totals) - min(totals) <= len(images)
+
+
+def test_remainders_of_the_classes_go_to_different_folds() -> None:
+    fold_of = fold(table_of(*[7] * 10), 5, 0)
+    assert [fold_of.count(k) for k in range(5)] == [14] * 5
+
+
+def test_folds_are_decided_by_their_seed_and_mix_the_order() -> None:
+    table = table_of(30, 30)
+    assert fold(table, 3, 1) == fold(table, 3, 1)
+    assert fold(table, 3, 1) != fold(table, 3, 2)
+    assert set(fold(table, 3, 0)[:8]) == {0, 1, 2}
+
+
+@given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_groups_stay_in_one_fold_and_parts_differ_by_a_group_at_most(
+    sizes_of_class: list[list[int]], folds: int, seed: int
+) -> None:
+    table, groups = table_in_groups(sizes_of_class)
+    if folds > max(map(len, sizes_of_class)):
+        with pytest.raises(VitkitError, match="folds must be"):
+            fold(table, folds, seed, groups)
+        return
+    fold_of = fold(table, folds, seed, groups)
+    assert straddling(fold_of, groups) == []
+    assert set(fold_of) == set(range(folds))
+    for label, own in enumerate(sizes_of_class):
+        parts = [
+            sum(k == part and of == label for part, of in zip(fold_of, table.labels, strict=True)) for k in range(folds)
+        ]
+        assert max(parts) - min(parts) <= max(own)
+
+
+@pytest.mark.parametrize("folds", [-1, 0, 1, 6])
+def test_too_few_and_too_many_folds_are_refused_with_what_is_possible(folds: int) -> None:
+    with pytest.raises(VitkitError, match=f"between 2 and 5.*not {folds}"):
+        fold(table_of(5, 3), folds, 0)

@@ -1,0 +1,195 @@
+"""Figures of many images and classes: each as its definition has it, in one pass and without a second table."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn import metrics as reference
+
+from vitkit.evaluation.doubts import from_predictions
+from vitkit.evaluation.figures import at_temperature, figures
+from vitkit.evaluation.intervals import Units, _loss_interval, _quantile, macro_f1_interval, mean_interval
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.operating import for_prior, operating_points
+from vitkit.reporting import evaluation_report as report
+from vitkit.reporting import plots
+from vitkit.reporting.writing import write_predictions
+
+TINY = np.finfo(np.float32).tiny
+
+
+def draw_evaluation(images: int, classes: int, seed: int = 0, sharpness: float = 2.0) -> Evaluation:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, images)
+    logits = rng.normal(size=(images, classes))
+    logits[np.arange(images), labels] += 1
+    probabilities = softmax(sharpness * logits, axis=1).astype(np.float32)
+    names = tuple(f"class {i}" for i in range(classes))
+    return Evaluation("test", names, tuple(f"{i}.png" for i in range(images)), labels, probabilities, temperature=1.5)
+
+
+drawn = st.builds(draw_evaluation, st.integers(2, 40), st.integers(2, 8), st.integers(0, 2**32 - 1))
+
+
+# --- As the definition has it -------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn)
+def test_counts_of_pairs_are_those_of_the_confusion_matrix(own: Evaluation) -> None:
+    classes = np.arange(len(own.classes))
+    matrix = reference.confusion_matrix(own.labels, own.probabilities.argmax(axis=1), labels=classes)
+    assert (own.confusion() == matrix).all()
+    pairs = [(i, j) for i in classes for j in classes if i != j and matrix[i, j]]
+    ordered = sorted(pairs, key=lambda pair: -matrix[pair])
+    expected = [(own.classes[i], own.classes[j], matrix[i, j], matrix[i, j] / matrix[i].sum()) for i, j in ordered]
+    assert own.confused(5) == expected[:5]
+    for i, row in enumerate(own.per_class().values()):
+        said, there, both = matrix[:, i].sum(), matrix[i].sum(), matrix[i, i]
+        assert row["support"] == there
+        assert row["precision"] == (both / said if said else None)
+        assert row["recall"] == (both / there if there else None)
+        assert row["f1"] == (2 * both / (said + there) if said + there else None)
+
+
+def test_more_classes_than_a_picture_has_rows_are_counted_several_to_a_row() -> None:
+    own = draw_evaluation(200, 7)
+    whole, coarse = own.confusion(), own.confusion(4)
+    assert coarse.shape == (4, 4)
+    for i, j in np.ndindex(4, 4):
+        assert coarse[i, j] == whole[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].sum()
+    assert (own.confusion(7) == whole).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn)
+def test_doubts_are_those_of_the_whole_table_sorted_at_once(own: Evaluation) -> None:
+    rows = np.arange(len(own.labels))
+    given_label = own.probabilities[rows, own.labels]
+    every = np.sort(own.probabilities, axis=None)
+    supported = [p for p in given_label if 2 * every[every <= p].sum(dtype=float) <= (given_label <= p).sum()]
+    most = max(supported, default=-1.0)
+    said = own.probabilities.argmax(axis=1)
+    expected = [
+        (own.paths[i], own.classes[own.labels[i]], own.classes[said[i]])
+        for i in rows
+        if said[i] != own.labels[i] and given_label[i] <= most
+    ]
+    found = from_predictions([own])
+    assert sorted(doubt[:3] for doubt in found) == sorted(expected)
+    score = {own.paths[i]: float(own.probabilities[i].max()) - float(given_label[i]) for i in rows}
+    assert [doubt.score for doubt in found] == sorted((score[doubt.path] for doubt in found), reverse=True)
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn)
+def test_the_interval_of_macro_f1_is_that_of_indicators_of_every_class(own: Evaluation) -> None:
+    units = Units.of(len(own.labels), None)
+    there = np.unique(own.labels)
+    ends = []
+    for classes, is_upper in ((np.union1d(there, own.predicted), False), (there, True)):
+        k, part = len(classes), units.imagined / len(classes)
+        is_true, is_said = (each[:, None] == classes for each in (own.labels, own.predicted))  # (n, k)
+        either = is_true.sum(axis=0) + is_said.sum(axis=0) + 2 * part
+        f1 = 2 * ((is_true & is_said).sum(axis=0) + part * is_upper) / either
+        influence = ((2.0 * (is_true & is_said) - f1 * is_true - f1 * is_said) / either).sum(axis=1) / k
+        imagined, mean = float((2 * part * (is_upper - f1) / either).sum()) / k, float(f1.mean())
+        spread = float((1 / (is_true.sum(axis=0) + part)).sum()) / k**2
+        least = units.effect(own.labels == own.predicted) * mean * (1 - mean) * spread
+        ends.append(_quantile(mean, units.variance(influence, imagined, least), 1.0, is_upper=is_upper))
+    assert macro_f1_interval(own.labels, own.predicted, units) == pytest.approx(ends, abs=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn)
+def test_the_interval_of_the_log_loss_is_that_of_every_logarithm(own: Evaluation) -> None:
+    losses = -np.log(np.maximum(own.probabilities.astype(np.float64), TINY))
+    true = losses[np.arange(len(own.labels)), own.labels]
+    most = max(true.max(), np.median(np.sort(losses, axis=1)[:, 1]))
+    units = Units.of(len(own.labels), None)
+    assert _loss_interval(own.probabilities, own.labels, units) == mean_interval(true, most, units)
+
+
+def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = draw_evaluation(50, 6)
+    counts = list(range(1, 7))
+
+    def all_of_them() -> list[Any]:
+        others = [
+            for_prior(own, counts, "data").probabilities.tolist(),
+            at_temperature(own, 1.0).probabilities.tolist(),
+        ]
+        return [figures(own), own.briers.tolist(), own.is_among(3).tolist(), *others]
+
+    whole = all_of_them()
+    monkeypatch.setattr("vitkit.evaluation.calibration._NUMBERS", 20)
+    monkeypatch.setattr("vitkit.evaluation.doubts._SORTED", 20)
+    assert all_of_them() == whole
+
+
+# --- One pass, one table ------------------------------------------------------------------------------------
+
+
+class Counted(np.ndarray[Any, Any]):
+    """A table that counts how often it is searched for the largest of its rows."""
+
+    searches: ClassVar[Counter[str]] = Counter()
+
+    def argmax(self, *args: Any, **kwargs: Any) -> Any:
+        Counted.searches["argmax"] += 1
+        return super().argmax(*args, **kwargs)
+
+
+def write_all(own: Evaluation, folder: Path) -> None:
+    numbers = {**figures(own), "operating_points": operating_points(own, None)}
+    doubts = from_predictions([own])
+    pictures = report.draw(None, own, folder, lambda *_: None)  # type: ignore[arg-type]  # it is not asked
+    assert "Confusion" in pictures
+    shown = {"title": "t", "numbers": numbers, "root": folder, "facts": {}, "findings": [], "pictures": {}}
+    numbers.pop("operating_points")
+    report.write_report(folder / "report.html", evaluation=own, doubts=doubts, **shown)  # type: ignore[arg-type]
+    write_predictions(folder / "predictions.csv", own)
+
+
+def test_the_most_probable_classes_are_looked_for_once_however_many_mistakes_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "embed", lambda *_: None)
+    searches = []
+    for images in (60, 240):
+        own = draw_evaluation(images, 5)
+        counted = Evaluation(own.split, own.classes, own.paths, own.labels, own.probabilities.view(Counted))
+        Counted.searches.clear()
+        write_all(counted, tmp_path)
+        assert len(counted.mistakes(images)) > images / 4
+        searches.append(Counted.searches["argmax"])
+    assert searches[0] == searches[1] <= 6
+
+
+def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("calibration._NUMBERS", "doubts._SORTED", "standings._NUMBERS"):
+        monkeypatch.setattr(f"vitkit.evaluation.{place}", 2**12)
+    own, counts = draw_evaluation(1500, 400), {"counts": range(1, 401), "prior": "data"}
+    tracemalloc.start()
+    figures(own)
+    operating_points(own, counts)
+    from_predictions([own])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.7 * own.probabilities.nbytes  # that at another temperature, or for other shares of the classes
+
+
+def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
+    names = [f"class {i}" for i in range(10_000)]
+    axis = plots.class_counts({"train": dict.fromkeys(names, 3), "test": dict.fromkeys(names, 2)}, names).axes[0]
+    assert len(axis.patches) + len(axis.texts) + len(axis.collections) == 2
+    own = Evaluation("test", tuple(names), ("a",), np.array([9_999]), np.zeros((1, 10_000), np.float32))
+    assert own.confusion(plots.MOST_SHADED).shape == (1000, 1000)

@@ -1,0 +1,228 @@
+"""The numbers against hand-computed ones and scikit-learn's."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from photos import folder
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import read_source
+from vitkit.data.splits import split
+from vitkit.errors import VitkitError
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.metrics import Evaluation, held_out_split
+
+
+def evaluation(labels: list[int], probabilities: Any, **fields: Any) -> Evaluation:
+    rows = np.array(probabilities, dtype=np.float32)
+    return Evaluation(
+        split="test",
+        classes=tuple("abcdefghij"[: rows.shape[1]]),
+        paths=tuple(f"{i}.png" for i in range(len(labels))),
+        labels=np.array(labels),
+        probabilities=rows,
+        **fields,
+    )
+
+
+HAND = evaluation(
+    [0, 0, 0, 1, 1, 2],
+    [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.05, 0.8, 0.15], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]],
+)
+
+
+def test_hand_computed_numbers() -> None:
+    assert HAND.predicted.tolist() == [0, 0, 1, 1, 0, 1]
+    assert HAND.accuracy == pytest.approx(3 / 6)
+    assert HAND.balanced_accuracy == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+    assert HAND.confusion().tolist() == [[2, 1, 0], [1, 1, 0], [0, 1, 0]]
+    assert HAND.loss == pytest.approx(-np.log([0.7, 0.6, 0.05, 0.8, 0.3, 0.3]).mean(), rel=1e-5)
+    assert [HAND.top(k) for k in (1, 2, 3)] == pytest.approx([3 / 6, 5 / 6, 1.0])
+
+
+def test_hand_computed_numbers_of_each_class() -> None:
+    rows = HAND.per_class()
+    assert list(rows) == ["a", "b", "c"]
+    assert rows["a"] == pytest.approx({"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3, "support": 3})
+    assert rows["b"] == pytest.approx({"precision": 1 / 3, "recall": 1 / 2, "f1": 0.4, "support": 2})
+    assert rows["c"] == {"precision": None, "recall": 0.0, "f1": 0.0, "support": 1}
+
+
+@given(seed=st.integers(0, 10_000), images=st.integers(1, 40), classes=st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_numbers_equal_scikit_learns(seed: int, images: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    probabilities = rng.dirichlet(np.ones(classes), images)
+    own = evaluation(rng.integers(0, classes, images).tolist(), probabilities)
+    true, predicted, every = own.labels, own.predicted, np.arange(classes)
+    assert own.accuracy == pytest.approx(reference.accuracy_score(true, predicted))
+    with warnings.catch_warnings(action="ignore"):  # classes that are predicted but do not occur
+        assert own.balanced_accuracy == pytest.approx(reference.balanced_accuracy_score(true, predicted))
+    np.testing.assert_array_equal(own.confusion(), reference.confusion_matrix(true, predicted, labels=every))
+    assert own.loss == pytest.approx(
+        reference.log_loss(true, own.probabilities / own.probabilities.sum(1, keepdims=True), labels=every), rel=1e-4
+    )
+    for k in range(1, classes):
+        rank = (own.probabilities > own.probabilities[np.arange(images), true][:, None]).sum(1)
+        assert own.top(k) == pytest.approx(np.mean(rank < k))
+        if classes > 2:
+            assert own.top(k) == pytest.approx(
+                reference.top_k_accuracy_score(true, own.probabilities, k=k, labels=every)
+            )
+    assert own.macro_f1 == pytest.approx(reference.f1_score(true, predicted, average="macro"))
+    assert own.brier == pytest.approx(((own.probabilities - np.eye(classes)[true]) ** 2).sum(1).mean(), abs=1e-6)
+    columns = reference.precision_recall_fscore_support(
+        true, predicted, labels=every, average=None, zero_division=np.nan
+    )
+    for key, column in zip(("precision", "recall", "f1", "support"), columns, strict=True):
+        found = [row[key] for row in own.per_class().values()]
+        np.testing.assert_allclose(np.array(found, dtype=float), column, err_msg=key)  # None becomes NaN
+
+
+def test_the_most_confused_classes_come_first_with_their_share() -> None:
+    assert HAND.confused(9) == [("a", "b", 1, 1 / 3), ("b", "a", 1, 1 / 2), ("c", "b", 1, 1.0)]
+    assert HAND.confused(1) == [("a", "b", 1, 1 / 3)]
+
+
+def test_the_most_confident_mistake_comes_first() -> None:
+    assert HAND.mistakes(9) == [2, 4, 5]
+    assert HAND.mistakes(1) == [2]
+
+
+def test_absent_classes_are_those_without_an_image() -> None:
+    assert evaluation([0, 2], [[0.9, 0.05, 0.05]] * 2).absent == ("b",)
+    assert HAND.absent == ()
+
+
+def test_a_perfect_classifier_has_no_less_than_1_where_classes_are_absent() -> None:
+    own = evaluation(list(range(8)) * 2, np.eye(10)[list(range(8)) * 2])
+    assert (own.macro_f1, own.balanced_accuracy, own.accuracy) == (1.0, 1.0, 1.0)
+    numbers = figures(own)
+    assert numbers["roc_auc"] == numbers["average_precision"] == 1.0
+    assert numbers["absent_classes"] == ["i", "j"]
+    undefined = dict.fromkeys(("precision", "recall", "f1", "roc_auc", "average_precision"))
+    assert numbers["per_class"]["j"] == undefined | {"support": 0}
+
+
+def test_a_class_that_is_said_and_never_there_lowers_macro_f1_alone() -> None:
+    own = evaluation([0, 0, 1, 1], np.eye(4)[[0, 2, 1, 1]])
+    assert own.macro_f1 == pytest.approx((2 / 3 + 1 + 0) / 3), "of classes a, b and c"
+    assert own.balanced_accuracy == pytest.approx((1 / 2 + 1) / 2), "of classes a and b"
+    assert own.per_class()["c"] == {"precision": 0.0, "recall": None, "f1": 0.0, "support": 0}
+
+
+def test_classes_without_images_do_not_count_in_the_balanced_accuracy() -> None:
+    assert evaluation([0, 0, 1], [[0.9, 0.0, 0.1], [0.9, 0.0, 0.1], [0.9, 0.0, 0.1]]).balanced_accuracy == 0.5
+
+
+def test_an_impossible_true_class_costs_much_but_not_infinity() -> None:
+    assert math.isfinite(evaluation([1], [[1.0, 0.0]]).loss)
+
+
+def test_the_summary_begins_with_the_accuracy_and_is_json() -> None:
+    summary = replace(HAND, unreadable={"x.png": "truncated"}).summary()
+    assert next(iter(summary)) == "accuracy"
+    assert summary["images"] == 6
+    assert summary["unreadable"] == 1
+    assert summary["split"] == "test"
+    assert "top5_accuracy" not in summary, "five of three classes are always right"
+    assert json.loads(json.dumps(summary | {"per_class": HAND.per_class()}))["accuracy"] == 0.5
+    six = evaluation([0, 5], [[0.3, 0.2, 0.2, 0.2, 0.06, 0.04]] * 2)
+    assert six.summary()["top5_accuracy"] == 0.5
+
+
+# --- Asking a classifier ---------------------------------------------------------------------------
+
+
+def classifier(*classes: str) -> Classifier:
+    return Classifier(build(num_classes=len(classes)), classes, Preprocess(size=(12, 16)))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return folder(tmp_path, {"cat": 4, "dog": 3, "owl": 2})
+
+
+def test_every_image_of_the_split_is_asked_about_once(photos: Path) -> None:
+    table = split(read_source(photos), (0.5, 0.0, 0.5), 0)
+    own = classifier("cat", "dog", "owl")
+    for name in ("train", "test"):
+        rows = table.of_split(name)
+        out = evaluate(own, table, name)
+        assert out.split == name
+        assert out.paths == rows.paths
+        assert tuple(out.labels) == rows.labels
+        expected = [prediction.label for prediction in own.predict(rows.file(i) for i in range(len(rows)))]
+        assert [out.classes[i] for i in out.predicted] == expected
+        np.testing.assert_allclose(out.probabilities.sum(axis=1), 1, atol=1e-5)
+    assert len(evaluate(own, table, "all").paths) == 9
+
+
+def test_classes_are_matched_by_name_whatever_their_order(photos: Path) -> None:
+    table = read_source(photos)
+    out = evaluate(classifier("owl", "bat", "dog", "cat"), table, "all")
+    assert out.classes == ("owl", "bat", "dog", "cat")
+    assert [out.classes[label] for label in out.labels] == [path.split("/")[0] for path in out.paths]
+    assert out.per_class()["bat"]["support"] == 0
+    assert {name: row["support"] for name, row in out.per_class().items() if row["support"]} == table.counts()
+
+
+def test_a_class_that_the_model_does_not_know_is_named(photos: Path) -> None:
+    with pytest.raises(VitkitError, match=r"does not know: owl \(it knows cat, dog, rat\)"):
+        evaluate(classifier("cat", "dog", "rat"), read_source(photos), "all")
+
+
+def test_an_unknown_class_outside_the_split_does_no_harm(photos: Path) -> None:
+    table = read_source(photos)
+    table = replace(table, splits=tuple("train" if label == 2 else "test" for label in table.labels))
+    assert len(evaluate(classifier("cat", "dog"), table, "test").labels) == 7
+
+
+def test_unreadable_files_are_left_out_and_listed(photos: Path) -> None:
+    (photos / "cat" / "cat_1.png").write_bytes(b"")
+    (photos / "owl" / "owl_0.png").write_bytes(b"<html>")
+    out = evaluate(classifier("cat", "dog", "owl"), read_source(photos), "all")
+    assert out.unreadable == {"cat/cat_1.png": "empty file", "owl/owl_0.png": "not an image"}
+    assert [out.classes[label] for label in out.labels] == [path.split("/")[0] for path in out.paths]
+    assert out.summary()["images"] == 7
+    assert out.summary()["unreadable"] == 2
+
+
+def test_a_split_without_a_readable_image_is_an_error(photos: Path) -> None:
+    table = read_source(photos)
+    own = classifier("cat", "dog", "owl")
+    with pytest.raises(VitkitError, match="no readable image in its test split"):
+        evaluate(own, table, "test")
+    for path in photos.rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(VitkitError, match=r"first: cat/cat_0\.png: empty file"):
+        evaluate(own, table, "all")
+
+
+def test_progress_counts_unreadable_images_too(photos: Path) -> None:
+    (photos / "cat" / "cat_1.png").write_bytes(b"")
+    told: list[tuple[int, int]] = []
+    evaluate(classifier("cat", "dog", "owl"), read_source(photos), "all", lambda *counts: told.append(counts))
+    assert told == [(done, 9) for done in range(1, 10)]
+
+
+def test_the_held_out_split_is_test_else_val_else_all(photos: Path) -> None:
+    table = read_source(photos)
+    assert held_out_split(table) == "all"
+    assert held_out_split(split(table, (0.5, 0.25, 0.25), 0)) == "test"
+    assert held_out_split(split(table, (0.5, 0.5, 0.0), 0)) == "val"
+    assert held_out_split(split(table, (1.0, 0.0, 0.0), 0)) == "all"

@@ -1,0 +1,346 @@
+"""The anatomy of a checkpoint equals what loops over plain numbers say."""
+
+from __future__ import annotations
+
+import math
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+
+from tiny import VARIETY, build, images, randomise
+from vitkit.errors import VitkitError
+from vitkit.explanation import model_analysis as anatomy
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+
+ATTENDING = {name: fields for name, fields in VARIETY.items() if name in (
+    "token", "gap", "distilled", "registers", "post-norm", "interleaved gap", "relative shared", "conv projection",
+    "no prefix positions every_layer",
+)}  # fmt: skip
+
+
+def hybrid(**fields: Any) -> VisionTransformer:
+    config = ViTConfig(
+        image_size=(40, 56), patch_size=1, stem=(1, 1), hidden_size=16, heads=2, layers=2, mlp_size=16, num_classes=3,
+        **fields,
+    )  # fmt: skip
+    return randomise(VisionTransformer(config)).eval()
+
+
+def captured_attention(model: VisionTransformer, batch: torch.Tensor) -> dict[int, np.ndarray]:
+    """The attention matrices (B, H, N, N) of each layer that a forward pass written out computes."""
+    found: dict[int, np.ndarray] = {}
+    model.fused_attention, shortcut, model.shortcut = False, model.shortcut, False
+    for i, block in enumerate(model.blocks):
+        if hasattr(block.attn, "matrix"):
+            inner = block.attn.matrix
+
+            def spy(*arguments: Any, layer: int = i, inner: Any = inner) -> torch.Tensor:
+                found[layer] = (result := inner(*arguments)).detach().double().numpy()
+                return result
+
+            block.attn.matrix = spy
+    with torch.no_grad():
+        model(batch)
+    for block in model.blocks:
+        block.attn.__dict__.pop("matrix", None)
+    model.fused_attention, model.shortcut = True, shortcut
+    return found
+
+
+# --- Filters ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"in_channels": 1}, {"patch_size": (3, 8)}])
+def test_filters_are_the_principal_components_that_scikit_learn_finds(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    filters = model.patch_embed.proj.weight.detach().numpy()
+    pca = PCA(n_components=10, svd_solver="full").fit(filters.reshape(len(filters), -1))
+    found = anatomy.filter_components(model, 10)
+    ph, pw = model.config.patch_size
+    assert found.shape == (10, ph, pw, model.config.in_channels)
+    for component, expected in zip(found, pca.components_, strict=True):
+        assert abs(np.vdot(component.transpose(2, 0, 1).ravel(), expected)) == pytest.approx(1, abs=1e-4)
+        assert component.ravel()[np.abs(component).argmax()] > 0
+
+
+def test_there_are_no_more_components_than_the_filters_span() -> None:
+    assert len(anatomy.filter_components(build(), 1000)) == 32
+    assert len(anatomy.filter_components(build(hidden_size=8), 28)) == 8
+
+
+def test_a_hybrids_filters_have_no_picture() -> None:
+    with pytest.raises(VitkitError, match="feature map"):
+        anatomy.filter_components(hybrid())
+
+
+# --- Positions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token",
+        "gap",
+        "distilled",
+        "registers",
+        "registers without positions",
+        "learned_1d every_layer",
+        "learned_2d",
+        "sincos_1d",
+        "sincos_2d",
+        "no prefix positions",
+    ],
+)
+def test_positions_are_compared_patch_by_patch_and_prefix_tokens_left_out(name: str) -> None:
+    model = build(**VARIETY[name])
+    h, w = model.config.grid
+    found = anatomy.position_similarity(model)
+    assert found.shape == (h, w, h, w)
+    assert found.dtype == np.float32
+    if name == "learned_2d":
+        y, x = (table.detach()[0].numpy() for table in (model.pos_embed.y, model.pos_embed.x))
+        places = {(i, j): np.concatenate([y[i], x[j]]) for i in range(h) for j in range(w)}
+    elif name.startswith("sincos"):
+        rows = model.pos_embed.table.numpy()[model.config.prefix_tokens :]
+        places = {(i, j): rows[i * w + j] for i in range(h) for j in range(w)}
+    else:
+        rows = model.pos_embed.detach()[0].numpy()[-h * w :]
+        places = {(i, j): rows[i * w + j] for i in range(h) for j in range(w)}
+    for a, b in product(places, places):
+        cosine = places[a] @ places[b] / (np.linalg.norm(places[a]) * np.linalg.norm(places[b]))
+        assert found[a + b] == pytest.approx(cosine, abs=1e-5)
+
+
+def test_positions_that_are_all_zero_are_like_nothing() -> None:
+    model = build()
+    torch.nn.init.zeros_(model.pos_embed)
+    assert (anatomy.position_similarity(model) == 0).all()
+
+
+def test_a_hybrids_positions_have_the_grid_of_its_feature_map() -> None:
+    assert anatomy.position_similarity(hybrid()).shape == (5, 7, 5, 7)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none", "no positions"), ("relative shared", "relative positions")])
+def test_no_position_embeddings_cannot_be_compared(name: str, reason: str) -> None:
+    with pytest.raises(VitkitError, match=reason):
+        anatomy.position_similarity(build(**VARIETY[name]))
+
+
+def test_rows_and_columns_are_told_from_the_rest() -> None:
+    similarity = np.zeros((2, 3, 2, 3), dtype=np.float32)
+    for i, j, k, m in product(range(2), range(3), range(2), range(3)):
+        similarity[i, j, k, m] = 1.0 if (i, j) == (k, m) else 0.5 if i == k else 0.25 if j == m else -0.1
+    assert anatomy.row_and_column_contrast(similarity) == pytest.approx((0.5, 0.25, -0.1))
+    row, column, neither = anatomy.row_and_column_contrast(np.ones((1, 3, 1, 3), dtype=np.float32))
+    assert row == 1
+    assert math.isnan(column)
+    assert math.isnan(neither)
+
+
+# --- Attention --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_attention_distance_is_what_loops_over_pixels_say(name: str) -> None:
+    model, batch = build(**ATTENDING[name]), images(3)
+    _, w = model.config.grid
+    prefix, (ph, pw) = model.config.prefix_tokens, model.config.patch_size
+    found = anatomy.attention_distance(model, batch)
+    captured = captured_attention(model, batch)
+    assert found.shape == (3, 4)
+    for layer, head in product(range(3), range(4)):
+        if layer not in captured:
+            assert math.isnan(found[layer, head])
+            continue
+        total = []
+        for matrix in captured[layer][:, head]:
+            for query in range(model.config.patches):
+                to_patches = matrix[prefix + query, prefix:]
+                reached = 0.0
+                for key, weight in enumerate(to_patches / to_patches.sum()):
+                    dy, dx = (query // w - key // w) * ph, (query % w - key % w) * pw
+                    reached += weight * math.hypot(dy, dx)
+                total.append(reached)
+        assert found[layer, head] == pytest.approx(np.mean(total), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["token", "registers", "interleaved gap"])
+def test_attention_entropy_is_shannons(name: str) -> None:
+    model, batch = build(**ATTENDING[name]), images(3)
+    found = anatomy.attention_entropy(model, batch)
+    captured = captured_attention(model, batch)
+    for layer, matrices in captured.items():
+        for head in range(4):
+            rows = matrices[:, head].reshape(-1, model.config.tokens)
+            expected = np.mean([-sum(p * math.log2(p) for p in row if p > 0) for row in rows])
+            assert found[layer, head] == pytest.approx(expected, abs=1e-4)
+    assert np.isnan(found).any(axis=1).sum() == 3 - len(captured)
+
+
+def test_even_attention_has_the_mean_distance_and_the_highest_entropy() -> None:
+    model = build(patch_size=(4, 2))
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attn.qkv.weight)
+        torch.nn.init.zeros_(block.attn.qkv.bias)
+    h, w = model.config.grid
+    places = [(4 * i, 2 * j) for i in range(h) for j in range(w)]
+    mean = np.mean([math.dist(a, b) for a, b in product(places, places)])
+    np.testing.assert_allclose(anatomy.attention_distance(model, images(2)), mean, rtol=1e-5)
+    np.testing.assert_allclose(anatomy.attention_entropy(model, images(2)), math.log2(h * w + 1), rtol=1e-5)
+
+
+def test_a_hybrids_distances_are_in_pixels_of_the_image() -> None:
+    model = hybrid()
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attn.qkv.weight)
+        torch.nn.init.zeros_(block.attn.qkv.bias)
+    places = [(8 * i, 8 * j) for i in range(5) for j in range(7)]
+    mean = np.mean([math.dist(a, b) for a, b in product(places, places)])
+    found = anatomy.attention_distance(model, images(1, config=model.config))
+    np.testing.assert_allclose(found, mean, rtol=1e-5)
+
+
+def test_the_mean_over_images_does_not_depend_on_how_many_there_are_at_once() -> None:
+    model, batch = build(), images(19)
+    each = np.mean([anatomy.attention_distance(model, image[None]) for image in batch], axis=0)
+    np.testing.assert_allclose(anatomy.attention_distance(model, batch), each, rtol=1e-4)
+
+
+# --- Tokens and layers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["token", "registers", "interleaved gap", "learned_1d every_layer", "post-norm"])
+def test_norms_are_those_of_the_tokens_after_each_layer(name: str) -> None:
+    model, batch = build(**VARIETY[name]), images(11)
+    with torch.no_grad():
+        expected = torch.stack([tokens.norm(dim=-1) for tokens in model.forward_layers(batch)])
+    found = anatomy.norms_by_layer(model, batch)
+    assert found.shape == (3, 11, model.config.tokens)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+
+
+def centred(matrix: np.ndarray) -> np.ndarray:
+    """U-centring, element by element (Szekely & Rizzo 2014), which the unbiased HSIC is the inner product of."""
+    n = len(matrix)
+    off = matrix.copy()
+    np.fill_diagonal(off, 0)
+    result = np.zeros_like(off)
+    for i, j in product(range(n), range(n)):
+        if i != j:
+            row, column = off[i].sum() / (n - 2), off[:, j].sum() / (n - 2)
+            result[i, j] = off[i, j] - row - column + off.sum() / ((n - 1) * (n - 2))
+    return result
+
+
+def expected_cka(x: np.ndarray, y: np.ndarray) -> float:
+    a, b = centred(x @ x.T), centred(y @ y.T)
+    return float((a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def features(n: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_cka_is_the_inner_product_of_centred_matrices() -> None:
+    x = features(9, 5, 0)
+    y = x[:, :3] ** 2 + features(9, 3, 1)
+    assert anatomy.linear_cka(x, y) == pytest.approx(expected_cka(x.numpy(), y.numpy()), abs=1e-10)
+
+
+def test_cka_nears_the_plain_estimate_of_the_paper_with_many_images() -> None:
+    x = features(1500, 4, 0)
+    y = x @ features(4, 6, 1) + features(1500, 6, 2)
+    a, b = (z - z.mean(0) for z in (x, y))
+    plain = torch.linalg.norm(b.T @ a) ** 2 / (torch.linalg.norm(a.T @ a) * torch.linalg.norm(b.T @ b))
+    assert anatomy.linear_cka(x, y) == pytest.approx(plain.item(), abs=0.01)
+
+
+def test_cka_does_not_change_with_rotation_scale_or_offset() -> None:
+    x, y = features(12, 6, 0), features(12, 4, 1)
+    rotation = torch.linalg.qr(features(6, 6, 2))[0]
+    assert anatomy.linear_cka(x, 3 * x @ rotation + 7) == pytest.approx(1)
+    assert anatomy.linear_cka(0.2 * x @ rotation - 1, y) == pytest.approx(anatomy.linear_cka(x, y))
+
+
+def test_unrelated_representations_have_a_cka_near_zero_however_wide_they_are() -> None:
+    found = [anatomy.linear_cka(features(40, 5000, 2 * i), features(40, 5000, 2 * i + 1)) for i in range(5)]
+    assert max(map(abs, found)) < 0.15
+
+
+def test_layers_are_compared_by_all_their_tokens() -> None:
+    model, batch = build(**VARIETY["registers"]), images(10)
+    with torch.no_grad():
+        layers = [tokens.flatten(1).double().numpy() for tokens in model.forward_layers(batch)]
+    found = anatomy.layer_similarity(model, batch)
+    expected = [[expected_cka(a, b) for b in layers] for a in layers]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(np.diag(found), 1, atol=1e-6)
+
+
+# --- Whatever model, and nothing changed ------------------------------------------------------------
+
+
+def test_too_few_images_are_refused() -> None:
+    model = build()
+    for function in (anatomy.attention_distance, anatomy.attention_entropy, anatomy.norms_by_layer):
+        with pytest.raises(VitkitError, match="no images"):
+            function(model, images(2)[:0])
+    with pytest.raises(VitkitError, match="at least 4 images, not 3"):
+        anatomy.layer_similarity(model, images(3))
+
+
+def test_the_model_is_left_as_it_was_and_dropout_does_not_count() -> None:
+    model, batch = build(dropout=0.5, attention_dropout=0.5), images(4)
+    before = [function(model, batch) for function in (anatomy.attention_distance, anatomy.layer_similarity)]
+    model.train()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = [function(model, batch) for function in (anatomy.attention_distance, anatomy.layer_similarity)]
+    assert model.training
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_compiled_model_and_one_in_bfloat16_have_the_same_anatomy() -> None:
+    model, batch = build(), images(4)
+    functions: list[Any] = [anatomy.attention_distance, anatomy.attention_entropy, anatomy.layer_similarity]
+    plain = [function(model, batch) for function in functions]
+    compiled = torch.compile(model, backend="eager")
+    for function, expected in zip(functions, plain, strict=True):
+        np.testing.assert_allclose(function(compiled, batch), expected, rtol=1e-5)
+    np.testing.assert_array_equal(anatomy.position_similarity(compiled), anatomy.position_similarity(model))
+    np.testing.assert_array_equal(anatomy.filter_components(compiled), anatomy.filter_components(model))
+    half = model.bfloat16()
+    for function, expected in zip(functions, plain, strict=True):
+        found = function(half, batch)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=0.1, atol=0.05)
+    assert np.isfinite(anatomy.position_similarity(half)).all()
+
+
+# --- Published weights ------------------------------------------------------------------------------
+
+DATA = os.environ.get("VITKIT_TEST_DATA")
+
+
+@pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA names no folder of weights")
+def test_deits_positions_have_rows_and_columns_and_its_last_heads_look_far() -> None:
+    from vitkit.weights import load
+
+    assert DATA is not None
+    classifier = load(Path(DATA) / "weights" / "deit_tiny_patch16_224.pth")
+    row, column, neither = anatomy.row_and_column_contrast(anatomy.position_similarity(classifier.model))
+    assert min(row, column) > neither + 0.3
+    paths = [sorted(folder.iterdir())[0] for folder in sorted((Path(DATA) / "data" / "flowers").iterdir())]
+    distance = anatomy.attention_distance(classifier.model, torch.stack([classifier.read(path) for path in paths]))
+    lowest = distance.min(axis=1)
+    assert lowest[1:4].max() < 40 < 100 < lowest[-3:].min()

@@ -1,0 +1,248 @@
+"""Maps lie exactly where the model saw them, and every picture can be drawn."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from PIL import Image
+
+from photos import noise, smooth
+from vitkit.errors import VitkitError
+from vitkit.explanation import draw
+
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
+STRANGE = ["🐈 猫", "$x^$ and $", "two\nlines", "a very long name that goes on and on and on " * 5, "\udcff.png"]
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random(shape, dtype=np.float32)
+
+
+def drawn(figure: Figure) -> np.ndarray:
+    return opened(draw.to_png(figure))
+
+
+def opened(data: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.std() > 3, "not an empty sheet"
+    assert max(pixels.shape) < 3000
+    return pixels
+
+
+# --- Maps upon photographs --------------------------------------------------------------------------
+
+
+def value_at(values: np.ndarray, x: float, y: float, box: draw.Box) -> float:
+    """The map at a point of the photograph, by bilinear interpolation written out."""
+    h, w = values.shape
+    place = []
+    for point, low, high, patches in ((y, box[1], box[3], h), (x, box[0], box[2], w)):
+        patch = (point - low) / ((high - low) / patches) - 0.5
+        first = min(max(int(np.floor(patch)), 0), patches - 1)
+        second = min(max(int(np.floor(patch)) + 1, 0), patches - 1)
+        place.append((first, second, patch - np.floor(patch)))
+    (top, bottom, down), (left, right, across) = place
+    upper = (1 - across) * values[top, left] + across * values[top, right]
+    lower = (1 - across) * values[bottom, left] + across * values[bottom, right]
+    return float((1 - down) * upper + down * lower)
+
+
+corner, length = st.floats(-30, 30), st.floats(3, 90)
+boxes = st.tuples(corner, corner, length, length).map(lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(boxes, st.integers(1, 5), st.integers(1, 5), st.integers(1, 20), st.integers(1, 20))
+def test_a_map_is_interpolated_between_the_centres_of_its_patches(
+    box: draw.Box, h: int, w: int, width: int, height: int
+) -> None:
+    values = random(h, w)
+    spread, seen = draw.spread(values, box, (width, height))
+    assert spread.shape == seen.shape == (height, width)
+    for y in range(height):
+        for x in range(width):
+            centre = x + 0.5, y + 0.5
+            assert seen[y, x] == (box[0] <= centre[0] < box[2] and box[1] <= centre[1] < box[3])
+            if seen[y, x]:
+                assert spread[y, x] == pytest.approx(value_at(values, *centre, box), abs=1e-4)
+
+
+def test_an_overlay_has_the_photographs_pixels_and_changes_nothing_of_it() -> None:
+    photograph = noise(61, 43)
+    before = photograph.tobytes()
+    picture = draw.overlay(photograph, random(3, 4), (5.5, 0, 40, 43))
+    assert (picture.size, picture.mode) == ((61, 43), "RGB")
+    assert photograph.tobytes() == before
+
+
+def test_the_one_hot_patch_is_the_bright_one() -> None:
+    photograph = Image.new("RGB", (200, 120), (90, 90, 90))
+    box = (40.0, 0.0, 160.0, 120.0)
+    for row in range(3):
+        for column in range(3):
+            values = np.zeros((3, 3), dtype=np.float32)
+            values[row, column] = 1
+            pixels = np.asarray(draw.overlay(photograph, values, box), dtype=float).sum(axis=2)
+            pixels[:, :42] = pixels[:, 158:] = 0  # what the model did not see, and the frame
+            y, x = np.unravel_index(pixels.argmax(), pixels.shape)
+            assert (y // 40, (x - 40) // 40) == (row, column)
+
+
+def test_a_higher_value_is_a_brighter_colour() -> None:
+    photograph = Image.new("RGB", (100, 10), (128, 128, 128))
+    picture = draw.overlay(photograph, np.linspace(0, 1, 50, dtype=np.float32)[None], (0, 0, 100, 10))
+    brightness = np.asarray(picture.convert("L"), dtype=float)[5]
+    assert (np.diff(brightness) >= -1).all()
+    assert brightness[-1] - brightness[0] > 100
+
+
+def test_what_the_model_did_not_see_is_faded_and_framed_off() -> None:
+    photograph = Image.new("RGB", (90, 60), (0, 100, 0))
+    pixels = np.asarray(draw.overlay(photograph, random(2, 2), (15, 0, 75, 60)))
+    assert (pixels[:, :15] == (153, 193, 153)).all()
+    assert (pixels[:, 75:] == (153, 193, 153)).all()
+    assert (pixels[:, 15] == 0).all()
+    assert (pixels[:, 74] == 0).all()
+    whole = np.asarray(draw.overlay(photograph, np.ones((2, 2), np.float32), (-5, 0, 95, 60)))
+    assert len(np.unique(whole.reshape(-1, 3), axis=0)) == 1, "all was seen: no frame"
+
+
+def test_negative_values_are_drawn_as_nothing() -> None:
+    photograph, box = smooth(40, 30), (0.0, 0.0, 40.0, 30.0)
+    values = random(3, 4) - 0.5
+    assert draw.overlay(photograph, values, box) == draw.overlay(photograph, np.maximum(values, 0), box)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.5, -1.0])
+def test_a_map_without_differences_can_be_drawn(value: float) -> None:
+    values = np.full((3, 4), value, dtype=np.float32)
+    draw.overlay(smooth(40, 30), values, (0, 0, 40, 30))
+    drawn(draw.heatmap(values, "flat", "value"))
+
+
+def test_making_a_photograph_smaller_keeps_the_box_where_it_was() -> None:
+    photograph, box = draw.fit(smooth(400, 300), (50.0, -30.0, 350.0, 330.0), 100)
+    assert photograph.size == (100, 75)
+    assert box == pytest.approx((12.5, -7.5, 87.5, 82.5))
+    middle = smooth(200, 150)
+    assert draw.fit(middle, (1, 2, 3, 4), 200) == (middle, (1, 2, 3, 4))
+
+
+def test_a_photograph_of_a_few_pixels_is_enlarged_to_squares() -> None:
+    digit = noise(8, 5)
+    photograph, box = draw.fit(digit, (0, 1, 8, 4), 2048)
+    assert photograph.size == (256, 160)
+    assert box == (0, 32, 256, 128)
+    squares = np.asarray(photograph).reshape(5, 32, 8, 32, 3)
+    assert (squares == np.asarray(digit)[:, None, :, None]).all()
+    assert draw.fit(digit, (0, 1, 8, 4), 20)[0].size == (16, 10)
+
+
+@pytest.mark.parametrize("title", STRANGE)
+def test_any_name_can_be_drawn(title: str) -> None:
+    drawn(draw.heatmap(random(3, 4), title, "value"))
+    drawn(draw.side_by_side(smooth(), {title: random(3, 4)}, (0, 0, 40, 30), title))
+    drawn(draw.head_sheet(random(1, 2, 3, 4), [0], title))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 6])
+@pytest.mark.parametrize("size", [(40, 30), (20, 200), (200, 20)])
+def test_methods_lie_side_by_side(count: int, size: tuple[int, int]) -> None:
+    maps = {f"method {i}": random(3, 4, seed=i) for i in range(count)}
+    figure = draw.side_by_side(smooth(*size), maps, (0, 0, *size), "title")
+    shown = [axis.get_title() for axis in figure.axes if axis.images]
+    assert shown == ["photograph", *maps]
+    drawn(figure)
+
+
+def test_a_map_with_nothing_to_show_says_so() -> None:
+    figure = draw.side_by_side(smooth(), {"a": random(3, 4), "b": -random(3, 4)}, (0, 0, 40, 30), "title")
+    assert [axis.get_title() for axis in figure.axes] == ["photograph", "a", "b: nowhere above 0"]
+
+
+@pytest.mark.parametrize(("depth", "heads", "grid"), [(1, 1, (2, 3)), (12, 3, (14, 14)), (24, 16, (14, 20))])
+def test_every_head_of_every_layer_has_its_cell(depth: int, heads: int, grid: tuple[int, int]) -> None:
+    maps = random(depth, heads, *grid)
+    figure = draw.head_sheet(maps, range(depth), "heads")
+    sheet = np.asarray(figure.axes[0].images[0].get_array(), dtype=float)
+    h, w = grid
+    for layer in {0, depth - 1}:
+        for head in {0, heads - 1}:
+            cell = sheet[layer * (h + 1) : layer * (h + 1) + h, head * (w + 1) : head * (w + 1) + w]
+            values = maps[layer, head]
+            np.testing.assert_allclose(cell, (values - values.min()) / np.ptp(values), atol=1e-6)
+    drawn(figure)
+
+
+def test_a_film_has_a_frame_a_layer() -> None:
+    data = draw.animation(smooth(400, 300), random(5, 3, 4), (50, 0, 350, 300), [f"layer {i}" for i in range(5)])
+    with Image.open(io.BytesIO(data)) as film:
+        assert (film.format, film.n_frames, film.info["loop"]) == ("GIF", 5, 0)
+        assert film.size == (384, 288 + 26)
+        frames = []
+        for i in range(5):
+            film.seek(i)
+            frames.append(film.convert("RGB").tobytes())
+    assert len(set(frames)) == 5
+
+
+# --- Anatomy ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 5, 28])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_filters_are_stretched_from_black_to_white(count: int, channels: int) -> None:
+    figure = draw.filters(random(count, 4, 6, channels) * 5 - 2)
+    shown = [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
+    assert len(shown) == count
+    for picture in shown:
+        assert picture.shape == (4, 6, 3)
+        assert (picture.min(), picture.max()) == (0, 1)
+    drawn(figure)
+
+
+def test_filters_of_other_channels_are_refused() -> None:
+    with pytest.raises(VitkitError, match="4 channels"):
+        draw.filters(random(2, 3, 3, 4))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (14, 14), (24, 24), (37, 30)])
+def test_positions_can_be_drawn_for_any_grid(grid: tuple[int, int]) -> None:
+    figure = draw.position_grid(random(*grid, *grid) * 2 - 1)
+    axis = figure.axes[0]
+    assert len(axis.get_yticks()) <= 14
+    assert len(axis.get_xticks()) <= 14
+    drawn(figure)
+
+
+def test_each_positions_similarity_lies_where_the_patch_is() -> None:
+    similarity = random(3, 5, 3, 5)
+    sheet = np.asarray(draw.position_grid(similarity).axes[0].images[0].get_array(), dtype=float)
+    for row in range(3):
+        for column in range(5):
+            cell = sheet[row * 4 : row * 4 + 3, column * 6 : column * 6 + 5]
+            np.testing.assert_allclose(cell, similarity[row, column])
+
+
+def test_heads_layers_and_lengths_can_be_drawn() -> None:
+    values = random(6, 3)
+    values[2] = np.nan  # a layer that convolves
+    drawn(draw.by_head(values, "Attention distance", "pixels"))
+    drawn(draw.by_head(random(1, 16), "Attention distance", "pixels"))
+    drawn(draw.layer_grid(random(6, 6) - 0.1))
+    for prefix_tokens in (0, 1, 5):
+        drawn(draw.norms(random(6, 2, 20) * 40, prefix_tokens))
+
+
+def test_drawing_needs_no_pyplot_and_no_screen() -> None:
+    code = "import sys, vitkit.explanation.draw; sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

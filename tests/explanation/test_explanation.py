@@ -1,0 +1,400 @@
+"""An explanation reads the pixels of a prediction, and lays its maps where the model saw them."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from photos import noise, save, smooth
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.explanation import explanation as module
+from vitkit.explanation.draw import spread
+from vitkit.explanation.explanation import Explanation, find_class, worst_mistakes_page
+from vitkit.explanation.methods import METHODS
+from vitkit.model.vit import VisionTransformer
+
+CLASSES = ("rose", "tulip", "3", "daisy & <b>", "été", "top", "oak")
+MAPS = [name for name in METHODS if name != "heads"]
+
+
+def classifier(preprocess: dict[str, Any] | None = None, **fields: Any) -> Classifier:
+    model = build(**fields)
+    size = model.config.image_size
+    return Classifier(model, CLASSES, Preprocess(**{"size": size, **(preprocess or {})}))
+
+
+@pytest.fixture
+def photograph(tmp_path: Path) -> Path:
+    return save(smooth(60, 40), tmp_path / "photo.png")
+
+
+def same(a: Image.Image, b: Image.Image) -> bool:
+    """Whether two pictures have the same pixels, wherever they come from."""
+    return (a.mode, a.size, a.tobytes()) == (b.mode, b.size, b.tobytes())
+
+
+# --- Where the model looked -------------------------------------------------------------------------
+
+FITS = st.sampled_from(["crop", "pad", "squash", "squash_crop"])
+SIDE = st.integers(20, 250)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    FITS, SIDE, SIDE, st.sampled_from([(32, 32), (24, 48), (48, 24)]), st.sampled_from([1.0, 0.9, 0.875]), st.booleans()
+)
+def test_the_box_is_where_each_pixel_of_the_input_comes_from(
+    fit: Any, width: int, height: int, size: tuple[int, int], crop_pct: float, floor_crop: bool
+) -> None:
+    preprocess = Preprocess(
+        size=size, fit=fit, crop_pct=crop_pct, floor_crop=floor_crop, interpolation="bilinear", mean=(0.0,) * 3
+    )
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    picture = Image.fromarray(np.stack([x, y, np.full_like(x, 255)], axis=-1).astype(np.uint8))
+    left, top, right, bottom = preprocess.box(width, height)
+    read = np.asarray(preprocess.resize(picture), dtype=float)
+    for i in range(2, size[0] - 2):
+        for j in range(2, size[1] - 2):
+            if read[i, j, 2] < 255:  # padding, and its border
+                continue
+            came_from = left + (j + 0.5) * (right - left) / size[1], top + (i + 0.5) * (bottom - top) / size[0]
+            wide, high = (right - left) / size[1], (bottom - top) / size[0]  # at the border there is less to average
+            if wide < came_from[0] < width - wide and high < came_from[1] < height - high:
+                assert read[i, j, :2] == pytest.approx([came_from[0] - 0.5, came_from[1] - 0.5], abs=0.75)
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash", "squash_crop"])
+@pytest.mark.parametrize("shape", [(90, 50), (50, 90), (61, 64)])
+def test_the_square_that_the_model_sees_in_one_patch_is_the_bright_one(fit: Any, shape: tuple[int, int]) -> None:
+    preprocess = Preprocess(size=(32, 32), fit=fit, mean=(0.0,) * 3)
+    box = preprocess.box(*shape)
+    step = (box[2] - box[0]) / 4, (box[3] - box[1]) / 4
+    for row in range(4):
+        for column in range(4):
+            corners = box[0] + column * step[0], box[1] + row * step[1]
+            edges = [round(v) for v in (corners[0], corners[1], corners[0] + step[0], corners[1] + step[1])]
+            if edges[0] < 0 or edges[1] < 0 or edges[2] > shape[0] or edges[3] > shape[1]:
+                continue  # some of it is padding
+            picture = Image.new("RGB", shape)
+            picture.paste((255, 255, 255), (edges[0], edges[1], edges[2], edges[3]))
+            patches = np.asarray(preprocess.resize(picture), dtype=float)[..., 0].reshape(4, 8, 4, 8).mean((1, 3))
+            assert np.unravel_index(patches.argmax(), (4, 4)) == (row, column)
+            assert patches[row, column] > 200
+            assert patches.sum() - patches[row, column] < 0.35 * patches[row, column]
+
+
+def test_a_strip_so_long_that_it_is_cut_before_it_is_resized_has_the_same_box() -> None:
+    preprocess = Preprocess(size=(32, 32), mean=(0.0,) * 3)
+    width, height = 60_000, 1
+    left, top, right, bottom = preprocess.box(width, height)
+    assert (left + right) / 2 == pytest.approx(width / 2, abs=1)
+    assert right - left == pytest.approx(32 / 36, rel=0.03)
+    assert 0 < top < bottom < 1
+
+
+# --- The same pixels as a prediction ----------------------------------------------------------------
+
+
+def watch(asked: Classifier, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The images (B, C, height, width) that the model is asked about from now on."""
+    seen: list[torch.Tensor] = []
+    inner = asked.probabilities
+    monkeypatch.setattr(asked, "probabilities", lambda images: (seen.append(images.clone()), inner(images))[1])
+    return seen
+
+
+@pytest.mark.parametrize("orientation", [None, 3, 6, 8])
+@pytest.mark.parametrize("size", [(60, 40), (400, 300)])
+def test_the_pixels_are_those_of_a_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orientation: int | None, size: tuple[int, int]
+) -> None:
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+    path = save(smooth(*size), tmp_path / "photo.jpg", exif=exif, quality=95)
+    asked = classifier()
+    seen = watch(asked, monkeypatch)
+    found = asked.explain(path, "raw")
+    assert torch.equal(seen[0][0], asked.read(path))
+    assert same(found.photograph, decode(path)), "upright, in its own resolution"
+    (prediction,) = asked.predict(path)
+    assert (found.target, found.path) == (prediction.label, str(path))
+    assert found.probability == pytest.approx(prediction.confidence, abs=1e-6)
+    assert [name for name, _ in found.ranking] == [name for name, _ in prediction.ranking]
+
+
+def test_the_box_of_a_photograph_that_prediction_decodes_smaller_is_in_its_own_pixels(tmp_path: Path) -> None:
+    path = save(smooth(1603, 1201), tmp_path / "large.jpg")
+    asked = classifier({"size": (12, 16)})
+    assert decode(path, asked.preprocess.short_side).width < 800
+    found = asked.explain(path, "raw")
+    assert found.photograph.size == (1603, 1201)
+    assert found.box == pytest.approx(asked.preprocess.box(1603, 1201), abs=8)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "CMYK", "I", "I;16", "F", "YCbCr"])
+def test_a_picture_in_memory_is_read_as_a_file_of_it_would_be(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mode == "I;16":
+        picture = Image.fromarray((np.arange(30 * 40, dtype=np.uint16) * 50).reshape(30, 40))
+    else:
+        picture = smooth(40, 30).convert("L" if mode in ("I", "F") else "RGB").convert(mode)
+    asked = classifier()
+    seen = watch(asked, monkeypatch)
+    found = asked.explain(picture, "raw")
+    assert found.path is None
+    assert found.photograph.size == (40, 30)
+    if mode in ("RGB", "RGBA"):
+        assert same(found.photograph, smooth(40, 30))
+        assert torch.equal(seen[0][0], torch.from_numpy(asked.preprocess(smooth(40, 30))))
+
+
+def test_a_picture_in_memory_is_turned_upright_too(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = save(smooth(60, 40), tmp_path / "photo.png", exif=exif)
+    with Image.open(path) as picture:
+        found = classifier().explain(picture, "raw")
+    assert same(found.photograph, decode(path))
+    assert found.photograph.size == (40, 60)
+
+
+def test_transparency_lands_on_white_in_memory_too(tmp_path: Path) -> None:
+    picture = smooth(40, 30).convert("RGBA")
+    picture.putalpha(0)
+    assert same(classifier().explain(picture, "raw").photograph, Image.new("RGB", (40, 30), "white"))
+    palette = smooth(40, 30).quantize(8)
+    palette.info["transparency"] = 0
+    path = save(palette, tmp_path / "p.png", transparency=0)
+    assert same(classifier().explain(palette, "raw").photograph, decode(path))
+
+
+# --- What is asked, and answered --------------------------------------------------------------------
+
+
+def test_all_methods_answer_with_the_models_grid(photograph: Path) -> None:
+    found = classifier().explain(photograph, "all")
+    assert list(found.maps) == MAPS
+    for values in found.maps.values():
+        assert (values.shape, values.dtype) == ((3, 4), np.float32)
+    assert found.heads is not None
+    assert found.heads.shape == (3, 4, 3, 4)
+    assert found.layers == (0, 1, 2)
+
+
+@pytest.mark.parametrize("method", MAPS)
+def test_a_map_is_the_methods_own(photograph: Path, method: str) -> None:
+    asked = classifier()
+    found = asked.explain(photograph, method, "daisy & <b>")
+    kind = {"target": 3} if method in module.CLASS_SPECIFIC else {}
+    expected = METHODS[method](asked.model, asked.read(photograph)[None], **kind)[0]
+    np.testing.assert_allclose(found.maps[method], expected.cpu().numpy(), atol=1e-6)
+    assert found.heads is None
+
+
+@pytest.mark.parametrize("layer", [0, 1, -1])
+def test_a_layer_can_be_named(photograph: Path, layer: int) -> None:
+    asked = classifier()
+    every = asked.explain(photograph, "heads")
+    one = asked.explain(photograph, "heads", layer=layer)
+    assert every.heads is not None
+    assert one.heads is not None
+    assert one.layers == (layer % 3,)
+    np.testing.assert_allclose(one.heads[0], every.heads[layer], atol=1e-6)
+    raw = asked.explain(photograph, "raw", layer=layer).maps["raw"]
+    np.testing.assert_allclose(raw, one.heads[0].mean(axis=0), atol=1e-6)
+
+
+def test_convolving_layers_have_no_heads_to_show(photograph: Path) -> None:
+    found = classifier(conv_layers=(1,)).explain(photograph, "heads")
+    assert found.layers == (0, 2)
+    assert found.heads is not None
+    assert found.heads.shape == (2, 4, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [("top", 1), ("rose", 0), ("été", 4), ("3", 2), (3, 3), ("0", 0), ("6", 6), (0, 0)],
+)
+def test_a_class_is_named_or_numbered(target: str | int, number: int) -> None:
+    probabilities = np.array([0.1, 0.4, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=np.float32)
+    assert find_class(CLASSES, target, probabilities) == number
+
+
+@pytest.mark.parametrize("target", ["tulipp", "7", "-1", "", 7, -1, "²"])
+def test_a_class_that_is_not_there_is_told_with_those_that_are(target: str | int) -> None:
+    with pytest.raises(VitkitError, match="there is no class") as caught:
+        find_class(CLASSES, target, np.zeros(7, dtype=np.float32))
+    assert "0 to 6" in str(caught.value)
+    assert ("did you mean tulip?" in str(caught.value)) == (target == "tulipp")
+
+
+@pytest.mark.parametrize(
+    ("method", "layer", "reason"),
+    [("lime", None, "there is no method 'lime'"), ("rollout", 1, "goes through all layers"), ("occlusion", 0, "layer")],
+)
+def test_what_cannot_be_asked_is_told(photograph: Path, method: str, layer: int | None, reason: str) -> None:
+    with pytest.raises(VitkitError, match=reason):
+        classifier().explain(photograph, method, layer=layer)
+
+
+def test_a_layer_that_is_not_there_is_told(photograph: Path) -> None:
+    for method in ("raw", "heads", "gradient-attention"):
+        for layer in (3, -4):
+            with pytest.raises(VitkitError, match=f"no layer {layer}"):
+                classifier().explain(photograph, method, layer=layer)
+
+
+def test_a_model_without_a_head_is_refused(photograph: Path) -> None:
+    headless = Classifier(build(num_classes=0), (), Preprocess(size=(12, 16)))
+    with pytest.raises(VitkitError, match="no head"):
+        headless.explain(photograph)
+
+
+def test_an_unreadable_file_is_told_as_prediction_tells_it(tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(UnreadableImageError, match="not an image"):
+        classifier().explain(tmp_path / "broken.jpg")
+
+
+def test_the_model_is_left_as_it_was(photograph: Path) -> None:
+    asked = classifier()
+    state = {name: tensor.clone() for name, tensor in asked.model.state_dict().items()}
+    asked.explain(photograph, "all")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in asked.model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in asked.model.parameters())
+    assert not asked.model.training
+
+
+def reddish() -> Classifier:
+    """A model that averages its 8x8 patches; its class `rose` is how much redder than green they are."""
+    fields = {"image_size": (64, 64), "patch_size": (8, 8), "norm_eps": 1e4}  # so large that the norm keeps proportions
+    model = VisionTransformer(build(classifier="gap", position="none", layers=1).config.replace(**fields))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.zero_()
+        model.patch_embed.proj.weight[0, 0] = model.patch_embed.proj.weight[1, 1] = 1 / 64
+        model.head.weight[0, :2] = torch.tensor([1e4, -1e4])
+    return Classifier(model, CLASSES, Preprocess(size=(64, 64)))
+
+
+@pytest.mark.parametrize("shape", [(96, 64), (130, 250)])
+@pytest.mark.parametrize("patch", [(3, 4), (7, 0), (4, 3)])
+def test_what_a_class_comes_from_is_bright_in_the_photograph(
+    tmp_path: Path, shape: tuple[int, int], patch: tuple[int, int]
+) -> None:
+    asked = reddish()
+    picture = Image.new("RGB", shape, (127, 127, 127))
+    left, top, right, _ = asked.preprocess.box(*shape)
+    step = (right - left) / 8
+    x, y = left + patch[1] * step, top + patch[0] * step
+    picture.paste((220, 30, 30), (round(x), round(y), round(x + step), round(y + step)))
+    found = asked.explain(save(picture, tmp_path / "a.png"), "occlusion", "rose")
+    values = found.maps["occlusion"]
+    assert np.unravel_index(values.argmax(), values.shape) == patch
+    laid, seen = spread(np.maximum(values, 0), found.box, shape)
+    row, column = np.unravel_index((laid * seen).argmax(), laid.shape)
+    assert abs(column + 0.5 - (x + step / 2)) <= step
+    assert abs(row + 0.5 - (y + step / 2)) <= step
+
+
+# --- What is written --------------------------------------------------------------------------------
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_folder_gets_everything(tmp_path: Path, photograph: Path) -> None:
+    found = classifier().explain(photograph, "all")
+    assert found.save(tmp_path / "out") == tmp_path / "out"
+    expected = {f"{method}.png" for method in MAPS}
+    assert names(tmp_path / "out") == expected | {"methods.png", "heads.png", "layers.gif", "maps.npz", "index.html"}
+    for method in MAPS:
+        with Image.open(tmp_path / "out" / f"{method}.png") as picture:
+            assert picture.size == (240, 160)
+    with np.load(tmp_path / "out" / "maps.npz") as arrays:
+        for method in MAPS:
+            np.testing.assert_array_equal(arrays[method], found.maps[method])
+        np.testing.assert_array_equal(arrays["heads"], found.heads)
+        assert tuple(arrays["box"]) == found.box
+        assert arrays["target"] == found.target
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert escape(found.target) in page
+    assert not re.search(r'(src|href)="(?!data:)', page), "self-contained"
+
+
+def test_one_method_gets_no_comparison_and_no_heads(tmp_path: Path, photograph: Path) -> None:
+    classifier().explain(photograph, "rollout").save(tmp_path / "out")
+    assert names(tmp_path / "out") == {"rollout.png", "maps.npz", "index.html"}
+    classifier().explain(photograph, "heads").save(tmp_path / "heads")
+    assert names(tmp_path / "heads") == {"heads.png", "layers.gif", "maps.npz", "index.html"}
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+@pytest.mark.parametrize("method", ["gradient", "heads", "all"])
+@pytest.mark.parametrize("ending", [".png", ".npz", ".html", ".PNG"])
+def test_one_file_by_its_ending(tmp_path: Path, photograph: Path, method: str, ending: str) -> None:
+    target = classifier().explain(photograph, method).save(tmp_path / f"out{ending}")
+    assert names(tmp_path) == {"photo.png", f"out{ending}"}
+    assert target.stat().st_size > 500
+
+
+def test_another_ending_is_refused(tmp_path: Path, photograph: Path) -> None:
+    with pytest.raises(VitkitError, match="must be a folder"):
+        classifier().explain(photograph, "raw").save(tmp_path / "out.jpg")
+
+
+def test_a_map_that_was_not_asked_for_is_not_drawn(photograph: Path) -> None:
+    with pytest.raises(VitkitError, match="no map of 'rollout': the maps are raw"):
+        classifier().explain(photograph, "raw").overlay("rollout")
+
+
+def test_a_large_photograph_is_drawn_smaller(tmp_path: Path) -> None:
+    path = save(smooth(3000, 300), tmp_path / "wide.png")
+    found = classifier().explain(path, "raw")
+    assert found.photograph.size == (3000, 300)
+    assert found.overlay("raw").size == (2048, 205)
+    assert found.overlay("raw", 100).size == (100, 10)
+
+
+# --- A gallery of mistakes --------------------------------------------------------------------------
+
+
+def test_a_gallery_explains_both_the_wrong_class_and_the_true_one(tmp_path: Path) -> None:
+    paths = [str(save(noise(60, 40, seed=i), tmp_path / f"{i} & more.png")) for i in range(2)]
+    (tmp_path / "broken.png").write_bytes(b"")
+    rows = [(paths[0], "rose", "daisy & <b>"), (str(tmp_path / "broken.png"), "oak", "rose"), (paths[1], "oak", "top")]
+    assert worst_mistakes_page(classifier(), rows, tmp_path / "mistakes.html") == 2
+    page = (tmp_path / "mistakes.html").read_text(encoding="utf-8")
+    assert "rose, taken for daisy &amp; &lt;b&gt;" in page
+    assert "empty file" in page
+    assert page.count("<img") == 6
+    assert page.index("rose, taken") < page.index("oak, taken")
+    assert not re.search(r'(src|href)="(?!data:)', page)
+
+
+def test_a_gallery_needs_a_method_that_tells_classes_apart(tmp_path: Path) -> None:
+    for method in ("rollout", "nothing"):
+        with pytest.raises(VitkitError, match="cannot tell two classes apart; take one of gradient"):
+            worst_mistakes_page(classifier(), [], tmp_path / "mistakes.html", method)
+
+
+def test_an_explanation_cannot_be_changed(photograph: Path) -> None:
+    found = classifier().explain(photograph, "raw")
+    assert isinstance(found, Explanation)
+    with pytest.raises(AttributeError):
+        found.target = "oak"  # type: ignore[misc]

@@ -1,0 +1,43 @@
+"""An export beside others: one that was killed before, and one that is at work on the same file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vitkit.errors import VitkitError
+from vitkit.exporting.formats import format_of
+from vitkit.exporting.writing import _staged
+from vitkit.system.files import sole
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_of_that_name(tmp_path: Path) -> None:
+    out, another = tmp_path / "a.pt2", tmp_path / ".b.pt2.77.tmp"
+    for left in (tmp_path / ".a.pt2.77.tmp", tmp_path / f".a.pt2.{os.getpid()}.tmp", another):
+        left.mkdir()
+        (left / "a.pt2").write_text("half")
+    with _staged(out, format_of(out), force=False) as temporary:
+        temporary.write_text("whole")
+    assert out.read_text() == "whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [another.name, "a.pt2"]
+
+
+def test_a_file_that_another_process_exports_is_left_to_it(tmp_path: Path) -> None:
+    out = tmp_path / "a.pt2"
+    staged = _staged(out, format_of(out), force=True)
+    with sole(out), pytest.raises(VitkitError, match=r"a\.pt2 is being written by"), staged:
+        pytest.fail("two at once")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.xml", "a.bin"])
+def test_a_file_that_came_since_the_command_began_is_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("another's")
+    with (
+        pytest.raises(VitkitError, match=f"{name} exists"),
+        _staged(tmp_path / "a.xml", format_of(tmp_path / "a.xml"), force=False),
+    ):
+        pytest.fail("written over")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["another's"]

@@ -1,0 +1,165 @@
+"""The graph that is written for OpenVINO and ONNX Runtime answers as the model does, for every way to build one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from tiny import VARIETY, build, configs, images, largest_difference, randomise
+from vitkit.errors import VitkitError
+from vitkit.inference.backends import onnx, openvino
+from vitkit.inference.backends.base import Runner
+from vitkit.inference.pipeline import cores, flow
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+
+ENGINES = {"onnx": onnx.from_model, "openvino": openvino.from_model}
+
+# What tiny.VARIETY has not: hybrids, images of another size, models without a head or with a single patch.
+MORE: dict[str, dict[str, Any]] = {
+    "hybrid": {"stem": (1, 2), "patch_size": 1, "image_size": (16, 24)},
+    "hybrid of timm, registers, odd sides": {
+        "stem": (1, 1), "patch_size": 1, "image_size": (22, 25), "stem_kind": "timm", "registers": 1,
+    },
+    "hybrid of the root alone": {"stem": (), "patch_size": 2, "image_size": (16, 24)},
+    "larger": {"image_size": (20, 24)},
+    "larger distilled": {"image_size": (20, 24), "distill_token": True, "distill_head": True},
+    "larger relative": {"image_size": (8, 24), "position": "relative", "position_at": "shared"},
+    "no head": {"num_classes": 0},
+    "no head, two tokens": {"num_classes": 0, "distill_token": True, "distill_head": True},
+    "one patch": {"classifier": "gap", "image_size": (4, 4)},
+    "one relative patch": {
+        "classifier": "gap", "image_size": (4, 4), "position": "relative", "position_at": "shared",
+    },
+    "one channel": {"in_channels": 1},
+}  # fmt: skip
+
+
+def asked(runner: Runner, model: VisionTransformer, batch: int) -> float:
+    """How far the runner is from the model, in parts of the largest logit."""
+    pictures = images(batch, config=model.config)
+    with torch.no_grad():
+        expected = model(pictures)
+    found = runner(pictures)
+    assert found.dtype == torch.float32
+    return largest_difference(found, expected) / expected.abs().max().item()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fields", [*VARIETY.values(), *MORE.values()], ids=[*VARIETY, *MORE])
+def test_every_model_answers_alike_for_one_image_and_for_four(engine: str, fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    runner = ENGINES[engine](model, "float32")
+    assert (runner.engine, runner.precision) == (engine, "float32")
+    assert max(asked(runner, model, 1), asked(runner, model, 4)) < 1e-5
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(config=configs())
+def test_any_configuration_answers_alike(config: ViTConfig) -> None:
+    model = randomise(VisionTransformer(config)).eval()
+    pictures = images(3, config=config)
+    with torch.no_grad():
+        expected = model(pictures)
+    for engine in ENGINES.values():
+        torch.testing.assert_close(engine(model, "float32")(pictures), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_runner_keeps_the_weights_that_the_model_had(engine: str) -> None:
+    model = build()
+    runner = ENGINES[engine](model, "float32")
+    before = runner(images(2))
+    randomise(model, seed=5)
+    assert largest_difference(runner(images(2)), before) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_model_is_left_as_it_was(engine: str) -> None:
+    model = build(layer_scale=0.1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ENGINES[engine](model, "float32")(images(2))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not openvino._has_bfloat16(), reason="this processor has no bfloat16")
+def test_openvino_computes_in_bfloat16() -> None:
+    model = build()
+    runner = openvino.from_model(model, "bfloat16")
+    assert runner.precision == "bfloat16"
+    assert 1e-5 < asked(runner, model, 4) < 5e-2
+
+
+def test_openvino_answers_in_several_threads_at_once_each_with_a_core_of_its_own() -> None:
+    model, pictures = build(), images(40)
+    with torch.inference_mode():
+        expected = model(pictures)
+    runner = openvino.from_model(model, "float32")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert largest_difference(runner(pictures), expected) <= 1e-5
+        rows = list(flow(map(str, range(40)), lambda path: pictures[int(path)], runner, 3, is_concurrent=True))
+    finally:
+        torch.set_num_threads(before)
+    assert [path for path, _ in rows] == [str(number) for number in range(40)]
+    assert largest_difference(torch.tensor(np.stack([row for _, row in rows])), expected) <= 1e-5
+    used = {threads: own.get_property("NUM_STREAMS") for threads, own in runner._compiled.items()}
+    assert used == {1: cores(), 2: 1}
+
+
+def test_openvino_says_what_it_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def compile_model(self, *_: Any) -> None:
+            raise RuntimeError("Exception from src/core.cpp:1:\nno memory left\n")
+
+    runner = openvino.from_model(build(), "float32")
+    monkeypatch.setattr(openvino, "_core", Full)
+    with pytest.raises(VitkitError, match=r"^OpenVINO cannot compute this model: no memory left$"):
+        runner(images(1))
+
+
+def test_onnx_runtime_says_that_it_has_no_bfloat16() -> None:
+    with pytest.raises(VitkitError, match="ONNX Runtime computes in float32 here, not bfloat16"):
+        onnx.from_model(build(), "bfloat16")
+
+
+def test_openvino_says_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        def get_property(self, device: str, name: str) -> list[str]:
+            return ["FP32"]
+
+    graph = openvino.to_graph(build())
+    monkeypatch.setattr(openvino, "_core", Old)
+    with pytest.raises(VitkitError, match="no bfloat16: take --precision float32"):
+        openvino.OpenVINORunner(graph, "bfloat16")
+
+
+def test_a_model_too_large_for_onnx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx, "_LARGEST", 1000)
+    with pytest.raises(VitkitError, match="ONNX holds 2: take another dtype, or OpenVINO"):
+        onnx.to_graph(build())
+
+
+@pytest.mark.parametrize("package", ["openvino", "onnx", "onnxruntime"])
+def test_what_is_not_installed_is_said_in_one_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    openvino._core.cache_clear()
+    engine = openvino.from_model if package == "openvino" else onnx.from_model
+    with pytest.raises(VitkitError, match=r"is not installed: pip install 'vitkit\[export\]'"):
+        engine(build(), "float32")
+
+
+def test_the_shortcut_and_the_folding_are_in_the_graph() -> None:
+    """The last layer computes one token, and LayerNorm leaves no product of its own."""
+    graph = onnx.to_graph(build(layer_scale=0.1)).graph
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("Mul") == 0
+    assert "Conv" not in kinds
+    assert kinds.count("Slice") == 3  # of the last layer's residual and queries; of the token that is read

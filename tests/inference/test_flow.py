@@ -1,0 +1,139 @@
+"""Reading and computing at once: in order, in bounded memory, stopped at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitkit.inference.pipeline import flow
+
+READ: list[str] = []
+
+
+def number(path: str) -> Tensor | str:
+    READ.append(path)
+    time.sleep(0.001 * (int(path) % 3))  # later ones are done sooner
+    return "odd one" if int(path) % 7 == 3 else torch.full((2,), float(path))
+
+
+def double(images: Tensor) -> Tensor:
+    return images * 2
+
+
+@pytest.mark.parametrize("is_concurrent", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("images", [0, 1, 3, 4, 50])
+def test_every_path_has_its_row_in_order(images: int, batch_size: int, is_concurrent: bool) -> None:
+    paths = list(map(str, range(images)))
+    rows = list(flow(iter(paths), number, double, batch_size, is_concurrent=is_concurrent))
+    assert [path for path, _ in rows] == paths
+    for path, row in rows:
+        if int(path) % 7 == 3:
+            assert row == "odd one"
+        else:
+            np.testing.assert_array_equal(row, [2.0 * int(path)] * 2)
+
+
+@pytest.mark.parametrize("is_concurrent", [True, False])
+def test_batches_hold_as_many_as_was_said(is_concurrent: bool) -> None:
+    sizes: list[int] = []
+
+    def measure(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return images
+
+    paths = [str(7 * i) for i in range(20)]
+    list(flow(paths, number, measure, 6, is_concurrent=is_concurrent))
+    assert sorted(sizes) == [2, 6, 6, 6]
+
+
+@pytest.mark.parametrize("is_concurrent", [True, False])
+def test_an_endless_supply_is_read_a_few_batches_ahead(is_concurrent: bool) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[str]:
+        for i in count():
+            taken.append(i)
+            yield str(i)
+
+    rows = flow(endless(), number, double, 4, is_concurrent=is_concurrent)
+    bound = 4 * (2 * (len(threading.enumerate()) + 64) + 2)
+    for received in range(200):
+        next(rows)
+        assert len(taken) - received <= bound
+    rows.close()
+    READ.clear()
+    time.sleep(0.05)
+    assert not READ, "nothing is read when nobody waits"
+
+
+def test_an_engine_that_is_not_concurrent_computes_one_batch_at_a_time() -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def watch(images: Tensor) -> Tensor:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return images
+
+    list(flow(map(str, range(60)), number, watch, 4, is_concurrent=False))
+    assert max(most) == 1
+
+
+def test_each_core_computes_in_one_thread_and_the_callers_number_stays() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    seen: set[int] = set()
+
+    def watch(images: Tensor) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return images
+
+    try:
+        list(flow(map(str, range(40)), number, watch, 4, is_concurrent=True))
+        assert seen == {1}
+        assert torch.get_num_threads() == 3
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("is_concurrent", [True, False])
+def test_a_failure_ends_the_flow_and_its_threads(is_concurrent: bool) -> None:
+    def fail(images: Tensor) -> Tensor:
+        if images.max() > 30:
+            raise RuntimeError("broken")
+        return images
+
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="broken"):
+        list(flow(map(str, count()), number, fail, 4, is_concurrent=is_concurrent))
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("is_concurrent", [True, False])
+def test_closing_does_not_wait_for_what_was_to_come(is_concurrent: bool) -> None:
+    slow = threading.Event()
+
+    def linger(path: str) -> Tensor:
+        slow.wait(0.05 if int(path) >= 8 else 0)
+        return torch.zeros(2)
+
+    rows = flow(map(str, count()), linger, double, 8, is_concurrent=is_concurrent)
+    next(rows)
+    started = time.perf_counter()
+    rows.close()
+    assert time.perf_counter() - started < 0.3, "eight images of each batch would take 0.4 s"

@@ -1,0 +1,266 @@
+"""Rows survive: any file name, and being cut short at any byte."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitkit.errors import VitkitError
+from vitkit.inference.prediction import Prediction
+from vitkit.inference.prediction_files import FORMATS, Columns, Format, Row
+from vitkit.inference.resumable import Stock, gathering, partial_of, read_rows, take_stock
+from vitkit.text.cells import restored
+
+CLASSES = ("daisy", 'a "rose", red', "été\n図", "$")
+NAMES = [
+    "a.png",
+    "with, comma.png",
+    'with "quotes".png',
+    "two\nlines.png",
+    'a\n"b\n",\n.png',
+    "return\r.png",
+    os.fsdecode(b"not utf-8 \xff\xfe\n.png"),
+    "図 été \u2028.png",
+    "",
+    '"',
+    "z.png",
+]
+
+
+def predictions(paths: Sequence[str], seed: int = 0) -> list[Prediction]:
+    """For each path something else; every fourth cannot be read."""
+    random = np.random.default_rng(seed)
+    made = []
+    for i, path in enumerate(paths):
+        p = np.sort(random.dirichlet(np.ones(len(CLASSES))))[::-1]
+        ranking = tuple(zip(random.permutation(CLASSES).tolist(), p.tolist(), strict=True))
+        made.append(
+            Prediction(path, error='damaged ("x",\n1)') if i % 4 == 3 else Prediction(path, *ranking[0], ranking)
+        )
+    return made
+
+
+def write(out: Path, form: Format, made: Sequence[Prediction], stock: Stock | None = None) -> list[str]:
+    """Everything that is missing; the paths that were computed."""
+    paths = [prediction.path for prediction in made]
+    stock = stock or Stock(paths)
+    by_path = {prediction.path: prediction for prediction in made}
+    with gathering(out, form, paths, stock) as add:
+        for path in stock.missing:
+            add(by_path[path])
+    assert not partial_of(out).exists()
+    return list(stock.missing)
+
+
+def rows(file: Path, form: Format) -> list[Row]:
+    return [row for _, row in read_rows(file, form)]
+
+
+FORMS = {
+    f"{suffix[1:]} {columns.top} {columns.reject}": (f"rows{suffix}", FORMATS[suffix](columns))
+    for suffix in FORMATS
+    for columns in (Columns(), Columns(3), Columns(1, 0.6), Columns(2, 0.5))
+}
+every_form = pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS)
+
+
+@every_form
+def test_a_row_is_read_as_it_was_written(tmp_path: Path, name: str, form: Format) -> None:
+    made = predictions(NAMES)
+    write(tmp_path / name, form, made)
+    for row, prediction in zip(rows(tmp_path / name, form), made, strict=True):
+        assert (row.path, row.name) == (prediction.path, prediction.label)
+        assert row.confidence == pytest.approx(prediction.confidence, abs=1e-6)
+        reject = form.columns.reject
+        assert row.is_rejected == (reject is not None and prediction.error is None and prediction.confidence < reject)
+
+
+@pytest.mark.parametrize("reject", [None, 0.6])
+def test_other_readers_of_csv_read_the_same(tmp_path: Path, reject: float | None) -> None:
+    form = FORMATS[".csv"](Columns(2, reject))
+    made = predictions(NAMES)
+    write(tmp_path / "rows.csv", form, made)
+    text = (tmp_path / "rows.csv").read_bytes().decode("utf-8", "surrogateescape")
+    found = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert [restored(row["path"]) for row in found] == NAMES
+    for row, prediction in zip(found, made, strict=True):
+        is_rejected = reject is not None and (prediction.confidence or 1) < reject
+        assert row["label"] == ("" if is_rejected else prediction.label or "")
+        assert row.get("rejected", "") == (prediction.label if is_rejected else "")
+        assert row["error"] == (prediction.error or "")
+        assert row["label_2"] == (prediction.ranking[1][0] if prediction.ranking else "")
+
+
+def test_every_json_line_is_utf8_and_names_its_file(tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", FORMATS[".jsonl"](Columns(1, 0.6)), predictions(NAMES))
+    lines = (tmp_path / "rows.jsonl").read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    found = [json.loads(line) for line in lines]
+    assert [row["path"] for row in found] == NAMES
+    assert os.fsencode(found[6]["path"]) == b"not utf-8 \xff\xfe\n.png"
+    assert [row["label"] is None for row in found] == [row["rejected"] is not None or "error" in row for row in found]
+
+
+@every_form
+def test_a_file_cut_at_any_byte_is_completed_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: Format
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    made, out = predictions(NAMES), tmp_path / name
+    write(out, form, made)
+    whole = out.read_bytes()
+    ends = [span.stop for span, _ in read_rows(out, form)]
+    out.unlink()
+    for cut in range(len(whole) + 1):
+        partial_of(out).write_bytes(whole[:cut])
+        stock = take_stock(out, form, NAMES)
+        assert list(stock.missing) == NAMES[sum(end <= cut for end in ends) :], cut
+        write(out, form, made, stock)
+        assert out.read_bytes() == whole, cut
+        out.unlink()
+
+
+# No file name has a NUL in it.
+file_names = st.binary(min_size=1, max_size=12).map(lambda name: os.fsdecode(name.replace(b"\0", b"\n")))
+
+
+@given(
+    names=st.lists(st.one_of(file_names, st.text('",\r\n a', min_size=1, max_size=6)), unique=True, max_size=6),
+    form=st.sampled_from(sorted(FORMS)),
+    where=st.floats(0, 1),
+)
+def test_any_names_cut_anywhere(names: list[str], form: str, where: float) -> None:
+    file, written = FORMS[form]
+    made = predictions(names)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, file)
+        write(out, written, made)
+        whole = out.read_bytes()
+        partial_of(out).write_bytes(whole[: int(where * len(whole))])
+        write(out, written, made, take_stock(out, written, names))
+        assert out.read_bytes() == whole
+        assert [row.path for row in rows(out, written)] == names
+
+
+@every_form
+@pytest.mark.parametrize("there", [[0], [10], [3, 7], [9, 2, 5], list(range(11)), list(range(11))[::-1]], ids=str)
+def test_what_is_missing_is_put_in_its_place(tmp_path: Path, name: str, form: Format, there: list[int]) -> None:
+    made = predictions(NAMES)
+    write(tmp_path / "whole", form, made)
+    out = tmp_path / name
+    write(out, form, [made[i] for i in there])
+    stock = take_stock(out, form, NAMES)
+    computed = write(out, form, made, stock)
+    assert computed == [path for i, path in enumerate(NAMES) if i not in there]
+    assert out.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert stock.tally.images == len(there)
+    assert stock.tally.unreadable == sum(i % 4 == 3 for i in there)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "whole"])
+
+
+@every_form
+def test_a_row_that_is_there_twice_is_there_once_in_the_end(tmp_path: Path, name: str, form: Format) -> None:
+    made, out = predictions(NAMES), tmp_path / name
+    write(out, form, made)
+    whole = out.read_bytes()
+    first = next(read_rows(out, form))[0]
+    partial_of(out).write_bytes(whole[: first.stop] + whole[first])
+    stock = take_stock(out, form, NAMES)
+    assert stock.tally.images == 1
+    write(out, form, made, stock)
+    assert out.read_bytes() == whole
+
+
+def test_a_partial_file_goes_before_a_finished_one(tmp_path: Path) -> None:
+    form, out = FORMATS[".csv"](Columns()), tmp_path / "rows.csv"
+    write(out, form, predictions(NAMES[:2]))
+    partial_of(out).write_bytes(form.header.encode())
+    stock = take_stock(out, form, NAMES)
+    assert (stock.file, stock.tally.images) == (partial_of(out), 0)
+
+
+def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path) -> None:
+    form, out, made = FORMATS[".csv"](Columns()), tmp_path / "rows.csv", predictions(NAMES)
+    out.write_text("precious")
+    with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES)) as add:
+        add(made[0])
+        raise RuntimeError
+    assert out.read_text() == "precious"
+    assert [row.path for row in rows(partial_of(out), form)] == NAMES[:1]
+
+
+def test_a_block_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), gathering(tmp_path / "rows.csv", FORMATS[".csv"](Columns()), NAMES, Stock(NAMES)):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("other", FORMS)
+def test_rows_of_other_columns_are_refused_and_kept(tmp_path: Path, form: str, other: str) -> None:
+    if form == other:
+        return
+    out = tmp_path / "rows"
+    write(out, FORMS[other][1], predictions(NAMES))
+    before = out.read_bytes()
+    with pytest.raises(VitkitError, match=r"do not fit .*--top and --reject"):
+        take_stock(out, FORMS[form][1], NAMES)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(("was", "now"), [(0.6, 0.3), (0.3, 0.6), (0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_rows_of_another_threshold_are_refused(tmp_path: Path, suffix: str, was: float, now: float) -> None:
+    out = tmp_path / f"rows{suffix}"
+    write(out, FORMATS[suffix](Columns(1, was)), predictions(NAMES))
+    with pytest.raises(VitkitError, match="another threshold"):
+        take_stock(out, FORMATS[suffix](Columns(1, now)), NAMES)
+
+
+def test_a_confidence_that_is_rounded_to_the_threshold_fits_either_way() -> None:
+    columns = Columns(1, 0.5)
+    assert columns.agree_with(Row("a", "x", 0.5, is_rejected=True))
+    assert columns.agree_with(Row("a", "x", 0.5, is_rejected=False))
+    assert not columns.agree_with(Row("a", "x", 0.501, is_rejected=True))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"precious",
+        b"precious\n",
+        b"\xff\xd8\xff",
+        b"path,label\n",
+        b"path,label,confidence,error\r\na,b,0.5,\r\n",
+        b"path,label,confidence,error\na,b\n",
+        b"path,label,confidence,error\na,b,high,\n",
+        b'path,label,confidence,error\n"a"b,c,0.5,\n',
+        b'{"path": "a"}\n',
+        b'{"path": "a", "label": "x", "confidence": 0.5}\n[1]\n',
+        b'{"path": "a", "label": "x", "confidence": 0.5}\n\n',
+        b'[{"path": "a", "label": "x", "confidence": 0.5}]\n',
+    ],
+)
+def test_what_is_no_file_of_rows_is_refused_and_kept(tmp_path: Path, suffix: str, content: bytes) -> None:
+    out = tmp_path / f"rows{suffix}"
+    out.write_bytes(content)
+    with pytest.raises(VitkitError, match="do not fit"):
+        take_stock(out, FORMATS[suffix](Columns()), ["a"])
+    assert out.read_bytes() == content
+
+
+def test_a_row_of_an_image_that_is_not_asked_about_is_refused(tmp_path: Path) -> None:
+    out, form = tmp_path / "rows.csv", FORMATS[".csv"](Columns())
+    write(out, form, predictions(NAMES))
+    with pytest.raises(VitkitError, match=r"row of z\.png, which is not among the sources"):
+        take_stock(out, form, NAMES[:-1])

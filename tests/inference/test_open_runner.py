@@ -1,0 +1,209 @@
+"""Engines by name, and the one that `auto` takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tiny import build, images, largest_difference
+from vitkit.errors import VitkitError
+from vitkit.inference import backends as engine
+from vitkit.inference.backends import best_precision, open_runner
+from vitkit.inference.backends import torch as own
+from vitkit.inference.backends.base import ENGINES, PRECISIONS
+
+
+class Stand:
+    """A runner in another's place."""
+
+    def __init__(self, engine: str, precision: str) -> None:
+        self.engine, self.precision = engine, precision
+
+
+@pytest.fixture
+def stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine that takes long to start is there, and no GPU is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(engine, "find_spec", lambda _: object())
+    monkeypatch.setattr(own, "compiled", lambda _, precision: Stand("compile", precision))
+    for name in ("openvino", "onnx"):
+        module = ModuleType(name)
+        module.from_model = lambda _, precision, name=name: Stand(name, precision)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"vitkit.inference.backends.{name}", module)
+
+
+def fail(*_: Any) -> None:
+    raise VitkitError("it cannot run the model")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_eager_answers_as_the_model_does(precision: str) -> None:
+    model = build()
+    runner = open_runner(model, "eager", precision)
+    assert (runner.engine, runner.precision) == ("eager", precision)
+    found = runner(images(3))
+    assert (found.dtype, found.device.type, found.requires_grad) == (torch.float32, "cpu", False)
+    assert largest_difference(found, model(images(3)).detach()) <= {"float32": 1e-5, "bfloat16": 0.1}[precision]
+
+
+def test_eager_in_float32_is_the_model_itself_as_it_was() -> None:
+    model, x = build(), images(3)
+    runner = open_runner(model, "eager", "float32")
+    with torch.inference_mode():
+        expected = model(x)
+        model.head.weight.zero_()
+    assert torch.equal(runner(x), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "auto"])
+def test_an_engine_is_opened_by_its_name(stands: None, name: str) -> None:
+    for precision in ("float32", "bfloat16"):
+        runner = open_runner(build(), name, precision)
+        assert (runner.engine, runner.precision) == (name, precision)
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"), [(0, "eager"), (1, "eager"), (100, "eager"), (1_000_000, "openvino"), (None, "openvino")]
+)
+def test_auto_takes_eager_for_few_images_and_openvino_for_many(stands: None, images: int | None, expected: str) -> None:
+    assert open_runner(build(), "auto", "float32", images).engine == expected
+
+
+def test_auto_takes_eager_where_the_other_fails(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["vitkit.inference.backends.openvino"], "from_model", fail)
+    assert open_runner(build()).engine == "eager"
+
+
+def test_auto_takes_eager_where_a_package_is_missing(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)
+    assert open_runner(build()).engine == "eager"
+
+
+def test_auto_compiles_for_many_images_on_a_gpu(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert open_runner(build(), "auto", "float32").engine == "compile"
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnx"])
+def test_an_engine_that_is_not_installed_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)
+    with pytest.raises(VitkitError, match=r"pip install 'vitkit\[export\]'") as caught:
+        open_runner(build(), name)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_asked_for_by_name_is_not_replaced(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["vitkit.inference.backends.openvino"], "from_model", fail)
+    with pytest.raises(VitkitError, match="cannot run"):
+        open_runner(build(), "openvino")
+
+
+def test_what_cannot_be_compiled_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        def compute(_: Any) -> None:
+            raise RuntimeError("no C++ compiler\nis here")
+
+        return compute
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    with pytest.raises(VitkitError, match="no C\\+\\+ compiler") as caught:
+        open_runner(build(), "compile", "float32")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_compiled_double_answers_as_the_model_does_and_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        sizes.append(None)
+        return graph
+
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, **_: compile_(module, fullgraph=True, backend=backend, dynamic=False)
+    )
+    torch._dynamo.reset()
+    model = build()
+    runner = open_runner(model, "compile", "float32")
+    for batch in (8, 3, 1, 8):
+        found = runner(images(batch))
+        assert largest_difference(found, model(images(batch)).detach()) <= 1e-5
+    assert len(sizes) == 1
+
+
+def test_names_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(VitkitError, match="engine must be one of auto, eager"):
+        open_runner(build(), "tensorrt")
+    with pytest.raises(VitkitError, match="precision must be one of auto, float32"):
+        open_runner(build(), "eager", "float16")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({}, "float32"),
+        ({"avx512_bf16": True}, "bfloat16"),
+        ({"amx_bf16": True}, "bfloat16"),
+        ({"avx2": True}, "float32"),
+    ],
+)
+def test_precision_follows_the_hardware(
+    capabilities: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert best_precision() == expected
+
+
+def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "best_precision", lambda: "bfloat16")
+    assert open_runner(build(), "onnx").precision == "float32"
+    assert open_runner(build(), "openvino").precision == "bfloat16"
+
+
+def test_the_command_line_offers_the_same_names() -> None:
+    from typing import get_args
+
+    from vitkit.cli import arguments
+
+    assert (get_args(arguments.Engine), get_args(arguments.Precision)) == (ENGINES, PRECISIONS)
+
+
+def test_asking_few_images_loads_no_other_engine() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\nfrom tiny import build\n"
+        "from vitkit.inference.backends import open_runner\n"
+        "open_runner(build(), images=1)\n"
+        "print([name for name in ('openvino', 'onnx', 'onnxruntime') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+_AT_ONCE = """
+import os, sys, threading
+from vitkit.inference.backends.openvino import import_openvino
+package = import_openvino()
+sys.setswitchinterval(1e-6)
+start = threading.Barrier(4)
+def ask():
+    start.wait()
+    package.Type.f32.to_dtype()
+threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(20)
+os._exit(any(thread.is_alive() for thread in threads))
+"""
+
+
+def test_threads_that_ask_openvino_first_at_once_do_not_wait_for_one_another() -> None:
+    """Every second of these hung, in C, where Python's own timeouts do not reach: hence a process, twice."""
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", _AT_ONCE], timeout=60, check=False)
+        assert done.returncode == 0

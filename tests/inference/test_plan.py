@@ -1,0 +1,191 @@
+"""How the model is computed in bfloat16 on this processor: measured, kept, believed only where it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiny import VARIETY, build, images
+from vitkit.errors import VitkitError
+from vitkit.inference.backends import open_runner
+from vitkit.inference.backends import plans as plan
+from vitkit.inference.backends.base import PLANS
+from vitkit.inference.backends.optimized import can_pack
+from vitkit.inference.backends.plans import GAIN, best, choose
+from vitkit.inference.backends.plans import build as build_plan
+from vitkit.system.cache import cache_folder
+
+WAYS = [name for name in PLANS if name != "auto" and (can_pack(torch.bfloat16) or not name.startswith("packed"))]
+FAST = {"plain": 1.0, "folded-fused": 1.2, "folded-batch": 1.04}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was measured, in the place of measuring."""
+    calls: list[str] = []
+
+    def measure(model: Any) -> dict[str, float]:
+        calls.append(str(model.config.layers))
+        return FAST
+
+    monkeypatch.setattr(plan, "measure", measure)
+    return calls
+
+
+def silent(line: str) -> None:
+    pass
+
+
+SOME = ("gap", "distilled", "post-norm", "relative every_layer", "all mixtures post-norm")  # prepare is tested on all
+
+
+@pytest.mark.parametrize(
+    ("way", "fields"),
+    [*(("plain", fields) for fields in VARIETY.values()), *((way, VARIETY[name]) for way in WAYS[1:] for name in SOME)],
+    ids=str,
+)
+def test_every_plan_answers_as_the_model_does(way: str, fields: dict[str, Any]) -> None:
+    model = build(std=0.1, **fields)
+    with torch.inference_mode():
+        expected, found = model(images(3)), build_plan(model, way)(images(3))
+    assert found.dtype == torch.float32
+    assert (found - expected).square().mean().sqrt() <= 0.05 * expected.std()
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters()), "the model stays as it was"
+
+
+def test_the_head_of_the_plain_plan_does_not_round() -> None:
+    model = build()
+    with torch.inference_mode():
+        found = build_plan(model, "plain")(images(3))
+    assert not torch.equal(found, found.bfloat16().float())
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(WAYS[1:]), st.floats(0.3, 2.0)))
+def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str, float]) -> None:
+    chosen = best({"plain": 1.0, **ratios})
+    fastest = max(ratios.values(), default=0.0)
+    if fastest < GAIN:
+        assert chosen == "plain"
+    else:
+        assert ratios[chosen] == fastest
+
+
+def test_every_way_is_measured_in_turn_and_beside_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(plan, "_PATIENCE", 600.0)
+    ratios = _real_measure(build())
+    assert set(ratios) == set(WAYS) and ratios["plain"] == 1.0
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+_real_measure = plan.measure  # at import, before tests fix it
+
+
+@pytest.mark.parametrize("fields", [{"conv_layers": (0, 1)}, {"layers": 1}, {"num_classes": 0}], ids=str)
+def test_measuring_takes_any_model_and_leaves_threads_as_they_were(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "_PATIENCE", 600.0)
+    before = torch.get_num_threads()
+    assert set(_real_measure(build(**fields))) == set(WAYS)
+    assert torch.get_num_threads() == before
+
+
+def test_where_time_is_up_before_it_can_tell_it_is_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_PATIENCE", 0.0)
+    assert _real_measure(build()) == {"plain": 1.0}
+
+
+def test_blocks_of_a_kind_are_timed_once_and_counted_as_often_as_they_are() -> None:
+    cut, times = plan._one_of_each_kind(build(layers=6, conv_layers=(1, 3)))
+    assert times == [3, 2] and len(cut.blocks) == 3
+
+
+def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache: Path) -> None:
+    said: list[str] = []
+    assert choose(build(), may_measure=True, say=said.append) == "folded-fused"
+    assert "plan folded-fused, as measured here and kept" in said[0]
+    assert "(times as fast as plain: folded-fused 1.20, folded-batch 1.04); --plan fixes it" in said[0]
+    assert choose(build(seed=1), may_measure=True, say=said.append) == "folded-fused"
+    assert choose(build(), may_measure=False, say=said.append) == "folded-fused"
+    assert len(measured) == len(said) == 1
+    assert choose(build(layers=2), may_measure=True, say=silent) == "folded-fused"
+    assert len(measured) == 2 and len(list((cache / "plans").iterdir())) == 2
+
+
+def test_few_images_are_not_measured_for(measured: list[str]) -> None:
+    assert choose(build(), may_measure=False, say=silent) == "plain"
+    assert open_runner(build(), "eager", "bfloat16", images=499).plan == "plain"
+    assert measured == []
+    assert open_runner(build(), "eager", "bfloat16", images=500).plan == "folded-fused"
+    assert open_runner(build(), "eager", "bfloat16", images=1).plan == "folded-fused"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"[]", b"{}", b'{"plan": "folded-fused"}', b'"plain"', "other", "unknown", "auto", "a list"],
+    ids=str,
+)
+def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, measured: list[str], cache: Path) -> None:
+    choose(build(), may_measure=True, say=silent)
+    (file,) = (cache / "plans").iterdir()
+    kept = json.loads(file.read_text())
+    changes = {
+        "other": {"processor": "another", "plan": "packed-image"},
+        "unknown": {"plan": "quickest"},
+        "auto": {"plan": "auto"},
+        "a list": {"plan": ["plain"]},
+    }
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(kept | changes[content]).encode())
+    assert choose(build(), may_measure=False, say=silent) == "plain"
+    assert choose(build(), may_measure=True, say=silent) == "folded-fused"
+    assert len(measured) == 2 and json.loads(file.read_text()) == kept
+
+
+@pytest.mark.parametrize("name", ["processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"])
+def test_it_holds_for_one_machine_and_version(name: str, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(build(), may_measure=True, say=silent)
+    facts = plan._facts
+    monkeypatch.setattr(plan, "_facts", lambda model: facts(model) | {name: "another"})
+    assert choose(build(), may_measure=False, say=silent) == "plain"
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache: Path) -> None:
+    (cache / "plans").write_text("a file")
+    assert choose(build(), may_measure=True, say=silent) == "folded-fused"
+
+
+def test_a_fixed_plan_is_taken_and_is_of_eager_in_bfloat16(measured: list[str]) -> None:
+    runner = open_runner(build(), "auto", "bfloat16", plan="folded-batch")
+    assert (runner.engine, runner.plan) == ("eager", "folded-batch")
+    assert measured == [] and not (cache_folder() / "plans").exists()
+    with pytest.raises(VitkitError, match="plan must be one of auto, plain"):
+        open_runner(build(), plan="quickest")
+    with pytest.raises(VitkitError, match="--plan is of engine eager: leave it out with --engine openvino"):
+        open_runner(build(), "openvino", plan="plain")
+    with pytest.raises(VitkitError, match="--plan is of engine eager: leave it out with --merge"):
+        open_runner(build(), merge=2, plan="plain")
+    with pytest.raises(VitkitError, match="--plan folded-batch is for bfloat16 on a CPU, not for float32"):
+        open_runner(build(), "eager", "float32", plan="folded-batch")
+
+
+def test_float32_is_the_model_itself_whatever_was_measured(measured: list[str]) -> None:
+    model = build()
+    runner = open_runner(model, "eager", "float32")
+    with torch.inference_mode():
+        assert torch.equal(runner(images(2)), model(images(2)))
+    assert (runner.plan, measured) == ("", [])

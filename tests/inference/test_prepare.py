@@ -1,0 +1,112 @@
+"""The double answers as the untouched model does, whatever its family, and is independent of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from tiny import VARIETY, build, configs, images, largest_difference, randomise
+from vitkit.errors import VitkitError
+from vitkit.inference.backends.optimized import prepare
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+
+HYBRID: dict[str, dict[str, Any]] = {
+    f"hybrid {kind}": {"stem": (1, 1), "stem_kind": kind, "patch_size": (1, 1), "image_size": (16, 24)}
+    for kind in ("reference", "timm")
+}
+FAMILIES = VARIETY | HYBRID
+
+
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_answers_are_the_models(family: str, pack: bool) -> None:
+    model = build(**FAMILIES[family])
+    batch = images(3, config=model.config)
+    with torch.inference_mode():
+        expected = model(batch)
+        found = prepare(model, pack=pack)(batch)
+        assert torch.equal(model(batch), expected), "the model stays as it was"
+    assert found.dtype == torch.float32
+    assert largest_difference(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_answers_are_near_the_models(family: str, pack: bool) -> None:
+    model = build(**FAMILIES[family])
+    batch = images(3, config=model.config)
+    with torch.inference_mode():
+        expected = model(batch)
+        found = prepare(model, torch.bfloat16, pack=pack)(batch)
+    assert found.dtype == torch.float32
+    assert largest_difference(found, expected) <= 0.1 * max(1.0, expected.abs().max().item())
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(config=configs())
+def test_any_configuration_can_be_prepared(config: ViTConfig) -> None:
+    model = randomise(VisionTransformer(config)).eval()
+    batch = images(2, config=config)
+    with torch.inference_mode():
+        expected = model(batch)
+        assert largest_difference(prepare(model)(batch), expected) <= 1e-5 * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_later_changes_of_the_model_do_not_reach_the_double(dtype: torch.dtype) -> None:
+    model = build(registers=1, norm="post", patch_norm=True)
+    double = prepare(model, dtype)
+    with torch.inference_mode():
+        before = double(images())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with torch.inference_mode():
+        assert torch.equal(double(images()), before)
+
+
+def test_the_model_keeps_its_types_gradients_and_mode() -> None:
+    model = build().train()
+    prepare(model, torch.bfloat16)
+    assert model.training
+    assert {(parameter.dtype, parameter.requires_grad) for parameter in model.parameters()} == {(torch.float32, True)}
+    model(images()).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_dropout_is_off() -> None:
+    model = build(dropout=0.5, drop_path=0.5, attention_dropout=0.5, position_dropout=0.5).train()
+    double = prepare(model)
+    with torch.inference_mode():
+        assert torch.equal(double(images()), double(images()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("batch", [0, 1, 5])
+def test_any_number_of_images_is_taken(batch: int, pack: bool, dtype: torch.dtype) -> None:
+    model = build()
+    with torch.inference_mode():
+        assert prepare(model, dtype, pack=pack)(images(batch)).shape == (batch, 7)
+
+
+def test_without_a_head_features_are_the_answer() -> None:
+    model = build(num_classes=0)
+    with torch.inference_mode():
+        assert largest_difference(prepare(model)(images()), model(images())) <= 1e-5
+
+
+def test_the_shortcut_is_taken_though_the_model_has_it_off() -> None:
+    model = build()
+    model.shortcut = False
+    with torch.inference_mode():
+        assert largest_difference(prepare(model)(images()), model(images())) <= 1e-5
+
+
+def test_images_of_another_size_are_refused() -> None:
+    with pytest.raises(VitkitError, match="the model expects images"):
+        prepare(build())(torch.zeros(1, 3, 12, 20))

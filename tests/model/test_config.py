@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vitkit
+from tiny import TINY, configs, tiny
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import VARIANTS, config_for, list_models
+
+# Table 1 of arXiv 2010.11929; Ti and S of arXiv 2106.10270: layers, hidden size, MLP size, heads.
+PAPER = {
+    "tiny": (12, 192, 768, 3),
+    "small": (12, 384, 1536, 6),
+    "base": (12, 768, 3072, 12),
+    "large": (24, 1024, 4096, 16),
+    "huge": (32, 1280, 5120, 16),
+}
+
+
+def same_but(config: ViTConfig, **fields: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config) | fields
+
+
+# --- The table and the names --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "row"), PAPER.items())
+def test_the_variants_are_the_papers_table(size: str, row: tuple[int, ...]) -> None:
+    config = config_for(f"vit_{size}_patch16_224")
+    assert (config.layers, config.hidden_size, config.mlp_size, config.heads) == row
+    assert VARIANTS[size] == row
+
+
+def test_the_defaults_are_base_16() -> None:
+    assert ViTConfig() == config_for("vit_base_patch16_224")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_base_patch16_224", {"image_size": (224, 224), "patch_size": (16, 16), "num_classes": 1000}),
+        ("vit_base_patch16_224", {"representation_size": None, "classifier": "token", "distill_token": False}),
+        ("vit_base_patch32_224_in21k", {"patch_size": (32, 32), "num_classes": 21843, "representation_size": 768}),
+        ("vit_huge_patch14_224_in21k", {"patch_size": (14, 14), "num_classes": 21843, "representation_size": 1280}),
+        ("vit_large_patch16_384", {"image_size": (384, 384), "num_classes": 1000, "hidden_size": 1024}),
+        ("vit_small_patch32_224_gap", {"classifier": "gap", "class_token": False, "tokens": 49}),
+        ("deit_small_patch16_224", {"distill_token": False, "distill_head": False, "tokens": 197}),
+        ("deit_tiny_distilled_patch16_224", {"distill_token": True, "distill_head": True, "tokens": 198}),
+        ("vit_tiny_patch8_96", {"image_size": (96, 96), "patch_size": (8, 8), "grid": (12, 12), "hidden_size": 192}),
+        ("vit_micro_patch4_16", {"image_size": (16, 16), "patches": 16, "tokens": 17, "head_size": 32}),
+        ("vit_large_patch16_224", {"head_size": 64, "prefix_tokens": 1}),
+        ("vit_huge_patch14_224", {"head_size": 80, "patches": 256}),
+    ],
+)
+def test_a_name_stands_for_a_configuration(name: str, expected: dict[str, Any]) -> None:
+    config = config_for(name)
+    assert {field: getattr(config, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_base_patch16_224",
+        "vit_base_patch32_224",
+        "vit_large_patch16_224",
+        "vit_base_patch16_224_in21k",
+        "vit_base_patch32_224_in21k",
+        "vit_large_patch16_224_in21k",
+        "vit_large_patch32_224_in21k",
+        "vit_huge_patch14_224_in21k",
+        "vit_tiny_patch16_224",
+        "deit_base_distilled_patch16_384",
+    ],
+)
+def test_the_published_models_are_listed(name: str) -> None:
+    assert name in list_models()
+
+
+def test_every_listed_name_is_unique_and_builds_a_configuration() -> None:
+    names = list_models()
+    assert len(set(names)) == len(names)
+    for name in names:
+        config = config_for(name)
+        assert name.endswith("_in21k") == (config.num_classes == 21843) == (config.representation_size is not None)
+        assert name.endswith("_gap") == (config.classifier == "gap")
+        assert ("distilled" in name) == config.distill_token == config.distill_head
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("vit_huge_patch14_*", ["vit_huge_patch14_224", "vit_huge_patch14_224_in21k", "vit_huge_patch14_224_gap"]),
+        ("deit_small_p", ["deit_small_patch16_224", "deit_small_patch16_384"]),
+        ("*small_distilled*_384", ["deit_small_distilled_patch16_384"]),
+        ("micro_p", ["vit_micro_patch4_16"]),
+        ("micro_conv", ["vit_micro_convmlp_patch4_16", "vit_micro_convproj_patch4_16"]),
+        (
+            "r50",
+            [
+                f"vit_{body}_{size}{tag}"
+                for body in ("base_r50_s16", "large_r50_s32")
+                for size in (224, 384)
+                for tag in ("", "_in21k")
+            ],
+        ),
+        ("vit_bas?_patch8_384", ["vit_base_patch8_384"]),
+        ("resnet", []),
+    ],
+)
+def test_a_pattern_or_a_part_of_the_name_filters_the_list(pattern: str, expected: list[str]) -> None:
+    assert sorted(list_models(pattern)) == sorted(expected)
+
+
+def test_a_star_around_a_word_lists_what_the_word_lists() -> None:
+    assert list_models("base") == list_models("*base*") == [name for name in list_models() if "base" in name]
+    assert list_models() == list_models("*") == list_models("")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggested"),
+    [
+        ("vit_bse_patch16_224", "vit_base_patch16_224"),
+        ("vit_base_patch16_224_in21", "vit_base_patch16_224_in21k"),
+        ("vit_base_distilled_patch16_224", "deit_base_distilled_patch16_224"),
+        ("deit_base_patch16_224_in21k", "vit_base_patch16_224_in21k"),
+        ("deit_base_distilled_patch16_224_gap", "deit_base_distilled_patch16_224"),
+        ("vit_base_patch16_224 ", "vit_base_patch16_224"),
+        ("vit_base_16_224", "vit_base_patch16_224"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_suggestion(wrong: str, suggested: str) -> None:
+    with pytest.raises(VitkitError) as caught:
+        config_for(wrong)
+    assert repr(wrong) in str(caught.value)
+    assert suggested in str(caught.value).split("did you mean")[1]
+
+
+def test_a_name_like_no_other_is_refused_without_a_suggestion() -> None:
+    with pytest.raises(VitkitError, match="unknown model 'zebra'") as caught:
+        config_for("zebra")
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_name_whose_patch_does_not_divide_the_image_says_both() -> None:
+    with pytest.raises(VitkitError, match="image_size 384x384 is not divisible by patch_size 14x14"):
+        config_for("vit_base_patch14_384")
+    with pytest.raises(VitkitError, match="patch_size"):
+        config_for("vit_base_patch0_224")
+
+
+# --- Overrides ----------------------------------------------------------------------------------------
+
+
+def test_num_classes_replaces_the_names_own() -> None:
+    assert config_for("vit_base_patch16_224_in21k", 5).num_classes == 5
+    assert config_for("vit_base_patch16_224", num_classes=0).num_classes == 0
+
+
+def test_has_logits_decides_on_the_representation_layer() -> None:
+    assert config_for("vit_base_patch16_224_in21k", has_logits=False).representation_size is None
+    assert config_for("vit_base_patch16_224_in21k", has_logits=True).representation_size == 768
+    assert config_for("vit_base_patch16_224", has_logits=True).representation_size == 768
+    assert config_for("vit_base_patch16_224", has_logits=True, hidden_size=96).representation_size == 96
+
+
+def test_mlp_ratio_is_the_mlp_size_over_the_hidden_size() -> None:
+    assert config_for("vit_base_patch16_224", mlp_ratio=2).mlp_size == 1536
+    assert config_for("vit_base_patch16_224", mlp_ratio=2.5, hidden_size=96).mlp_size == 240
+
+
+def test_distilled_sets_token_and_head() -> None:
+    config = config_for("vit_base_patch16_224", distilled=True)
+    assert (config.distill_token, config.distill_head) == (True, True)
+    config = config_for("deit_base_distilled_patch16_224", distilled=False)
+    assert (config.distill_token, config.distill_head) == (False, False)
+
+
+def test_a_new_hidden_size_keeps_the_mlps_ratio_and_the_representation_layer() -> None:
+    config = config_for("vit_base_patch16_224_in21k", hidden_size=192)
+    assert (config.mlp_size, config.representation_size) == (768, 192)
+    config = tiny(representation_size=5).replace(hidden_size=64)
+    assert (config.mlp_size, config.representation_size) == (96, 5), "5 was nobody's proportion"
+    config = tiny().replace(hidden_size=64, mlp_size=10)
+    assert config.mlp_size == 10
+
+
+@given(
+    hidden_size=st.integers(1, 2000),
+    mlp_size=st.integers(1, 8000),
+    times=st.integers(1, 4),
+)
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_a_multiple_of_the_hidden_size_is_that_multiple_of_the_mlp(hidden_size: int, mlp_size: int, times: int) -> None:
+    config = tiny(hidden_size=hidden_size, heads=1, mlp_size=mlp_size, position="none")
+    assert config.replace(hidden_size=times * hidden_size).mlp_size == times * mlp_size
+
+
+@given(config=configs(), name=st.sampled_from([field.name for field in dataclasses.fields(ViTConfig)]))
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_replacing_a_field_by_its_own_value_changes_nothing(config: ViTConfig, name: str) -> None:
+    assert config.replace(**{name: getattr(config, name)}) == config
+
+
+def test_replace_changes_the_named_fields_alone() -> None:
+    config = tiny()
+    changed = config.replace(dropout=0.3, image_size=8)
+    assert dataclasses.asdict(changed) == same_but(config, dropout=0.3, image_size=(8, 8))
+    assert config == tiny(), "the original is left as it was"
+
+
+def test_relative_positions_move_to_every_layer_and_back() -> None:
+    relative = tiny().replace(position="relative")
+    assert relative.position_at == "every_layer"
+    assert relative.replace(position="learned_1d") == tiny()
+    assert tiny().replace(position="relative", position_at="shared").position_at == "shared"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggested"), [("hiden_size", "hidden_size"), ("num_class", "num_classes"), ("patchsize", "patch_size")]
+)
+def test_an_unknown_option_is_refused_with_a_suggestion(wrong: str, suggested: str) -> None:
+    for refuse in (
+        lambda: config_for("vit_tiny_patch16_224", **{wrong: 4}),
+        lambda: tiny().replace(**{wrong: 4}),
+        lambda: ViTConfig.from_dict({wrong: 4}),
+    ):
+        with pytest.raises(VitkitError, match=f"unknown model option '{wrong}'") as caught:
+            refuse()
+        assert suggested in str(caught.value).split("did you mean")[1].split(";")[0]
+
+
+def test_a_saved_configuration_holds_fields_not_aliases() -> None:
+    with pytest.raises(VitkitError, match="mlp_ratio"):
+        ViTConfig.from_dict({"mlp_ratio": 4})
+
+
+# --- What cannot be built -----------------------------------------------------------------------------
+
+WRONG_TYPES = [
+    *[
+        (name, value)
+        for name in ("in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size")
+        for value in (4.0, "4", True, None, math.nan)
+    ],
+    *[
+        (name, value)
+        for name in ("distill_token", "distill_head", "patch_norm", "qkv_bias")
+        for value in (1, 0, "False", None)
+    ],
+    *[
+        (name, value)
+        for name in ("norm_eps", "dropout", "attention_dropout", "position_dropout", "drop_path")
+        for value in ("0.1", True, None, (0.1,))
+    ],
+    *[
+        (name, value)
+        for name in ("classifier", "position", "position_at", "norm", "gelu", "init")
+        for value in ("nonsense", None, 1, ["token"], "")
+    ],
+    *[
+        (name, value)
+        for name in ("image_size", "patch_size")
+        for value in (0, -4, 12.0, "12", True, None, (12,), (12, 16, 3), (12, 0), (12, -4), (12, 4.0), (True, 12), [])
+    ],
+    *[("representation_size", value) for value in (0, -1, 4.0, "4", True)],
+    *[("qk_scale", value) for value in ("0.1", True, math.nan, math.inf)],
+]
+WRONG_VALUES = [
+    *[(name, value) for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size") for value in (0, -4)],
+    ("num_classes", -1),
+    *[
+        (name, value)
+        for name in ("dropout", "attention_dropout", "position_dropout", "drop_path")
+        for value in (-0.1, 1.0, 1, 1.5, math.nan, math.inf)
+    ],
+    *[("norm_eps", value) for value in (0.0, 0, -1e-6, math.nan, math.inf)],
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_TYPES + WRONG_VALUES)
+def test_a_wrong_value_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
+    with pytest.raises(VitkitError) as caught:
+        tiny(**{name: value})
+    assert str(caught.value).startswith(name)
+    assert str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hidden_size": 30, "heads": 4}, ("hidden_size 30", "heads 4")),
+        ({"image_size": (12, 15)}, ("image_size 12x15", "patch_size 4x4")),
+        ({"image_size": (13, 16)}, ("image_size 13x16", "patch_size 4x4")),
+        ({"patch_size": 32}, ("image_size 12x16", "patch_size 32x32")),
+        ({"distill_head": True}, ("distill_head", "distill_token")),
+        ({"distill_token": True, "classifier": "gap"}, ("distill_token", "classifier", "gap")),
+        ({"distill_token": True, "classifier": "token+gap"}, ("distill_token", "classifier", "token+gap")),
+        ({"distill_token": True, "representation_size": 8}, ("representation_size", "distill_token")),
+        ({"hidden_size": 33, "heads": 3, "position": "learned_2d"}, ("learned_2d", "hidden_size", "33")),
+        ({"hidden_size": 33, "heads": 3, "position": "sincos_1d"}, ("sincos_1d", "hidden_size", "33")),
+        ({"hidden_size": 34, "heads": 2, "position": "sincos_2d"}, ("sincos_2d", "hidden_size", "34")),
+        ({"position": "relative"}, ("relative", "position_at", "every_layer", "shared")),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_by_name(fields: dict[str, Any], named: tuple[str, ...]) -> None:
+    with pytest.raises(VitkitError) as caught:
+        tiny(**fields)
+    assert [word for word in named if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"hidden_size": "96"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"mlp_ratio": "4"}, "mlp_ratio"),
+        ({"mlp_ratio": -1}, "mlp_"),
+        ({"mlp_ratio": math.nan}, "mlp_"),
+        ({"has_logits": "False"}, "has_logits"),
+        ({"distilled": "False"}, "distill"),
+        ({"num_classes": "5"}, "num_classes"),
+        ({"has_logits": True, "distilled": True}, "representation_size"),
+        ({"heads": 5}, "heads"),
+    ],
+)
+def test_a_wrong_override_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(VitkitError, match=named):
+        config_for("vit_tiny_patch16_224", **options)
+
+
+def test_a_wrong_field_in_a_saved_configuration_is_refused_by_name() -> None:
+    with pytest.raises(VitkitError, match="heads"):
+        ViTConfig.from_dict({"heads": "12"})
+
+
+# --- The dataclass ------------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_frozen_hashable_and_keyword_only() -> None:
+    config = tiny()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.layers = 5  # type: ignore[misc]
+    assert hash(config) == hash(tiny())
+    assert config != tiny(layers=4)
+    with pytest.raises(TypeError):
+        ViTConfig((224, 224))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["image_size", "patch_size"])
+@pytest.mark.parametrize(("given", "kept"), [(24, (24, 24)), ((12, 24), (12, 24)), ([12, 24], (12, 24))])
+def test_a_size_may_be_a_number_or_a_pair(name: str, given: Any, kept: tuple[int, int]) -> None:
+    config = ViTConfig(**TINY | {"image_size": 24, "patch_size": 12} | {name: given})
+    assert getattr(config, name) == kept
+
+
+def test_height_comes_first() -> None:
+    config = tiny(image_size=(12, 40), patch_size=(3, 20))
+    assert (config.grid, config.patches, config.tokens) == ((4, 2), 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prefix", "feature"),
+    [
+        ({}, 1, 32),
+        ({"classifier": "gap"}, 0, 32),
+        ({"classifier": "token+gap"}, 1, 64),
+        ({"classifier": "token+gap", "representation_size": 9}, 1, 9),
+        ({"representation_size": 9}, 1, 9),
+        ({"distill_token": True}, 2, 32),
+    ],
+)
+def test_prefix_tokens_and_feature_size_follow_the_classifier(
+    fields: dict[str, Any], prefix: int, feature: int
+) -> None:
+    config = tiny(**fields)
+    assert (config.prefix_tokens, config.tokens, config.feature_size) == (prefix, 12 + prefix, feature)
+
+
+@given(config=configs())
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_a_configuration_survives_json(config: ViTConfig) -> None:
+    text = json.dumps(config.to_dict())
+    assert json.loads(text) == config.to_dict(), "plain JSON types, so no tuples"
+    restored = ViTConfig.from_dict(json.loads(text))
+    assert restored == config
+    assert hash(restored) == hash(config)
+    assert json.dumps(restored.to_dict()) == text
+
+
+def test_a_saved_configuration_holds_every_field() -> None:
+    assert list(tiny().to_dict()) == [field.name for field in dataclasses.fields(ViTConfig)]
+
+
+def test_a_field_missing_from_a_saved_configuration_has_its_default() -> None:
+    assert ViTConfig.from_dict({"layers": 3}) == ViTConfig(layers=3)
+
+
+# --- Imports ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statement", ["import vitkit.model.config", "from vitkit import list_models, ViTConfig"])
+def test_names_and_configurations_need_no_torch(statement: str) -> None:
+    heavy = ("torch", "numpy", "PIL", "vitkit.model.vit")
+    code = f"import sys; {statement}; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in vitkit.__all__:
+        assert getattr(vitkit, name).__name__ == name
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = vitkit.nonsense

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiny import build, images, largest_difference, tiny
+from vitkit.model.config import ViTConfig
+from vitkit.model.layers import DropPath, Head
+from vitkit.model.vit import MLP, Attention, Block, VisionTransformer
+
+SAMPLES = 20_000
+
+
+def six_sigma(rate: float, samples: int = SAMPLES) -> float:
+    """Six standard errors of the mean of a value that is 1 / (1 - rate) or 0."""
+    return 6 * math.sqrt(rate / (1 - rate) / samples)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_drop_path_keeps_the_expectation(rate: float) -> None:
+    torch.manual_seed(0)
+    dropped = DropPath(rate)(torch.ones(SAMPLES, 2, 3))
+    assert abs(dropped.mean().item() - 1) < six_sigma(rate)
+
+
+def test_drop_path_drops_whole_samples_and_scales_the_others() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(1000, 5, 4) + 1
+    kept = DropPath(0.25)(x) / x  # (1000, 5, 4): one number a sample
+    assert torch.equal(kept.amin(dim=(1, 2)) > 0, kept.amax(dim=(1, 2)) > 0), "a sample is kept whole or dropped whole"
+    of_sample = kept[:, 0, 0]
+    torch.testing.assert_close(kept, of_sample[:, None, None].expand_as(kept))
+    torch.testing.assert_close(of_sample, (of_sample > 0) / 0.75)
+    assert 200 < (of_sample == 0).sum() < 300
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (8, 3, 4), (8, 3, 4, 5)])
+def test_drop_path_takes_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    dropped = DropPath(0.5)(torch.ones(shape))
+    assert dropped.shape == shape
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+
+
+def test_drop_path_is_the_identity_in_eval_mode_and_at_rate_zero() -> None:
+    x = torch.randn(50, 3)
+    assert torch.equal(DropPath(0.9).eval()(x), x)
+    assert torch.equal(DropPath(0.0).train()(x), x)
+
+
+def test_drop_path_keeps_dtype_and_passes_the_gradient_of_kept_samples_alone() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(64, 2, dtype=torch.bfloat16, requires_grad=True)
+    dropped = DropPath(0.5)(x)
+    dropped.sum().backward()
+    assert dropped.dtype == torch.bfloat16
+    assert x.grad is not None
+    assert torch.equal(x.grad, dropped.detach())
+
+
+@pytest.mark.parametrize(("layers", "rates"), [(1, [0.0]), (2, [0.0, 0.3]), (4, [0.0, 0.1, 0.2, 0.3])])
+def test_the_rate_grows_linearly_from_zero_at_the_first_block(layers: int, rates: list[float]) -> None:
+    model = VisionTransformer(tiny(layers=layers, drop_path=0.3))
+    assert [block.drop_path1.rate for block in model.blocks] == pytest.approx(rates)
+    assert all(type(block.drop_path1.rate) is float for block in model.blocks)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_block_drops_attention_and_mlp_apart_and_never_the_tokens(norm: str) -> None:
+    rate = 0.5
+    block = build(norm=norm, drop_path=rate).blocks[-1]
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32).expand(128, -1, -1)
+    with torch.no_grad():
+        dropped = block.train()(x)
+        expected = []
+        for a in (0.0, 1 / rate):
+            for m in (0.0, 1 / rate):
+                if norm == "pre":
+                    y = x[:1] + a * block.attn(block.norm1(x[:1]))
+                    expected.append(y + m * block.mlp(block.norm2(y)))
+                else:
+                    y = block.norm1(x[:1] + a * block.attn(x[:1]))
+                    expected.append(block.norm2(y + m * block.mlp(y)))
+    distances = torch.stack([(dropped - e).abs().amax(dim=(1, 2)) for e in expected])  # (4, 128)
+    assert distances.min(dim=0).values.max() < 1e-5, "every sample is one of the four outcomes"
+    counts = torch.bincount(distances.argmin(dim=0), minlength=4)
+    assert counts.min() > 12, f"all four outcomes are equally likely, not {counts.tolist()} of 128"
+
+
+# --- Dropout ------------------------------------------------------------------------------------------
+
+
+def layer(cls: type[Attention] | type[MLP], config: ViTConfig) -> Attention | MLP:
+    torch.manual_seed(0)
+    return cls(config).train()
+
+
+@pytest.mark.parametrize("cls", [Attention, MLP])
+@torch.no_grad()
+def test_dropout_zeroes_single_features_of_a_layers_output_and_scales_the_rest(cls: type[Attention]) -> None:
+    rate = 0.25
+    x = torch.randn(20, 13, 32)
+    hidden_sizes: list[Tensor] = []
+    module = layer(cls, tiny(dropout=rate))
+    if isinstance(module, MLP):
+        module.fc2.register_forward_pre_hook(lambda _, inputs: hidden_sizes.append(inputs[0]))
+    dropped = module(x)
+    assert abs((dropped == 0).double().mean().item() - rate) < 0.04
+    for hidden in hidden_sizes:  # the MLP drops between its two layers as well
+        assert abs((hidden == 0).double().mean().item() - rate) < 0.04
+    if cls is Attention:
+        whole = module.eval()(x)
+        kept = dropped != 0
+        torch.testing.assert_close(dropped[kept], whole[kept] / (1 - rate))
+
+
+@torch.no_grad()
+def test_position_dropout_zeroes_features_of_the_embedded_tokens() -> None:
+    model = build(position_dropout=0.25)
+    whole = model.embed(images(20))
+    torch.manual_seed(0)
+    dropped = model.train().embed(images(20))
+    kept = dropped != 0
+    assert abs(kept.double().mean().item() - 0.75) < 0.04
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
+@torch.no_grad()
+def test_attention_dropout_keeps_the_expectation_in_both_paths(fused: bool) -> None:
+    module = layer(Attention, tiny(attention_dropout=0.5))
+    module.fused = fused
+    x = torch.randn(1, 13, 32)
+    torch.manual_seed(0)
+    draws = module(x.expand(SAMPLES // 4, -1, -1))
+    error = draws.std(dim=0) / math.sqrt(len(draws))
+    assert error.min() > 0, "nothing was dropped"
+    assert ((draws.mean(dim=0) - module.eval()(x)[0]).abs() < 6 * error).all()
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "position_dropout", "drop_path"])
+@torch.no_grad()
+def test_each_kind_of_dropout_acts_in_training_and_not_in_eval(name: str, fused: bool) -> None:
+    plain, model = build(), build(**{name: 0.5})
+    plain.fused_attention = model.fused_attention = fused
+    assert torch.equal(model(images()), plain(images()))
+    model.train()
+    assert largest_difference(model(images()), model(images())) > 1e-3
+    torch.manual_seed(3)
+    first = model(images())
+    torch.manual_seed(3)
+    assert torch.equal(model(images()), first)
+
+
+def test_a_block_shows_its_rate() -> None:
+    assert "rate=0.250" in repr(Block(tiny(drop_path=0.5, layers=3), 1))
+
+
+# --- Heads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"classifier": "gap"},
+        {"classifier": "token+gap", "representation_size": 20},
+        {"distill_token": True, "distill_head": True},
+    ],
+    ids=str,
+)
+def test_autocast_does_not_round_logits(fields: dict[str, object], compiled: bool) -> None:
+    model = build(**fields)  # type: ignore[arg-type]
+    heads = [head for head in (model.head, model.head_dist) if head is not None]
+    read: list[Tensor] = []
+    for head in () if compiled else heads:
+        head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    run = torch.compile(model.forward_heads, backend="eager", fullgraph=True) if compiled else model.forward_heads
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = run(images())
+    for logits in found:
+        assert logits.dtype == torch.float32
+        assert not torch.equal(logits, logits.bfloat16().float())
+    for logits, x, head in zip(found, read, heads, strict=not compiled):
+        assert torch.equal(logits, F.linear(x.float(), head.weight, head.bias))
+
+
+def test_a_head_has_the_precision_of_its_weights() -> None:
+    x = torch.randn(2, 8)
+    assert Head(8, 3)(x.bfloat16()).dtype == torch.float32
+    assert Head(8, 3).bfloat16()(x).dtype == torch.bfloat16

@@ -1,0 +1,377 @@
+"""Positions and patch kernels are fitted to other sizes exactly as each convention's own code does it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+from torch import Tensor
+from torchvision.models.vision_transformer import interpolate_embeddings
+
+from tiny import largest_difference
+from vitkit.model.config import PositionResize
+from vitkit.model.resize import resize_grid, resize_patch
+
+REPRODUCIBLE = settings(derandomize=True, deadline=None, max_examples=60)
+
+Grid = tuple[int, int]
+CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)
+FROM_SQUARE: list[tuple[Grid, Grid]] = [
+    ((7, 7), (12, 12)),
+    ((14, 14), (24, 24)),
+    ((14, 14), (9, 21)),
+    ((14, 14), (7, 28)),  # as many patches as before
+    ((24, 24), (14, 14)),
+    ((37, 37), (16, 16)),
+    ((16, 16), (37, 37)),
+    ((1, 1), (3, 5)),
+    ((5, 5), (1, 1)),
+]
+FROM_OBLONG: list[tuple[Grid, Grid]] = [
+    ((3, 5), (6, 4)),
+    ((6, 4), (4, 6)),
+    ((14, 9), (7, 20)),
+    ((12, 1), (5, 1)),
+    ((1, 6), (4, 6)),
+    ((2, 8), (4, 4)),  # a square hidden in an oblong: the old grid must not be guessed from the number of patches
+]
+SIZES = FROM_SQUARE + FROM_OBLONG
+
+sides = st.integers(1, 20)
+grids = st.tuples(sides, sides)
+conventions = st.sampled_from(CONVENTIONS)
+
+
+def by_name(value: object) -> str | None:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else None
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def positions(grid: Grid, dim: int = 3) -> Tensor:
+    return noise(grid[0] * grid[1], dim)
+
+
+def assert_as(ours: Tensor, theirs: Tensor) -> None:
+    assert largest_difference(ours.double(), theirs.double()) <= 1e-5
+
+
+# --- Each convention's own code -----------------------------------------------------------------------
+
+
+def scipy_zoom(table: Tensor, old: Grid, new: Grid, **kwargs: Any) -> Tensor:
+    factors = (new[0] / old[0], new[1] / old[1], 1)
+    zoomed = ndimage.zoom(table.reshape(*old, -1).numpy(), factors, order=1, **kwargs)
+    assert zoomed.shape[:2] == new
+    return torch.from_numpy(zoomed).flatten(0, 1)
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES, ids=by_name)
+def test_reference_is_scipys_zoom_of_order_1(old: Grid, new: Grid) -> None:
+    table = positions(old)
+    assert_as(resize_grid(table, old, new, "reference"), scipy_zoom(table, old, new))
+
+
+@REPRODUCIBLE
+@given(old=grids, new=grids)
+def test_reference_is_scipys_zoom_at_any_size(old: Grid, new: Grid) -> None:
+    table = positions(old)
+    assert_as(resize_grid(table, old, new, "reference"), scipy_zoom(table, old, new, mode="nearest"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((24, 24), (22, 22)), ((28, 28), (14, 14)), ((32, 32), (16, 16))], ids=by_name
+)
+def test_reference_reaches_the_edge_where_scipys_rounding_oversteps_it(old: Grid, new: Grid) -> None:
+    """scipy looks for the last row at 27.000000000000004, finds nothing there and writes zeros."""
+    table = positions(old)
+    ours = resize_grid(table, old, new, "reference").view(*new, -1)
+    theirs = scipy_zoom(table, old, new).view(*new, -1)
+    assert_as(ours[:-1, :-1], theirs[:-1, :-1])
+    assert_as(ours[-1, -1], table[-1])
+
+
+def ask_timm(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    pos_embed = pytest.importorskip("timm.layers.pos_embed")
+    return pos_embed.resample_abs_pos_embed(table[None], list(new), list(old), num_prefix_tokens=0)[0]
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES, ids=by_name)
+def test_timm_is_resample_abs_pos_embed(old: Grid, new: Grid) -> None:
+    table = positions(old)
+    assert_as(resize_grid(table, old, new, "timm"), ask_timm(table, old, new))
+
+
+@pytest.mark.parametrize(("old", "new"), [pair for pair in FROM_SQUARE if pair[1][0] == pair[1][1]], ids=by_name)
+def test_torchvision_is_interpolate_embeddings(old: Grid, new: Grid) -> None:
+    table, prefix = positions(old), torch.full((1, 3), 9.0)
+    state = OrderedDict({"encoder.pos_embedding": torch.cat([prefix, table])[None]})
+    theirs = interpolate_embeddings(4 * new[0], 4, state)["encoder.pos_embedding"][0]
+    assert_as(resize_grid(table, old, new, "torchvision"), theirs[1:])
+
+
+HUGGING_FACE: dict[str, tuple[str, str, PositionResize]] = {
+    "ViT": ("vit", "ViT", "huggingface"),
+    "DINOv2": ("dinov2", "Dinov2", "huggingface"),
+    "DINOv2 with registers": ("dinov2_with_registers", "Dinov2WithRegisters", "timm"),
+}
+
+
+def ask_transformers(module: str, name: str, table: Tensor, old: Grid, new: Grid) -> Tensor:
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=3, num_hidden_layers=1, num_attention_heads=1, image_size=2 * old[0], patch_size=2
+    )
+    embeddings = getattr(modeling, f"{name}Embeddings")(config)
+    tokens = torch.zeros(1, 1 + new[0] * new[1], 3)
+    with torch.no_grad():
+        embeddings.position_embeddings[0, 1:] = table
+        return embeddings.interpolate_pos_encoding(tokens, 2 * new[0], 2 * new[1])[0, 1:]
+
+
+@pytest.mark.parametrize(("module", "name", "convention"), HUGGING_FACE.values(), ids=HUGGING_FACE.keys())
+@pytest.mark.parametrize(("old", "new"), FROM_SQUARE, ids=by_name)
+def test_hugging_faces_models_interpolate_like_this(
+    module: str, name: str, convention: PositionResize, old: Grid, new: Grid
+) -> None:
+    table = positions(old)
+    assert_as(resize_grid(table, old, new, convention), ask_transformers(module, name, table, old, new))
+
+
+# --- The formulas, in float64 -------------------------------------------------------------------------
+
+
+def cubic(distance: np.ndarray) -> np.ndarray:
+    """Keys' family of kernels (1981) at a = -0.75, where antialiased resizing has -0.5."""
+    a, x = -0.75, np.abs(distance)
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def cubic_matrix(coordinates: np.ndarray, before: int) -> np.ndarray:
+    """(after, before): how much of each old place is in each new one; places beyond the edge are the edge's."""
+    matrix = np.zeros((len(coordinates), before))
+    for row, place in enumerate(coordinates):
+        for tap in range(int(np.floor(place)) - 1, int(np.floor(place)) + 3):
+            matrix[row, np.clip(tap, 0, before - 1)] += cubic(place - tap)
+    return matrix
+
+
+def aligned_corners(before: int, after: int) -> np.ndarray:
+    return np.arange(after) * ((before - 1) / (after - 1) if after > 1 else 0.0)
+
+
+def half_pixels(before: int, after: int) -> np.ndarray:
+    return (np.arange(after) + 0.5) * before / after - 0.5
+
+
+def offset_half_pixels(before: int, after: int) -> np.ndarray:
+    return (np.arange(after) + 0.5) * before / (after + 0.1) - 0.5
+
+
+FORMULAS: dict[PositionResize, Callable[[int, int], np.ndarray]] = {
+    "torchvision": aligned_corners,
+    "huggingface": half_pixels,
+    "dinov2": offset_half_pixels,
+}
+
+
+@pytest.mark.parametrize("convention", FORMULAS)
+@pytest.mark.parametrize(("old", "new"), SIZES, ids=by_name)
+def test_unfiltered_bicubics_are_their_formula(convention: PositionResize, old: Grid, new: Grid) -> None:
+    table = 0.5 * positions(old)  # torch's places are float32: near 36 they are 2e-6 off, times the steepest slope
+    down, across = (
+        cubic_matrix(FORMULAS[convention](before, after), before) for before, after in zip(old, new, strict=True)
+    )
+    expected = np.einsum("ih,jw,hwd->ijd", down, across, table.reshape(*old, -1).double().numpy())
+    assert_as(resize_grid(table, old, new, convention), torch.from_numpy(expected).flatten(0, 1))
+
+
+def test_dinov2_gives_the_size_asked_for_whatever_its_scale_rounds_to() -> None:
+    for before in range(1, 41):
+        table = torch.zeros(before, 1)
+        for after in range(1, 61):
+            assert resize_grid(table, (before, 1), (after, 1), "dinov2").shape == (after, 1)
+
+
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 12)), ((24, 24), (14, 14))], ids=by_name)
+def test_no_two_conventions_agree(old: Grid, new: Grid) -> None:
+    table = positions(old)
+    resized = [resize_grid(table, old, new, convention) for convention in CONVENTIONS]
+    for k, one in enumerate(resized):
+        for other in resized[:k]:
+            assert largest_difference(one, other) > 0.01
+
+
+# --- What holds for all of them -----------------------------------------------------------------------
+
+
+@REPRODUCIBLE
+@given(convention=conventions, grid=grids, dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_an_unchanged_grid_changes_no_bit(convention: PositionResize, grid: Grid, dtype: torch.dtype) -> None:
+    table = positions(grid).to(dtype)
+    same = resize_grid(table, grid, grid, convention)
+    assert same.dtype == dtype
+    assert torch.equal(same, table)
+
+
+@REPRODUCIBLE
+@given(convention=conventions, old=grids, new=grids, value=st.floats(-100, 100, width=32))
+def test_a_constant_grid_stays_constant(convention: PositionResize, old: Grid, new: Grid, value: float) -> None:
+    resized = resize_grid(torch.full((old[0] * old[1], 2), value), old, new, convention)
+    assert resized.shape == (new[0] * new[1], 2)
+    torch.testing.assert_close(resized, torch.full_like(resized, value), rtol=1e-5, atol=1e-7)
+
+
+@REPRODUCIBLE
+@given(convention=conventions, old=grids, new=grids, leading=st.lists(st.integers(1, 3), max_size=2))
+def test_leading_dimensions_are_so_many_tables(
+    convention: PositionResize, old: Grid, new: Grid, leading: list[int]
+) -> None:
+    tables = noise(*leading, old[0] * old[1], 4)
+    resized = resize_grid(tables, old, new, convention)
+    assert resized.shape == (*leading, new[0] * new[1], 4)
+    each = zip(resized.reshape(-1, *resized.shape[-2:]), tables.reshape(-1, *tables.shape[-2:]), strict=True)
+    for ours, table in each:
+        torch.testing.assert_close(ours, resize_grid(table, old, new, convention), rtol=0, atol=1e-6)
+
+
+@REPRODUCIBLE
+@given(convention=conventions, old=grids, new=grids)
+def test_each_feature_is_resized_by_itself(convention: PositionResize, old: Grid, new: Grid) -> None:
+    table = positions(old, dim=5)
+    alone = [resize_grid(table[:, [k]], old, new, convention) for k in range(5)]
+    torch.testing.assert_close(resize_grid(table, old, new, convention), torch.cat(alone, 1), rtol=0, atol=1e-6)
+
+
+@REPRODUCIBLE
+@given(convention=conventions, old=grids, new=grids)
+def test_rows_and_columns_are_not_swapped(convention: PositionResize, old: Grid, new: Grid) -> None:
+    profile = noise(old[0], 2)
+    grid = profile[:, None].expand(-1, old[1], -1)  # varies from row to row only
+    profile = resize_grid(profile, (old[0], 1), (new[0], 1), convention)
+    resized = resize_grid(grid.reshape(-1, 2), old, new, convention).view(*new, 2)
+    torch.testing.assert_close(resized, profile[:, None].expand(-1, new[1], -1), rtol=0, atol=1e-5)
+
+
+@REPRODUCIBLE
+@given(convention=conventions, old=grids, new=grids)
+def test_rows_are_treated_as_columns_are(convention: PositionResize, old: Grid, new: Grid) -> None:
+    grid = positions(old).view(*old, -1)
+    turned = resize_grid(grid.transpose(0, 1).flatten(0, 1), old[::-1], new[::-1], convention)
+    resized = resize_grid(grid.flatten(0, 1), old, new, convention).view(*new, -1)
+    torch.testing.assert_close(turned, resized.transpose(0, 1).flatten(0, 1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_sums_are_float32_and_the_type_is_kept(convention: PositionResize, dtype: torch.dtype) -> None:
+    table = positions((5, 6)).to(dtype)
+    resized = resize_grid(table, (5, 6), (8, 3), convention)
+    assert resized.dtype == dtype
+    assert torch.equal(resized, resize_grid(table.float(), (5, 6), (8, 3), convention).to(dtype))
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_the_table_that_was_given_is_left_alone(convention: PositionResize) -> None:
+    table = noise(2, 1 + 30, 4)
+    before = table.clone()
+    resized = resize_grid(table[:, 1:], (5, 6), (8, 3), convention)  # a view, as behind a class token
+    assert torch.equal(resized, resize_grid(before[:, 1:].clone(), (5, 6), (8, 3), convention))
+    resized.zero_()
+    assert torch.equal(table, before)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_positions_that_do_not_fill_the_grid_are_refused(convention: PositionResize) -> None:
+    for tables in (noise(2, 8, 3), noise(17, 3)):  # two times 8 are 16
+        with pytest.raises(RuntimeError, match="shape"):
+            resize_grid(tables, (4, 4), (6, 6), convention)
+
+
+# --- Patch kernels ------------------------------------------------------------------------------------
+
+
+def kernels(size: Grid, dtype: torch.dtype = torch.float32) -> Tensor:
+    return 0.2 * noise(6, 3, *size, dtype=dtype)
+
+
+def shrink_or_grow(patches: Tensor, size: Grid) -> Tensor:
+    return F.interpolate(patches, size, mode="bicubic", antialias=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ((16, 16), (8, 8)),
+        ((16, 16), (32, 32)),
+        ((14, 14), (16, 16)),
+        ((16, 16), (14, 14)),
+        ((32, 32), (16, 16)),
+        ((16, 8), (20, 12)),
+        ((16, 8), (12, 20)),  # a matrix of less than full rank
+        ((3, 5), (5, 3)),
+        ((4, 4), (1, 1)),
+        ((1, 1), (3, 2)),
+    ],
+    ids=by_name,
+)
+def test_resized_kernels_are_timms(old: Grid, new: Grid) -> None:
+    patch_embed = pytest.importorskip("timm.layers.patch_embed")
+    kernel = kernels(old)
+    ours = resize_patch(kernel, new)
+    assert ours.shape == (6, 3, *new)
+    assert_as(ours, patch_embed.resample_patch_embed(kernel, list(new)))
+
+
+@REPRODUCIBLE
+@given(old=st.tuples(st.integers(1, 9), st.integers(1, 9)), growth=st.tuples(st.integers(0, 9), st.integers(0, 9)))
+def test_a_grown_kernel_answers_grown_patches_as_the_old_answered_the_originals(old: Grid, growth: Grid) -> None:
+    new = (old[0] + growth[0], old[1] + growth[1])
+    kernel, patches = kernels(old, torch.float64), noise(4, 3, *old, seed=1, dtype=torch.float64)
+    expected = torch.einsum("bcpq,dcpq->bd", patches, kernel)
+    answers = torch.einsum("bcpq,dcpq->bd", shrink_or_grow(patches, new), resize_patch(kernel, new))
+    torch.testing.assert_close(answers, expected, rtol=0, atol=1e-10)
+
+
+@REPRODUCIBLE
+@given(old=st.tuples(st.integers(1, 12), st.integers(1, 12)), new=st.tuples(st.integers(1, 12), st.integers(1, 12)))
+def test_a_resized_kernel_answers_as_nearly_as_any_could(old: Grid, new: Grid) -> None:
+    """What it gets wrong on unit patches is orthogonal to everything that another kernel could change."""
+    kernel = kernels(old, torch.float64)
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64).view(-1, 1, *old)
+    resized = shrink_or_grow(pixels, new).flatten(1)  # (p*q, p'*q')
+    wrong = resize_patch(kernel, new).flatten(2) @ resized.T - kernel.flatten(2)  # (D, C, p*q)
+    assert (wrong @ resized).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_kernel_of_the_right_size_changes_no_bit(dtype: torch.dtype) -> None:
+    kernel = kernels((5, 7)).to(dtype)
+    assert torch.equal(resize_patch(kernel, (5, 7)), kernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_kernel_keeps_its_type_and_is_computed_exactly(dtype: torch.dtype) -> None:
+    kernel = kernels((4, 6)).to(dtype)
+    resized = resize_patch(kernel, (6, 4))
+    assert resized.dtype == dtype
+    assert torch.equal(resized, resize_patch(kernel.double(), (6, 4)).to(dtype))
+
+
+def test_height_and_width_of_a_kernel_are_not_swapped() -> None:
+    kernel = kernels((4, 6))
+    turned = resize_patch(kernel.transpose(2, 3), (10, 5))
+    torch.testing.assert_close(turned, resize_patch(kernel, (5, 10)).transpose(2, 3), rtol=0, atol=1e-6)

@@ -1,0 +1,649 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tiny import VARIETY, build, gradients, images, largest_difference, tiny
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for, list_models
+from vitkit.model.vit import Attention, VisionTransformer, create_model
+
+GOLDEN = Path(__file__).parent / "golden"
+variety = pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+
+
+def on_meta(name: str, **overrides: Any) -> VisionTransformer:
+    """A model without storage, so that H/14 costs nothing."""
+    with torch.device("meta"):
+        return create_model(name, **overrides)
+
+
+def count(model: VisionTransformer) -> int:
+    assert all(parameter.is_meta for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# --- Parameters ---------------------------------------------------------------------------------------
+
+IN21K, CLASSIC = {"num_classes": 21843}, {"num_classes": 21843, "has_logits": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        # 1000 classes, 224 px, no representation layer: the reference implementation's own test.
+        ("vit_tiny_patch16_224", {}, 5_717_416),
+        ("vit_small_patch16_224", {}, 22_050_664),
+        ("vit_small_patch32_224", {}, 22_878_952),
+        ("vit_base_patch8_224", {}, 86_576_872),
+        ("vit_base_patch16_224", {}, 86_567_656),
+        ("vit_base_patch32_224", {}, 88_224_232),
+        ("vit_large_patch16_224", {}, 304_326_632),
+        ("vit_large_patch32_224", {}, 306_535_400),
+        ("vit_huge_patch14_224", {}, 632_045_800),
+        ("vit_small_patch16_224_gap", {}, 22_049_896),
+        ("vit_small_patch32_224_gap", {}, 22_878_184),
+        ("vit_base_patch16_224_gap", {}, 86_566_120),
+        ("vit_base_patch32_224_gap", {}, 88_222_696),
+        ("deit_tiny_distilled_patch16_224", {}, 5_910_800),
+        ("deit_small_distilled_patch16_224", {}, 22_436_432),
+        ("deit_base_distilled_patch16_224", {}, 87_338_192),
+        # 21,843 classes, without and with the representation layer, by either way of asking.
+        ("vit_base_patch16_224", IN21K, 102_595_923),
+        ("vit_base_patch16_224", CLASSIC, 103_186_515),
+        ("vit_base_patch16_224_in21k", {"has_logits": False}, 102_595_923),
+        ("vit_base_patch16_224_in21k", {"has_logits": True}, 103_186_515),
+        ("vit_base_patch16_224_in21k", {}, 103_186_515),
+        ("vit_base_patch32_224_in21k", {"has_logits": False}, 104_252_499),
+        ("vit_base_patch32_224_in21k", {}, 104_843_091),
+        ("vit_large_patch16_224_in21k", {"has_logits": False}, 325_690_707),
+        ("vit_large_patch16_224_in21k", {}, 326_740_307),
+        ("vit_large_patch32_224_in21k", {"has_logits": False}, 327_899_475),
+        ("vit_large_patch32_224_in21k", {}, 328_949_075),
+        ("vit_huge_patch14_224_in21k", {"has_logits": False}, 658_745_683),
+        ("vit_huge_patch14_224_in21k", {}, 660_385_363),
+        ("vit_tiny_r_s16_p8_224", {}, 6_337_704),
+        ("vit_small_r26_s32_224", {}, 36_431_912),
+        ("vit_base_r26_s32_224", {}, 101_383_976),
+        ("vit_base_r50_s16_224", {}, 98_659_112),
+        ("vit_large_r50_s32_224", {}, 328_994_856),
+        ("vit_tiny_patch16_384", {}, 5_790_376),
+        ("vit_base_patch16_384", {}, 86_859_496),
+        ("vit_large_patch16_384", {}, 304_715_752),
+        ("vit_tiny_patch16_224", {"image_size": 384}, 5_790_376),
+    ],
+)
+def test_published_models_have_their_published_parameter_count(
+    name: str, overrides: dict[str, Any], expected: int
+) -> None:
+    assert count(on_meta(name, **overrides)) == expected
+
+
+PAPER = {
+    "micro": (4, 128, 512),
+    "tiny": (12, 192, 768),
+    "small": (12, 384, 1536),
+    "base": (12, 768, 3072),
+    "large": (24, 1024, 4096),
+    "huge": (32, 1280, 5120),
+}
+
+
+def count_by_hand(name: str) -> int:
+    """What the paper's dimensions add up to; the name is read by its words, not by vitkit's grammar."""
+    words = name.removesuffix("_in21k").removesuffix("_gap").split("_")
+    layers, D, M = PAPER[words[1]]
+    side, prefix = int(words[-1]), 0 if name.endswith("gap") else 2 if "distilled" in name else 1
+    classes = 21843 if name.endswith("in21k") else 1000
+    if "_r" in name:
+        units, patch, stride = RESNETS[name.split("_r")[1].rpartition(f"_{side}")[0]]
+        grid, channels, stem = (
+            side // (stride * patch),
+            64 * 2 ** (len(units) + 1) if units else 64,
+            stem_by_hand(units),
+        )
+    else:
+        patch, channels, stem = int(words[-2].removeprefix("patch")), 3, 0
+        grid = side // patch
+    embedding = stem + (channels * patch**2 + 1) * D + (grid**2 + prefix) * D + prefix * D
+    layer = 4 * (D + 1) * D + (D + 1) * M + (M + 1) * D + 4 * D
+    head = (D + 1) * classes * max(prefix, 1) + ((D + 1) * D if name.endswith("in21k") else 0)
+    total = embedding + layers * layer + 2 * D + head
+    # A depthwise 3x3 convolution has 9 weights and a bias for each channel. Where the class token alone is read, the
+    # last layer convolves nothing that nobody reads.
+    if "convmlp" in name:
+        total += (layers - 1) * 10 * M
+    if "convproj" in name:
+        total += (3 * layers - 1) * 10 * D
+    if "interleaved" in name:  # layers 0 and 2 convolve, depthwise and pointwise, in the place of q, k, v and out
+        total += 2 * (10 * D + (D + 1) * D - 4 * (D + 1) * D)
+    return total
+
+
+RESNETS = {  # units of each stage, patch, stride
+    "_s16_p8": ((), 8, 4),
+    "_s4": ((), 1, 4),
+    "26_s32": ((2, 2, 2, 2), 1, 32),
+    "50_s16": ((3, 4, 9), 1, 16),
+    "50_s32": ((3, 4, 6, 3), 1, 32),
+}
+
+
+def stem_by_hand(stages: tuple[int, ...]) -> int:
+    """Convolutions without bias; two numbers a channel for each GroupNorm."""
+    total, channels = 7 * 7 * 3 * 64 + 2 * 64, 64
+    for stage, units in enumerate(stages):
+        width = 64 * 2**stage
+        for unit in range(units):
+            total += channels * width + 9 * width**2 + 4 * width**2 + 2 * (width + width + 4 * width)
+            if unit == 0:
+                total += channels * 4 * width + 2 * 4 * width
+            channels = 4 * width
+    return total
+
+
+def test_every_listed_model_has_its_golden_parameter_count_and_no_count_is_left_over() -> None:
+    golden = json.loads((GOLDEN / "param_counts.json").read_text())
+    assert sorted(golden) == sorted(list_models())
+    for name, expected in golden.items():
+        assert count_by_hand(name) == expected, name
+        assert count(on_meta(name)) == expected, name
+
+
+# --- Work ---------------------------------------------------------------------------------------------
+
+
+def macs(model: VisionTransformer) -> float:
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        logits = model.eval()(torch.empty(1, 3, *model.config.image_size, device="meta"))
+    assert logits.is_meta
+    return counter.get_total_flops() / 2
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
+@pytest.mark.parametrize(
+    ("name", "giga"),
+    [
+        ("vit_tiny_patch16_224", 1.254),
+        ("vit_small_patch16_224", 4.599),
+        ("vit_small_patch32_224", 1.143),
+        ("vit_base_patch8_224", 78.148),
+        ("vit_base_patch16_224", 17.564),
+        ("vit_base_patch32_224", 4.409),
+        ("vit_large_patch16_224", 61.555),
+        ("vit_large_patch32_224", 15.378),
+        ("vit_huge_patch14_224", 167.295),
+        ("deit_tiny_distilled_patch16_224", 1.261),
+        ("deit_small_distilled_patch16_224", 4.624),
+        ("deit_base_distilled_patch16_224", 17.657),
+        ("vit_tiny_r_s16_p8_224", 0.434),
+        ("vit_small_r26_s32_224", 3.464),
+        ("vit_base_r26_s32_224", 6.711),
+        ("vit_base_r50_s16_224", 21.535),
+        ("vit_large_r50_s32_224", 19.413),
+    ],
+)
+def test_published_models_cost_their_published_work(name: str, giga: float, fused: bool) -> None:
+    model = on_meta(name)
+    model.shortcut, model.fused_attention = False, fused
+    assert macs(model) / 1e9 == pytest.approx(giga, rel=0.002)
+
+
+def macs_by_hand(config: ViTConfig, shortcut: bool) -> int:
+    N, D, M = config.tokens, config.hidden_size, config.mlp_size
+    total = config.patches * config.in_channels * math.prod(config.patch_size) * D
+    for layer in range(config.layers):
+        last = shortcut and config.classifier == "token" and layer == config.layers - 1
+        n = 1 + config.distill_head if last else N
+        total += 2 * N * D * D + 2 * n * D * D  # k, v; q, projection
+        total += 2 * n * N * D  # logits; weighted sum
+        total += 2 * n * D * M
+    if config.representation_size:
+        total += D * config.representation_size
+    return total + (1 + config.distill_head) * config.feature_size * config.num_classes
+
+
+@pytest.mark.parametrize("shortcut", [False, True], ids=["whole", "shortcut"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_small_patch32_384_in21k",
+        "vit_base_patch16_224_gap",
+        "deit_small_distilled_patch16_224",
+        "vit_huge_patch14_224",
+    ],
+)
+def test_the_work_is_what_the_equations_multiply(name: str, shortcut: bool) -> None:
+    model = on_meta(name)
+    model.shortcut = shortcut
+    assert macs(model) == macs_by_hand(model.config, shortcut)
+
+
+def test_the_shortcut_saves_about_seven_percent_of_twelve_layers() -> None:
+    model = on_meta("vit_base_patch16_224")
+    executed = macs(model)
+    model.shortcut = False
+    assert 0.06 < 1 - executed / macs(model) < 0.08
+
+
+# --- Three ways to compute that change nothing ----------------------------------------------------------
+
+
+def assert_same_answers(model: VisionTransformer, other: VisionTransformer, tolerance: float) -> None:
+    """Logits, and gradients of all parameters."""
+    dtype = next(model.parameters()).dtype
+    batch = images(3, config=model.config).to(dtype)
+    expected = model(batch)
+    assert 0.1 < expected.std().item() < 30, "the logits should be of a size at which a difference shows"
+    assert largest_difference(other(batch), expected) <= tolerance
+    of_model, of_other = gradients(model, batch), gradients(other, batch)
+    scale = max(gradient.abs().max().item() for gradient in of_model.values())
+    for name, gradient in of_model.items():
+        assert largest_difference(of_other[name], gradient) <= tolerance * max(scale, 1), name
+
+
+@variety
+def test_fused_and_explicit_attention_agree(fields: dict[str, Any]) -> None:
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-13)):
+        fused, explicit = build(**fields).to(dtype), build(**fields).to(dtype)
+        explicit.fused_attention = False
+        assert_same_answers(fused, explicit, tolerance)
+
+
+@variety
+@torch.no_grad()
+def test_fused_and_explicit_attention_give_the_same_float32_logits(fields: dict[str, Any]) -> None:
+    model = build(std=0.1, **fields)
+    fused = model(images())
+    model.fused_attention = False
+    assert largest_difference(model(images()), fused) <= 1e-6
+
+
+def test_fused_attention_is_a_switch_for_all_layers() -> None:
+    model = build()
+    attention = [module for module in model.modules() if isinstance(module, Attention)]
+    assert model.fused_attention
+    assert all(module.fused for module in attention)
+    model.fused_attention = False
+    assert not model.fused_attention
+    assert not any(module.fused for module in attention)
+    attention[0].fused = True
+    assert not model.fused_attention, "one layer is not all"
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
+@variety
+def test_the_shortcut_changes_neither_logits_nor_gradients(fields: dict[str, Any], fused: bool) -> None:
+    short, whole = build(**fields).double(), build(**fields).double()
+    short.fused_attention = whole.fused_attention = fused
+    whole.shortcut = False
+    assert_same_answers(whole, short, 1e-13)
+
+
+@variety
+@torch.no_grad()
+def test_the_shortcut_gives_the_same_float32_logits(fields: dict[str, Any]) -> None:
+    model = build(std=0.1, **fields)
+    short = model(images())
+    model.shortcut = False
+    assert largest_difference(model(images()), short) <= 1e-6
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_shortcut_holds_in_shallow_models(layers: int) -> None:
+    short, whole = build(layers=layers).double(), build(layers=layers).double()
+    whole.shortcut = False
+    assert_same_answers(whole, short, 1e-13)
+
+
+@pytest.mark.parametrize("fields", [{}, {"classifier": "gap"}, {"classifier": "token+gap"}, {"distill_token": True}])
+@torch.no_grad()
+def test_the_shortcut_is_taken_by_token_heads_in_forward_alone(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    shapes: list[torch.Size] = []
+    model.norm.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    tokens = model.config.tokens
+    model(images()), model.forward_features(images())
+    assert [shape[1] for shape in shapes] == [1 if model.config.classifier == "token" else tokens, tokens]
+
+
+def test_the_shortcut_drops_the_same_samples_in_training() -> None:
+    short, whole = (build(drop_path=0.5).double().train() for _ in range(2))
+    whole.shortcut = False
+    batch, answers = images(16).double(), []
+    for model in (short, whole):
+        torch.manual_seed(0)
+        answers.append(model(batch))
+    assert largest_difference(*answers) <= 1e-13
+    assert largest_difference(answers[0], whole.eval()(batch)) > 1e-3
+
+
+DROPOUT = {"dropout": 0.3, "attention_dropout": 0.3, "position_dropout": 0.3, "drop_path": 0.5}
+
+
+@pytest.mark.parametrize("dropout", [{}, DROPOUT], ids=["", "dropout"])
+@pytest.mark.parametrize(
+    "name", ["token", "distilled", "gap", "post-norm", "learned_2d every_layer", "relative every_layer"]
+)
+def test_checkpointing_changes_neither_logits_nor_gradients(name: str, dropout: dict[str, float]) -> None:
+    fields = VARIETY[name] | dropout
+    answers = []
+    for checkpointing in (False, True):
+        model = build(**fields).train()
+        model.checkpointing = checkpointing
+        torch.manual_seed(0)
+        logits = model(images(4))
+        torch.manual_seed(0)
+        answers.append({"logits": logits.detach()} | gradients(model, images(4)))
+    plain, recomputed = answers
+    for key, value in plain.items():
+        assert torch.equal(value, recomputed[key]), key
+
+
+@pytest.mark.parametrize(("training", "runs"), [(True, 2), (False, 1)])
+def test_checkpointing_runs_each_block_again_in_training_alone(training: bool, runs: int) -> None:
+    model = build().train(training)
+    model.checkpointing = True
+    calls: list[nn.Module] = []
+    for block in model.blocks:
+        block.attn.register_forward_pre_hook(lambda module, inputs: calls.append(module))
+    gradients(model, images())
+    assert [calls.count(block.attn) for block in model.blocks] == [runs] * 3
+
+
+# --- Gradients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shortcut", [True, False], ids=["shortcut", "whole"])
+@variety
+def test_every_parameter_gets_a_gradient(fields: dict[str, Any], shortcut: bool) -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(tiny(**fields)).train()
+    model.shortcut = shortcut
+    nn.functional.cross_entropy(model(images(4)), torch.tensor([0, 3, 6, 2])).backward()
+    without = [
+        n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all() or not p.grad.any()
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_each_distillation_head_learns_alone(head: int) -> None:
+    model = build(distill_token=True, distill_head=True)
+    model.forward_heads(images())[head].sum().backward()
+    assert model.head is not None
+    assert model.head_dist is not None
+    assert (model.head.weight.grad is None) == (head == 1)
+    assert (model.head_dist.weight.grad is None) == (head == 0)
+
+
+# --- Names --------------------------------------------------------------------------------------------
+
+NAMED: dict[str, ViTConfig] = {
+    "plain": tiny(layers=1),
+    "in21k": config_for("vit_micro_patch4_16_in21k", layers=1, num_classes=9),
+    "distilled": tiny(layers=1, distill_token=True, distill_head=True),
+    "gap": tiny(layers=1, classifier="gap"),
+    "token+gap": tiny(layers=1, classifier="token+gap"),
+    "learned_2d": tiny(layers=1, position="learned_2d"),
+    "relative every_layer": tiny(layers=2, position="relative", position_at="every_layer"),
+    "shared": tiny(layers=2, position="relative", position_at="shared"),
+    "learned_1d every_layer": tiny(layers=2, position_at="every_layer"),
+    "sincos_2d": tiny(layers=1, position="sincos_2d"),
+    "patch_norm": tiny(layers=1, patch_norm=True),
+    "post-norm, no qkv bias, no head": tiny(layers=1, norm="post", qkv_bias=False, num_classes=0),
+}
+
+
+def test_the_names_and_shapes_of_weights_are_public_and_do_not_change() -> None:
+    golden = json.loads((GOLDEN / "state_dict_keys.json").read_text())
+    found = {
+        kind: {name: list(tensor.shape) for name, tensor in VisionTransformer(config).state_dict().items()}
+        for kind, config in NAMED.items()
+    }
+    assert found == golden
+
+
+@variety
+def test_all_weights_but_no_fixed_table_are_saved(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
+
+
+# --- What comes out -----------------------------------------------------------------------------------
+
+
+@variety
+@torch.no_grad()
+def test_forward_is_forward_head_of_forward_features(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    tokens = model.forward_features(images(3))
+    assert tokens.shape == (3, model.config.tokens, 32)
+    torch.testing.assert_close(model.forward_head(tokens), model(images(3)), rtol=0, atol=1e-5)
+    heads = model.forward_heads(images(3))
+    assert len(heads) == 1 + model.config.distill_head
+    torch.testing.assert_close(torch.stack(heads).mean(dim=0), model(images(3)), rtol=0, atol=1e-6)
+    assert model(images(3)).shape == (3, 7)
+
+
+@variety
+@torch.no_grad()
+def test_a_model_of_no_classes_returns_the_features_that_the_head_would_read(fields: dict[str, Any]) -> None:
+    model, bare = build(**fields), build(num_classes=0, **fields)
+    bare.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head")})
+    features = model.forward_head(model.forward_features(images()), pre_logits=True)
+    assert bare(images()).shape == (2, bare.config.feature_size)
+    torch.testing.assert_close(bare(images()), features, rtol=0, atol=1e-5)
+    assert not any(name.startswith("head") for name, _ in bare.named_parameters())
+
+
+@torch.no_grad()
+def test_the_head_reads_what_the_classifier_says() -> None:
+    torch.manual_seed(0)
+    tokens = torch.randn(2, 13, 32)
+    token, mean = tokens[:, 0], tokens[:, 1:].mean(dim=1)
+    assert torch.equal(build().forward_head(tokens, pre_logits=True), token)
+    read = build(classifier="token+gap").forward_head(tokens, pre_logits=True)
+    torch.testing.assert_close(read, torch.cat([token, mean], dim=1))
+    read = build(classifier="gap").forward_head(tokens[:, 1:], pre_logits=True)
+    torch.testing.assert_close(read, mean)
+    read = build(distill_token=True).forward_head(tokens, pre_logits=True)
+    assert torch.equal(read, token)
+    read = build(distill_token=True, distill_head=True).forward_head(tokens, pre_logits=True)
+    torch.testing.assert_close(read, (tokens[:, 0] + tokens[:, 1]) / 2)
+
+
+@torch.no_grad()
+def test_distilled_models_return_one_tensor_in_training_and_in_eval() -> None:
+    model = build(distill_token=True, distill_head=True)
+    for training in (True, False):
+        model.train(training)
+        assert isinstance(model(images()), Tensor)
+        both = model.forward_heads(images())
+        assert [logits.shape for logits in both] == [(2, 7), (2, 7)]
+        torch.testing.assert_close(model(images()), (both[0] + both[1]) / 2)
+
+
+@variety
+@torch.no_grad()
+def test_forward_layers_returns_the_tokens_after_each_layer(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    seen: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    layers = model.forward_layers(images())
+    assert len(layers) == len(seen) == 3
+    for ours, hooked in zip(layers, seen, strict=True):
+        assert torch.equal(ours, hooked)
+    normalised = model.forward_layers(images(), normalise=True)
+    assert torch.equal(normalised[-1], model.forward_features(images()))
+    assert torch.equal(normalised[0], model.norm(layers[0]))
+
+
+@torch.no_grad()
+def test_forward_layers_returns_the_layers_asked_for_in_their_order() -> None:
+    model = build()
+    first, second, third = model.forward_layers(images())
+    for asked, expected in (([-1], [third]), ([2, 0], [third, first]), ([-3, 1, 1], [first, second, second]), ([], [])):
+        got = model.forward_layers(images(), asked)
+        assert len(got) == len(expected)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("layer", [3, -4, 100])
+def test_forward_layers_refuses_a_layer_that_is_not_there(layer: int) -> None:
+    with pytest.raises(VitkitError, match=rf"no layer {layer}.*0 to 2.*-3 to -1"):
+        build().forward_layers(images(), [0, layer])
+
+
+@torch.no_grad()
+def test_an_images_answer_does_not_depend_on_its_batch() -> None:
+    for fields in VARIETY.values():
+        model = build(**fields).double()
+        batch = images(5).double()
+        alone = torch.cat([model(image[None]) for image in batch])
+        torch.testing.assert_close(model(batch), alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])
+@pytest.mark.parametrize("name", ["token", "gap", "relative distilled"])
+@torch.no_grad()
+def test_an_empty_batch_gives_no_logits(name: str, fused: bool) -> None:
+    model = build(**VARIETY[name])
+    model.fused_attention = fused
+    assert model(images(2)[:0]).shape == (0, 7)
+
+
+@variety
+@torch.no_grad()
+def test_the_layout_of_the_images_in_memory_is_nothing(fields: dict[str, Any]) -> None:
+    model, batch = build(**fields), images(3)
+    for other in (batch.to(memory_format=torch.channels_last), batch.mT.contiguous().mT):
+        assert not other.is_contiguous()
+        torch.testing.assert_close(model(other), model(batch), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_images_may_have_any_number_of_channels(channels: int) -> None:
+    model = build(in_channels=channels)
+    assert model.patch_embed.proj.weight.shape == (32, channels, 4, 4)
+    assert model(images(config=model.config)).shape == (2, 7)
+
+
+@variety
+@torch.no_grad()
+def test_autocast_to_bfloat16_keeps_the_answer(fields: dict[str, Any]) -> None:
+    model = build(std=0.1, **fields)
+    for fused in (True, False):
+        model.fused_attention = fused
+        expected = model(images())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert largest_difference(model(images()).float(), expected) < 0.05 * (1 + expected.abs().max().item())
+
+
+def test_create_model_builds_what_the_name_and_the_options_say() -> None:
+    model = create_model("vit_micro_patch4_16", 5, layers=2, mlp_ratio=1, drop_path=0.1)
+    assert isinstance(model, VisionTransformer)
+    assert model.config == config_for("vit_micro_patch4_16", 5, layers=2, mlp_size=128, drop_path=0.1)
+    assert model.training
+    assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 5)
+    with pytest.raises(VitkitError, match="did you mean vit_micro_patch4_16"):
+        create_model("vit_mirco_patch4_16")
+
+
+# --- Images that do not fit ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 3, 16, 12),
+        (2, 3, 12, 12),
+        (2, 3, 24, 32),
+        (2, 1, 12, 16),
+        (2, 4, 12, 16),
+        (3, 12, 16),
+        (12, 16),
+        (1, 2, 3, 12, 16),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["forward", "forward_heads", "forward_features", "forward_layers", "embed"])
+def test_images_that_do_not_fit_are_refused_with_both_shapes(method: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(VitkitError) as caught:
+        getattr(build(), method)(torch.zeros(shape))
+    assert "(batch, 3, 12, 16)" in str(caught.value)
+    assert str(shape) in str(caught.value)
+
+
+# --- Compilers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("clean_dynamo")
+@pytest.mark.parametrize(
+    "name",
+    ["token", "token+gap representation", "distilled", "learned_2d every_layer", "sincos_2d", "relative post-norm"],
+)
+@torch.no_grad()
+def test_a_model_compiles_as_one_graph(name: str) -> None:
+    model = build(layers=2, **VARIETY[name])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images()), model(images()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("clean_dynamo")
+def test_a_compiled_model_has_the_same_gradients() -> None:
+    model = build(layers=2)
+    expected = gradients(model, images())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model.zero_grad(set_to_none=True)
+    logits = compiled(images())
+    (logits * torch.linspace(-1.0, 1.5, logits.numel()).view_as(logits)).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("clean_dynamo")
+@torch.no_grad()
+def test_inductor_gives_the_same_logits() -> None:
+    model = build(layers=1)
+    compiled = torch.compile(model, fullgraph=True, backend="inductor")
+    torch.testing.assert_close(compiled(images()), model(images()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["token", "distilled", "gap", "relative shared"])
+@torch.no_grad()
+def test_an_exported_program_gives_the_same_logits(name: str) -> None:
+    model = build(layers=2, **VARIETY[name])
+    exported = torch.export.export(model, (images(),)).module()
+    torch.testing.assert_close(exported(images()), model(images()), rtol=0, atol=1e-6)
+    with pytest.raises((RuntimeError, AssertionError)):
+        exported(images(3))
+
+
+@pytest.mark.parametrize("name", ["token", "distilled", "gap", "learned_2d every_layer", "relative every_layer"])
+@torch.no_grad()
+def test_a_program_exported_with_a_free_batch_takes_any(name: str) -> None:
+    model = build(layers=2, **VARIETY[name])
+    batch = {"images": {0: torch.export.Dim("batch", min=1, max=64)}}
+    exported = torch.export.export(model, (images(3),), dynamic_shapes=batch).module()
+    for size in (1, 2, 5, 64):
+        torch.testing.assert_close(exported(images(size)), model(images(size)), rtol=0, atol=1e-5)

@@ -1,0 +1,277 @@
+"""`vitkit bench`, and the benchmarks' own scripts in their smoke mode."""
+
+from __future__ import annotations
+
+import csv
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import runs
+from vitkit.classifier import Classifier
+from vitkit.cli import bench
+from vitkit.cli.app import main
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model.names import config_for
+from vitkit.model.vit import create_model
+from vitkit.profiling.model_info import describe
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MICRO = "vit_micro_patch8_16"
+FLAGS = ("--engines", "eager", "--batch-sizes", "2,1", "--rounds", "2")
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["vitkit", "bench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return (caught.value.code, *capsys.readouterr())
+
+
+@pytest.fixture
+def vitkit_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda *arguments: run(capsys, monkeypatch, *arguments)
+
+
+def test_json_has_every_engine_precision_and_batch(vitkit_bench: Any) -> None:
+    code, out, _ = vitkit_bench(MICRO, *FLAGS, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["model"], found["rounds"], found["missing"]) == (MICRO, 2, {})
+    assert found["machine"]["threads"] == torch.get_num_threads()
+    asked = [(row["name"], row["precision"], row["batch"]) for row in found["results"]]
+    assert asked == [("vitkit eager", precision, n) for n in (1, 2) for precision in ("float32", "bfloat16")]
+    for row in found["results"]:
+        assert row["images_per_s_q1"] <= row["images_per_s"] <= row["images_per_s_q3"]
+        assert row["ms_per_batch"] > 0 and row["share_of_ceiling"] > 0 and row["rounds"] == 2
+        assert row["compared_images"] == 16
+        if row["precision"] == "float32":
+            assert (row["times_eager_float32"], row["same_top1"]) == (1.0, 1.0)
+            assert row["largest_difference"] < 1e-5
+        else:
+            assert 0 < row["largest_difference"] < 0.5
+
+
+def test_the_ceiling_is_that_of_the_models_work(vitkit_bench: Any) -> None:
+    row = json.loads(vitkit_bench(MICRO, *FLAGS, "--json")[1])["results"][0]
+    seconds = 2 * describe(config_for(MICRO)).gmacs_executed / row["ceiling_gflops"]
+    assert row["images_per_s"] * seconds == pytest.approx(row["share_of_ceiling"], rel=0.9)  # medians of two rounds
+
+
+def test_lines_name_the_machine_and_every_column(vitkit_bench: Any) -> None:
+    code, out, _ = vitkit_bench(MICRO, *FLAGS)
+    title, heading, *lines = out.splitlines()
+    assert code == 0
+    assert title.startswith(f"{MICRO} on ") and title.endswith("2 rounds")
+    assert heading.split() == [name for name, _ in bench._COLUMNS.values()]
+    assert [line.split()[:3] for line in lines[:4]] == [
+        ["eager", precision, batch] for batch in "12" for precision in ("float32", "bfloat16")
+    ]
+    assert sum(line.startswith("ceiling of ") for line in lines) == 4
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_a_table_and_a_picture_are_written_once(vitkit_bench: Any, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "speed"
+    assert vitkit_bench(MICRO, *FLAGS, "-o", out)[0] == 0
+    with (out / "bench.csv").open(newline="") as stream:
+        assert [row["batch"] for row in csv.DictReader(stream)] == ["1", "1", "2", "2"]
+    with Image.open(out / "bench.png") as picture:
+        assert picture.width > 500
+    code, _, err = vitkit_bench(MICRO, *FLAGS, "-o", out)
+    assert code == 2 and "--force" in err
+    assert vitkit_bench(MICRO, *FLAGS, "-o", out, "--force")[0] == 0
+
+
+def test_a_model_folder_is_measured_with_its_own_weights(vitkit_bench: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = create_model(MICRO, num_classes=3)
+    Classifier(model, ("a", "b", "c"), Preprocess(size=(16, 16))).save(tmp_path / "model")
+    found = json.loads(vitkit_bench(tmp_path / "model", *FLAGS, "--json", "--precisions", "float32")[1])
+    assert {row["precision"] for row in found["results"]} == {"float32"}
+    assert {row["same_top1"] for row in found["results"]} == {1.0}
+    assert found["model"] == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("vit_hug_patch16_224",), "did you mean vit_huge_patch14_224"),
+        ((MICRO, "--batch-sizes", "1,x"), "error: --batch-sizes '1,x' must be whole numbers above 0"),
+        ((MICRO, "--batch-sizes", "0"), "error: --batch-sizes '0' must be"),
+        ((MICRO, "--engines", "auto"), "error: --engines 'auto' is none of eager, compile, openvino, onnx"),
+        ((MICRO, "--precisions", "int8"), "error: --precisions 'int8' is none of float32, bfloat16"),
+        ((MICRO, "--rounds", "0"), "error: Invalid value for '--rounds'"),
+        ((MICRO, "-o", __file__), "is a file; name a folder"),
+    ],
+)
+def test_what_cannot_be_is_refused(vitkit_bench: Any, arguments: tuple[str, ...], complaint: str) -> None:
+    code, out, err = vitkit_bench(*arguments)
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert len(err.splitlines()) <= 2
+
+
+@pytest.fixture
+def only_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vitkit.inference.backends
+
+    real = vitkit.inference.backends.open_runner
+
+    def open_runner(model: Any, engine: str, precision: str, images: int | None = None) -> Any:
+        if engine != "eager":
+            raise VitkitError(f"engine {engine} needs {engine}: pip install")
+        return real(model, engine, precision, images)
+
+    monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner)
+
+
+@pytest.mark.usefixtures("only_eager")
+def test_an_engine_that_is_not_installed_is_left_out_with_a_note(vitkit_bench: Any) -> None:
+    code, out, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--json")
+    assert code == 0
+    assert set(json.loads(out)["missing"]) == {
+        f"{engine} {precision}" for engine in ("compile", "openvino", "onnx") for precision in ("float32", "bfloat16")
+    }
+    assert "note: openvino bfloat16 is left out: engine openvino needs openvino: pip install" in err
+
+
+@pytest.mark.usefixtures("only_eager")
+def test_an_engine_that_is_asked_for_and_not_installed_is_refused(vitkit_bench: Any) -> None:
+    code, _, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--engines", "openvino")
+    assert code == 2
+    assert err.startswith("error: --engines openvino does not work here: engine openvino needs openvino")
+
+
+# --- The benchmarks -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def smoke_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a benchmark prints in its smoke mode, run in this process: most of a new one's time goes into imports."""
+    monkeypatch.delenv("VITKIT_TEST_DATA", raising=False)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+    def lines(script: str, *flags: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [script, "--smoke", *map(str, flags)])
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def smoke(script: str, out: Path, *flags: str) -> dict[str, list[dict[str, str]]]:
+    """The tables that a benchmark writes in its smoke mode, by what they are about."""
+    pytest.importorskip("timm")
+    environment = runs.environment()
+    environment.pop("VITKIT_TEST_DATA", None)
+    command = [sys.executable, str(BENCHMARKS / script), "--smoke", "--out", str(out), *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return tables_in(out)
+
+
+def tables_in(out: Path) -> dict[str, list[dict[str, str]]]:
+    tables = {}
+    for file in out.glob("*.csv"):
+        with file.open(newline="") as stream:
+            tables[file.name.partition("_")[0]] = list(csv.DictReader(stream))
+    return tables
+
+
+def test_peers_compares_libraries_with_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    rows = smoke("peers.py", tmp_path)["peers"]
+    names = {(row["name"], row["precision"], row["batch"]) for row in rows}
+    for name in ("vitkit eager", "timm", "torchvision"):
+        assert {(name, precision, batch) for precision in ("float32", "bfloat16") for batch in "12"} <= names
+    for row in rows:
+        if row["name"] != "vit-pytorch" and row["precision"] == "float32":
+            assert float(row["largest_difference"]) < 1e-4
+            assert row["same_top1"] == "1.0"
+    best = [row for row in rows if row["times_best_peer"] == "1.0" and not row["name"].startswith("vitkit")]
+    assert {row["batch"] for row in best} == {"1", "2"}
+    assert len(list(tmp_path.glob("peers_*.png"))) == 1
+    again = smoke("peers.py", tmp_path, "--batches", "2", "--only", "vitkit eager")["peers"]
+    kept = [row for row in again if row["batch"] == "1"]
+    assert kept == [row for row in rows if row["batch"] == "1"]
+    assert {row["name"] for row in again if row["batch"] == "2"} == {"vitkit eager"}
+
+
+def test_training_measures_steps_and_memory(tmp_path: Path) -> None:
+    rows = smoke("training.py", tmp_path)["training"]
+    names = [row["name"] for row in rows]
+    assert names[:4] == ["timm float32", "timm bfloat16", "vitkit float32", "vitkit bfloat16"]
+    assert names[4] == "timm bfloat16, checkpointing all"
+    assert names[5:8] == [f"vitkit bfloat16, checkpointing {policy}" for policy in ("4", "2", "all")]
+    assert names[8:] == ["vitkit bfloat16, patch dropout 0.5"]
+    assert all(float(row["images_per_s"]) > 0 for row in rows)
+    assert float(rows[3]["memory_mib"]) > 1
+
+
+def test_folder_measures_end_to_end_and_the_memory_of_many_files(tmp_path: Path) -> None:
+    tables = smoke("folder.py", tmp_path)
+    rows, memory = tables["folder"], tables["folder-memory"]
+    assert [row["what"] for row in rows].count("photographs") == len(rows) / 2
+    streams = [row for row in rows if row["of_bound"]]
+    assert len(streams) == 6
+    assert all(float(row["same_top1"]) >= 0.8 for row in streams)
+    assert [int(row["images"]) for row in memory] == list(range(5, 101, 5))
+    assert max(float(row["of_first"]) for row in memory) < 1.3
+
+
+def test_coverage_counts_how_often_intervals_hold_the_truth(smoke_here: Any, tmp_path: Path) -> None:
+    smoke_here("coverage.py", "--out", tmp_path)
+    rows = tables_in(tmp_path)["coverage"]
+    assert [row["kind"] for row in rows] == ["calibrated", "overconfident", "uneven", "groups of five"]
+    assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")
+
+
+def test_growth_measures_what_is_asked_for(tmp_path: Path) -> None:
+    (row,) = smoke("growth.py", tmp_path, "--only", "evaluate")["growth"]
+    assert row["what"] == "evaluating 300 images, 20 classes: MiB" and row["promised"] == "1024"
+    assert float(row["value"]) < 100
+
+
+def test_plans_compares_what_is_chosen_with_the_model_itself(tmp_path: Path) -> None:
+    rows = smoke("plans.py", tmp_path)["plans"]
+    assert [row["beside"] for row in rows] == ["nothing of ours", "a busy process"]
+    for row in rows:
+        assert row["chosen"] == "plain" or float(row[f"probe_{row['chosen']}"]) >= 1.05
+        assert float(row["ratio"]) > 0 and float(row["ratio_cpu"]) > 0
+
+
+def test_balance_judges_every_balance_with_and_without_what_is_done_about_it(smoke_here: Any) -> None:
+    lines = smoke_here("balance.py")
+    ways = [("none", "before"), ("loss", "before"), ("loss", "now"), ("sampler", "before"), ("sampler", "now")]
+    assert [tuple(line.split()[:2]) for line in lines] == ways
+    said = {
+        way: float(line.partition("said_of_rare ")[2].partition(",")[0]) for way, line in zip(ways, lines, strict=True)
+    }
+    for balance in ("loss", "sampler"):  # the share is 1/11
+        assert abs(said[balance, "now"] - 1 / 11) < abs(said[balance, "before"] - 1 / 11)
+
+
+def test_published_tells_what_loads_what_is_assumed_and_what_is_refused(smoke_here: Any) -> None:
+    pytest.importorskip("timm")
+    *lines, total = smoke_here("published.py")
+    outcomes = {line.split()[2]: line.split()[0] for line in lines}
+    assert outcomes == {
+        "deit_tiny_patch16_224": "loads",
+        "deit3_medium_patch16_224": "assumed",
+        "eva02_tiny_patch14_224": "refused",
+    }
+    tags = {line.split()[0]: int(line.split()[1]) for line in lines}
+    loads, assumed = tags["loads"], tags["assumed"]
+    assert total == f"of {sum(tags.values())} tags {loads} load, {assumed} more with an assumption that is said"

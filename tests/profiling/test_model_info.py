@@ -1,0 +1,147 @@
+"""What `describe` says of a model, against measurements of the whole model."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from tiny import VARIETY, build, images, tiny
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
+from vitkit.profiling.model_info import ModelInfo, describe
+
+MORE = {
+    "one layer": {"layers": 1},
+    "no head": {"num_classes": 0},
+    "distilled without classes": {"num_classes": 0, "distill_token": True, "distill_head": True},
+    "one channel, eight layers": {"in_channels": 1, "layers": 8},
+}
+
+
+@pytest.fixture(params=[*VARIETY, *MORE])
+def config(request: pytest.FixtureRequest) -> ViTConfig:
+    return tiny(**(VARIETY | MORE)[request.param])
+
+
+described = functools.cache(describe)
+
+
+def on_meta(config: ViTConfig, shortcut: bool) -> VisionTransformer:
+    with torch.device("meta"):
+        model = VisionTransformer(config).eval()
+    model.shortcut = shortcut
+    return model
+
+
+def macs(model: VisionTransformer) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, model.config.in_channels, *model.config.image_size, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+def test_costs_equal_those_of_the_whole_model(config: ViTConfig) -> None:
+    told = described(config)
+    assert told.parameters == sum(parameter.numel() for parameter in VisionTransformer(config).parameters())
+    assert round(told.gmacs * 1e9) == macs(on_meta(config, shortcut=False))
+    assert round(told.gmacs_executed * 1e9) == macs(on_meta(config, shortcut=True))
+    assert told.weight_bytes == {"float32": 4 * told.parameters, "bfloat16": 2 * told.parameters}
+
+
+def test_stages_sum_to_the_totals(config: ViTConfig) -> None:
+    told = described(config)
+    assert sum(stage.parameters * stage.times for stage in told.stages) == told.parameters
+    assert sum(stage.macs * stage.times for stage in told.stages) == round(told.gmacs * 1e9)
+    assert all(stage.macs >= 0 and stage.parameters >= 0 for stage in told.stages)
+    assert len({stage.name for stage in told.stages}) == len(told.stages)
+
+
+def kept_bytes(model: VisionTransformer, batch: Tensor) -> int:
+    """Bytes of the storages that autograd keeps, the model's own aside."""
+    kept: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        model(batch)
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    return sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in own)
+
+
+def test_activation_memory_is_what_a_real_model_keeps(config: ViTConfig) -> None:
+    model = build()
+    model = VisionTransformer(config).eval()
+    model.shortcut = False
+    assert model.fused_attention
+    assert described(config).activation_bytes == kept_bytes(model, images(1, config=config))
+
+
+def test_activation_memory_is_never_less_than_what_training_keeps(config: ViTConfig) -> None:
+    kept = kept_bytes(VisionTransformer(config).eval(), images(1, config=config))
+    assert kept <= described(config).activation_bytes <= 3 * kept
+
+
+def stage_shapes(told: ModelInfo) -> dict[str, tuple[int, ...]]:
+    return {stage.name: stage.shape for stage in told.stages}
+
+
+def test_the_walk_has_the_shapes_of_the_paper() -> None:
+    shapes = stage_shapes(describe(config_for("vit_base_patch16_224")))
+    assert shapes["image"] == (224, 224, 3)
+    assert shapes["patch embedding"] == (14, 14, 768)
+    assert shapes["patches in a row"] == (196, 768)
+    assert shapes["tokens, positions added"] == (197, 768)
+    assert shapes["q, k, v"] == (197, 3 * 768)
+    assert shapes["q of each head (k, v alike)"] == (12, 197, 64)
+    assert shapes["attention, per head"] == (12, 197, 197)
+    assert shapes["MLP hidden"] == (197, 3072)
+    assert shapes["what the head reads"] == (768,)
+    assert shapes["classes"] == (1000,)
+
+
+def test_the_walk_follows_the_configuration() -> None:
+    told = describe(tiny(representation_size=20))
+    assert stage_shapes(told)["representation layer"] == (20,)
+    assert stage_shapes(told)["what the head reads"] == (20,)
+    assert {stage.times for stage in told.stages} == {1, 3}
+    distilled = stage_shapes(describe(tiny(distill_token=True, distill_head=True)))
+    assert distilled["tokens, positions added"] == (14, 32)
+    assert distilled["classes, distilled"] == (7,)
+    assert "relative positions" in stage_shapes(describe(tiny(position="relative", position_at="shared")))
+    assert "classes" not in stage_shapes(describe(tiny(num_classes=0)))
+    assert stage_shapes(describe(tiny(classifier="token+gap")))["what the head reads"] == (64,)
+
+
+def test_published_figures_of_base_16() -> None:
+    told = describe(config_for("vit_base_patch16_224"))
+    assert told.parameters == 86_567_656
+    assert told.gmacs == pytest.approx(17.56, abs=0.02)  # attention products included
+    assert 0.9 < told.gmacs_executed / told.gmacs < 0.95
+
+
+def test_the_largest_model_is_described_at_once() -> None:
+    start = time.perf_counter()
+    assert describe(config_for("vit_huge_patch14_224")).parameters > 6e8
+    assert time.perf_counter() - start < 5
+
+
+def test_the_description_is_json_and_keeps_its_numbers() -> None:
+    told = describe(tiny())
+    back = json.loads(json.dumps(told.to_dict()))
+    assert back["parameters"] == told.parameters
+    assert ViTConfig.from_dict(back["config"]) == told.config
+    assert len(back["stages"]) == len(told.stages)
+
+
+def test_describing_draws_no_random_number() -> None:
+    state = torch.get_rng_state()
+    describe(tiny())
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,114 @@
+"""Contenders compared: who is faster, how far the logits are off, and what cannot be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from vitkit.errors import VitkitError
+from vitkit.profiling import speed
+from vitkit.profiling.speed import Contender, Speed, compare, drift_of, open_engines, random_model, row
+from vitkit.profiling.timing import Timing
+
+
+def test_drift_is_the_largest_difference_and_the_share_of_equal_winners() -> None:
+    reference = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
+    logits = torch.tensor([[1.0, 2.5], [3.0, 0.0], [6.0, 5.0], [1.0, -1.0]])
+    found = drift_of(logits, reference)
+    assert (found.largest, found.agreement, found.images) == (6.0, 0.75, 4)
+
+
+def test_contenders_are_compared_with_the_model_on_every_image() -> None:
+    model, images = tiny.build(), tiny.images(6)
+    sizes: list[int] = []
+
+    def off(batch: Tensor) -> Tensor:
+        sizes.append(len(batch))
+        return model(batch) + 0.5
+
+    contenders = [
+        Contender("same", "float32", model),
+        Contender("off", "bfloat16", off),
+        Contender("stranger", "float32", lambda batch: torch.zeros(len(batch), 2), same_weights=False),
+    ]
+    same, other, stranger = compare(model, contenders, images, 2, 3)
+    assert same.drift is not None and other.drift is not None and stranger.drift is None
+    assert (same.drift.largest, same.drift.agreement, same.drift.images) == (0.0, 1.0, 6)
+    assert other.drift.largest == pytest.approx(0.5, abs=1e-5)
+    assert set(sizes) == {2}  # never more at a time than asked for
+    assert [len(own.timing.seconds) for own in (same, other, stranger)] == [3, 3, 3]
+    assert same.ceiling is stranger.ceiling is not other.ceiling  # one for each precision
+
+
+def test_a_row_has_the_figures_and_the_ratios_asked_for() -> None:
+    ceiling = Timing((0.5, 0.5))
+    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), ceiling, 100.0, drift_of(torch.eye(2), torch.eye(2)))
+    fast = Speed("fast", "bfloat16", 8, Timing((1.0, 2.0)), ceiling, 200.0, None)
+    found = row(fast, {"times_slow": slow, "times_absent": None})
+    assert found["images_per_s"] == 6.0
+    assert (found["images_per_s_q1"], found["images_per_s_q3"]) == (5.0, 7.0)
+    assert (found["times_slow"], found["times_absent"]) == (4.0, None)
+    assert found["share_of_ceiling"] == 0.375
+    assert (found["largest_difference"], found["same_top1"], found["rounds"]) == (None, None, 2)
+    assert row(slow, {})["same_top1"] == 1.0
+
+
+def test_random_weights_come_from_the_seed_and_tell_images_apart() -> None:
+    first, again, other = (random_model(tiny.tiny(), seed) for seed in (0, 0, 1))
+    logits = first(tiny.images(2))
+    assert torch.equal(logits, again(tiny.images(2)))
+    assert not torch.equal(logits, other(tiny.images(2)))
+    assert not torch.equal(logits[0], logits[1])
+    assert random_model(tiny.tiny(num_classes=0)).head is None
+
+
+class Runner:
+    """What an engine gives."""
+
+    def __init__(self, engine: str, precision: str) -> None:
+        self.engine, self.precision = engine, precision
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 7)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """eager and onnx; onnx knows float32 alone."""
+
+    def open_runner(_model: Any, engine: str, precision: str, images: int | None = None) -> Runner:
+        assert images is not None and images > 1000
+        if engine not in ("eager", "onnx"):
+            raise VitkitError(f"engine {engine} is not installed")
+        return Runner(engine, "float32" if engine == "onnx" else precision)
+
+    monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner, raising=False)
+
+
+@pytest.mark.usefixtures("engines")
+def test_engines_that_do_not_work_are_left_out_with_their_reason() -> None:
+    opened = open_engines(tiny.build(), [("eager", "bfloat16"), ("openvino", "float32")], tiny.images())
+    assert [own.key for own in opened.contenders] == ["vitkit eager bfloat16"]
+    assert opened.missing == {"openvino float32": "engine openvino is not installed"}
+
+
+@pytest.mark.usefixtures("engines")
+def test_an_engine_that_falls_back_to_a_precision_is_there_once() -> None:
+    opened = open_engines(tiny.build(), [("onnx", "float32"), ("onnx", "bfloat16")], tiny.images())
+    assert [own.key for own in opened.contenders] == ["vitkit onnx float32"]
+    assert set(opened.memory) == {"vitkit onnx float32"}
+
+
+def test_memory_is_known_or_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = speed.resident()
+    assert held is None or held > 10_000_000
+
+    def gone(*_: Any) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("pathlib.Path.read_text", gone)
+    assert speed.resident() is None

@@ -1,0 +1,119 @@
+"""The doctor's page: every picture that is there more than once beside its copies, the gravest first."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from photos import folder, noise, save, smooth
+from vitkit.data.doctor.examine import examine
+from vitkit.data.sources import read_source
+from vitkit.reporting import dataset_report as checkup
+from vitkit.reporting.dataset_report import write_checkup
+
+
+def page_of(root: Path, target: Path) -> str:
+    write_checkup(target, examine(read_source(root)))
+    return target.read_text(encoding="utf-8")
+
+
+def shown(html: str) -> list[str]:
+    """What the pictures are called, in the order of the page."""
+    return [unescape(name) for name in re.findall(r'<img alt="([^"]*)" src="data:image/jpeg;base64,', html)]
+
+
+def test_groups_are_under_the_gravest_thing_that_is_wrong_with_them(tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for part in ("train", "val"):
+        folder(root / part, {"a": 2}, 30, 30)
+        save(noise(30, 30, 77 + len(part)), root / part / "b" / "own.png")
+    save(noise(30, 30, 500), root / "train" / "a" / "x.png")
+    save(noise(30, 30, 500), root / "val" / "b" / "x.png")  # conflict and leak
+    html = page_of(root, tmp_path / "page.html")
+    conflict, leak = html.index("One picture, two classes"), html.index("One picture, two splits")
+    assert conflict < leak
+    assert "<h2>Copies" not in html
+    leaks = [f"{part}/a/a_{i}.png" for i in (0, 1) for part in ("train", "val")]
+    assert shown(html) == ["train/a/x.png", "val/b/x.png", *leaks]
+    assert "train: a<br>train/a/x.png" in html
+    assert "val: b<br>val/b/x.png" in html
+
+
+def test_names_are_escaped_wherever_they_stand(tmp_path: Path) -> None:
+    root = tmp_path / "<script>&photos"
+    for name in ('<b>"bold"', "a&b"):
+        for i in range(2):
+            save(noise(20, 20, i + len(name)), root / name / f"<i>'{i}\".png")
+        save(noise(20, 20, len(name)), root / name / "copy<u>.png")
+        (root / name / "<em>.jpg").write_text("not a picture")
+    html = page_of(root, tmp_path / "page.html")
+    for tag in ("<script", "<b>", "<i>", "<u>", "<em>"):
+        assert tag not in html
+    assert len(shown(html)) == 4
+    assert '<b>"bold"/copy<u>.png' in shown(html)
+    assert "&lt;em&gt;.jpg" in html
+    assert "a&amp;b" in html
+
+
+def test_unreadable_files_and_ignored_ones_are_listed(tmp_path: Path) -> None:
+    root = folder(tmp_path / "photos", {"a": 3, "b": 3})
+    (root / "a" / "text.jpg").write_text("not a picture")
+    (root / "b" / "notes.txt").touch()
+    html = page_of(root, tmp_path / "page.html")
+    assert "<td>a/text.jpg</td><td>not an image</td>" in html
+    assert "<td>ignored</td><td>1 not an image format</td>" in html
+    assert "<td>format</td><td>6 PNG</td>" in html
+    assert "<td>colours</td><td>6 RGB</td>" in html
+
+
+def test_many_groups_and_large_ones_are_cut_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "_SHOWN", 2)
+    root = folder(tmp_path / "photos", {"a": 4, "b": 4})
+    for i in range(3):
+        for copy in range(8 if i == 0 else 1):
+            save(Image.open(root / "a" / f"a_{i}.png"), root / "a" / f"z{i}{copy}.png")
+    html = page_of(root, tmp_path / "page.html")
+    assert "Copies (the first 2 of 3)" in html
+    assert len(shown(html)) == 6 + 2
+    assert "and 3 more" in html
+
+
+def test_pictures_are_shown_upright_whole_and_small(tmp_path: Path) -> None:
+    root = folder(tmp_path / "photos", {"a": 2, "b": 2})
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save(smooth(400, 300), root / "a" / "turned.jpg", exif=exif)
+    save(smooth(400, 300), root / "a" / "turned2.jpg", exif=exif)
+    save(Image.linear_gradient("L").resize((1, 4000)), root / "b" / "hair.png")
+    save(Image.linear_gradient("L").resize((1, 4000)), root / "b" / "hair2.png")
+    html = page_of(root, tmp_path / "page.html")
+    sizes = {}
+    for name, content in re.findall(r'<img alt="([^"]*)" src="data:image/jpeg;base64,([^"]*)"', html):
+        sizes[name] = Image.open(io.BytesIO(base64.b64decode(content))).size
+    assert sizes["a/turned.jpg"] == (120, 160)
+    assert sizes["b/hair.png"] == (1, 160)
+
+
+def test_a_picture_that_went_since_leaves_its_reason(tmp_path: Path) -> None:
+    root = folder(tmp_path / "photos", {"a": 3, "b": 3})
+    save(Image.open(root / "a" / "a_0.png"), root / "a" / "copy.png")
+    diagnosis = examine(read_source(root))
+    (root / "a" / "copy.png").unlink()
+    write_checkup(tmp_path / "page.html", diagnosis)
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert shown(html) == ["a/a_0.png"]
+    assert "<figure>no such file</figure>" in html
+
+
+def test_findings_come_before_the_figures(tmp_path: Path) -> None:
+    root = folder(tmp_path / "photos", {"a": 3, "b": 3})
+    html = page_of(root, tmp_path / "page.html")
+    assert html.index("2 classes have fewer than 10 images") < html.index("Images per class")
+    assert html.count("<html") == html.count("</html>") == 1
+    assert "<title>" in html

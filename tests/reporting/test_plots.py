@@ -1,0 +1,181 @@
+"""Pictures can be drawn for any number of classes and any names, without a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from photos import noise
+from vitkit.evaluation.calibration import Reliability
+from vitkit.evaluation.standings import standings
+from vitkit.reporting import plots
+
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
+STRANGE = [
+    "🐈 猫",
+    "a$b",
+    "$x^$ and $",
+    "_hidden",
+    r"back\slash \frac{1",
+    "<b>&amp;</b>",
+    "a very long name that goes on and on and on and on",
+    "{x}%s",
+    "$" * 30,
+]
+
+
+def drawn(figure: Figure, folder: Path) -> np.ndarray:
+    """The pixels of the file that `save_figure` writes."""
+    path = folder / "figure.png"
+    plots.save_figure(figure, path)
+    assert [child.name for child in folder.iterdir()] == ["figure.png"]
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("RGB"))
+    height, width, _ = pixels.shape
+    assert 100 <= width <= 4000
+    assert 100 <= height <= 4000
+    assert pixels.std() > 3, "not an empty sheet"
+    return pixels
+
+
+def names(count: int) -> list[str]:
+    return [f"class {i}" for i in range(count)]
+
+
+@pytest.mark.parametrize("classes", [names(2), names(10), names(100), STRANGE], ids=len)
+def test_confusion_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
+    matrix = np.random.default_rng(0).integers(0, 9, (len(classes), len(classes)))
+    matrix[0] = 0  # a class without images
+    drawn(plots.confusion(matrix, classes, "test"), tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 10, 60, 61, 100])
+def test_confusion_is_a_square_of_all_classes_and_nothing_else(count: int) -> None:
+    axis = plots.confusion(np.eye(count, dtype=np.int64), names(count), "test").axes[0]
+    assert axis.get_xlim() == (-0.5, count - 0.5)
+    assert axis.get_ylim() == (count - 0.5, -0.5)
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted", "true")
+
+
+def test_confusion_names_both_axes_alike_and_writes_the_counts() -> None:
+    axis = plots.confusion(np.array([[7, 2], [0, 5]]), ["cat", "dog"], "test").axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["cat", "dog"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["cat", "dog"]
+    assert {(text.get_position(), text.get_text()) for text in axis.texts} == {
+        ((0, 0), "7"),
+        ((1, 0), "2"),
+        ((1, 1), "5"),
+    }
+
+
+def test_confusion_shades_by_the_part_of_the_true_class() -> None:
+    shade = plots.confusion(np.array([[30, 10], [1, 1]]), ["a", "b"], "").axes[0].images[0].get_array()
+    np.testing.assert_allclose(shade, [[0.75, 0.25], [0.5, 0.5]])
+
+
+@pytest.mark.parametrize("classes", [names(2), names(10), names(100), STRANGE], ids=len)
+def test_class_counts_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
+    counts = {split: {name: 3 + i for i, name in enumerate(classes)} for split in ("train", "val", "test")}
+    drawn(plots.class_counts(counts, classes), tmp_path)
+
+
+def test_class_counts_stack_the_splits() -> None:
+    figure = plots.class_counts({"train": {"a": 5, "b": 1}, "val": {"a": 2}}, ["a", "b"])
+    axis = figure.axes[0]
+    assert [text.get_text() for text in axis.texts] == ["7", "1"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["train (6)", "val (2)"]
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 14, 200])
+def test_curves_can_be_drawn_from_any_number_of_epochs(tmp_path: Path, epochs: int) -> None:
+    rows = [
+        {"epoch": e, "train_loss": 2 / (e + 1), "val_loss": 2.1 / (e + 1), "val_acc": e / 200} for e in range(epochs)
+    ]
+    drawn(plots.curves(rows, max(epochs - 2, 0)), tmp_path)
+
+
+def test_curves_leave_out_what_was_not_measured_and_count_epochs_from_one(tmp_path: Path) -> None:
+    figure = plots.curves([{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": float("nan")}], 0)
+    loss, accuracy = figure.axes
+    assert [line.get_label() for line in loss.lines] == ["training", "kept"]
+    assert loss.lines[0].get_xdata().tolist() == [1, 2]
+    assert loss.lines[1].get_xdata()[0] == 1
+    assert [line.get_label() for line in accuracy.lines] == ["kept"]
+    drawn(figure, tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 9, 32])
+def test_a_contact_sheet_can_be_drawn(tmp_path: Path, count: int) -> None:
+    titles = (STRANGE * 4)[:count]
+    figure = plots.contact_sheet([noise(seed=i) for i in range(count)], titles, "pictures")
+    (axis,) = figure.axes
+    assert len(axis.images) == len(axis.texts) == count
+    boxes = [image.get_extent() for image in axis.images]
+    assert all(0 <= left < right <= axis.get_xlim()[1] for left, right, _, _ in boxes)
+    assert all(0 <= top < bottom <= axis.get_ylim()[0] for _, _, bottom, top in boxes)
+    assert len({(left, top) for left, _, _, top in boxes}) == count, "beside and below one another"
+    drawn(figure, tmp_path)
+
+
+@pytest.mark.parametrize("classes", [names(2), names(12), names(40), STRANGE], ids=len)
+def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
+    rng, k = np.random.default_rng(0), len(classes)
+    labels = np.append(rng.integers(0, k - 1, 120), 0)  # the last class has no image
+    probabilities = rng.dirichlet(np.ones(k), 121).astype(np.float32)
+    drawn(plots.ranking(dict(standings(labels, probabilities)), labels, probabilities, classes), tmp_path)
+    points = rng.normal(size=(121, 2)).astype(np.float32)
+    drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes), tmp_path)
+
+
+def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside_the_mean() -> None:
+    rng = np.random.default_rng(0)
+    for count, lines in ((12, 12), (13, 6)):
+        labels, rows = np.arange(130) % count, rng.dirichlet(np.ones(count), 130).astype(np.float32)
+        for axis in plots.ranking(dict(standings(labels, rows)), labels, rows, names(count)).axes:
+            shown = [text.get_text() for text in axis.get_legend().get_texts()]
+            assert len(shown) == lines
+            assert (f"mean of {count} classes" in shown) == (count == 13)
+
+
+def test_a_class_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
+    labels, rows = np.arange(20) % 2, np.random.default_rng(0).dirichlet(np.ones(2), 20).astype(np.float32)
+    for axis in plots.ranking(dict(standings(labels, rows)), labels, rows, ["_hidden", "b"]).axes:
+        shown = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert len(shown) == 2 and "_hidden" in shown[0]
+
+
+@pytest.mark.parametrize("states", [1, 2])
+def test_reliability_can_be_drawn(tmp_path: Path, states: int) -> None:
+    rng = np.random.default_rng(0)
+    own = Reliability.of(rng.dirichlet(np.ones(4), 50).astype(np.float32), rng.integers(0, 4, 50))
+    figure = plots.reliability({f"state {i}": own for i in range(states)})
+    assert len(figure.axes) == 2 * states
+    drawn(figure, tmp_path)
+
+
+def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path) -> None:
+    plots.save_figure(plots.curves([], 0), tmp_path / "a.png")
+    before = (tmp_path / "a.png").read_bytes()
+    broken = Figure()
+    broken.text(0.5, 0.5, "$\\nosuchmacro$")
+    with pytest.raises(ValueError):
+        plots.save_figure(broken, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_picture_of_a_thousand_classes_is_drawn_in_as_many_strokes_as_of_a_few() -> None:
+    rng = np.random.default_rng(0)
+    points, labels = rng.normal(size=(1000, 2)).astype(np.float32), np.arange(1000)
+    figure = plots.embedding(points, labels, labels % 3 == 0, names(1000))
+    (axis,) = figure.axes
+    assert len(axis.collections) <= 13, "a marker each"
+    assert sum(len(own.get_offsets()) for own in axis.collections) == 1000
+    edged = sum(np.count_nonzero(own.get_linewidths()) for own in axis.collections)
+    assert edged == np.count_nonzero(labels % 3)

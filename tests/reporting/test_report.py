@@ -1,0 +1,148 @@
+"""The report is one file that opens offline and shows names as they are."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from photos import noise, save
+from vitkit.evaluation.doubts import Doubt
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.reporting.evaluation_report import write_report
+
+EVIL = "<script>alert('1')</script> & \"quotes\" 🐈"
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; an end tag that fits no start tag is an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture
+def evaluation() -> Evaluation:
+    return Evaluation(
+        split="test",
+        classes=("cat", EVIL),
+        paths=("a.png", "b.png", "c.png", "d.png"),
+        labels=np.array([0, 0, 1, 1]),
+        probabilities=np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.2, 0.8]], np.float32),
+    )
+
+
+@pytest.fixture
+def html(tmp_path: Path, evaluation: Evaluation) -> str:
+    write_report(
+        tmp_path / "report.html",
+        title=f"run {EVIL}",
+        evaluation=evaluation,
+        numbers=figures(evaluation),
+        root=tmp_path,
+        facts={"data": f"/photos/{EVIL}", EVIL: "1"},
+        findings=[f"3 files are odd: {EVIL}"],
+        pictures={"Curves": save(noise(), tmp_path / "a.png").read_bytes(), EVIL: (tmp_path / "a.png").read_bytes()},
+        doubts=[Doubt("a.png", EVIL, "cat", 0.75), Doubt("d.png", "cat", EVIL, 0.5)],
+        recipe=f'model = "{EVIL}"\n',
+    )
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed(html: str) -> None:
+    page = Page(html)
+    assert page.open == []
+    assert html.startswith("<!doctype html>")
+    assert {"charset": "utf-8"} in [attributes for _, attributes in page.tags]
+
+
+def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
+    assert not re.search(r"https?://|url\(|@import", html)
+    page = Page(html)
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    for _, attributes in page.tags:
+        assert not {"href", "srcset", "data", "onerror", "onclick"} & attributes.keys()
+        assert (attributes.get("src") or "data:").startswith("data:")
+
+
+def test_names_are_shown_as_they_are_and_never_as_tags(html: str) -> None:
+    assert "<script" not in html
+    text = "".join(Page(html).text)
+    assert text.count(EVIL) >= 6, "title, heading, finding, facts, class table, caption, recipe"
+
+
+def test_pictures_and_photographs_are_in_the_page(html: str, tmp_path: Path) -> None:
+    sources = [attributes["src"] or "" for tag, attributes in Page(html).tags if tag == "img"]
+    pngs = [source for source in sources if source.startswith("data:image/png")]
+    assert len(pngs) == 2
+    for source in pngs:
+        assert base64.b64decode(source.partition("base64,")[2]) == (tmp_path / "a.png").read_bytes()
+    jpegs = [source for source in sources if source.startswith("data:image/jpeg")]
+    assert len(jpegs) == 1, "of the doubtful labels; the file of the mistake and of the other one is missing"
+    thumbnail = Image.open(io.BytesIO(base64.b64decode(jpegs[0].partition("base64,")[2])))
+    assert max(thumbnail.size) <= 160
+
+
+def test_a_photograph_that_is_gone_is_told_of_in_words(html: str) -> None:
+    assert "".join(Page(html).text).count("no such file") == 2
+
+
+def test_the_mistakes_and_the_confused_classes_are_shown(html: str) -> None:
+    text = "".join(Page(html).text)
+    assert "predicted: cat 70.0 %" in text
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
+    start = cells.index("1", cells.index("50.0 %") - 2)
+    assert cells[start : start + 2] == ["1", "50.0 %"]
+
+
+def test_the_doubtful_labels_are_shown_in_their_order(html: str) -> None:
+    text = "".join(Page(html).text)
+    assert "2 labels do not fit" in text
+    assert text.index("looks like: cat (by 0.75)") < text.index(f"looks like: {EVIL} (by 0.50)")
+
+
+def test_the_page_has_the_numbers(html: str, evaluation: Evaluation) -> None:
+    text = "".join(Page(html).text)
+    assert "75.0 %" in text
+    assert "4 test images" in text
+    assert f"log loss {evaluation.loss:.3f}" in text
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
+    start = cells.index("cat")
+    assert cells[start : start + 5] == ["cat", "0.667", "1.000", "0.800", "2"]
+
+
+def test_findings_come_before_the_run(html: str) -> None:
+    assert html.index("3 files are odd") < html.index("The run")
+
+
+def test_a_page_without_facts_findings_and_pictures_is_well_formed(tmp_path: Path, evaluation: Evaluation) -> None:
+    numbers = figures(evaluation)
+    write_report(
+        tmp_path / "r.html", title="t", evaluation=evaluation, numbers=numbers, root=tmp_path, facts={}, findings=[],
+        pictures={},
+    )  # fmt: skip
+    assert Page((tmp_path / "r.html").read_text(encoding="utf-8")).open == []

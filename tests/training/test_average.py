@@ -1,0 +1,111 @@
+"""Averages of weights against sums written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import tiny
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.averaging import Average, ema_decay
+from vitkit.training.lora import add_low_rank, merged
+from vitkit.training.recipe import Recipe
+
+
+def flat(model: VisionTransformer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
+
+
+def walk(model: VisionTransformer, average: Average, steps: int) -> list[Tensor]:
+    """Weights after each of some steps in random directions, all of which the average takes in."""
+    path = []
+    for step in range(steps):
+        tiny.randomise(model, seed=step + 10)
+        average.update(model)
+        path.append(flat(model))
+    return path
+
+
+def test_before_the_first_update_there_is_no_average() -> None:
+    model = tiny.build()
+    average = Average(model, Recipe(ema=0.9))
+    assert not average.has_begun
+    walk(model, average, 1)
+    assert average.has_begun
+    assert torch.equal(flat(average.model), flat(model)), "the weights of before the training have no part in it"
+
+
+@pytest.mark.parametrize("limit", [0.5, 0.9, 0.9999])
+def test_the_moving_average_is_the_sum_written_out(limit: float) -> None:
+    model = tiny.build()
+    average = Average(model, Recipe(ema=limit))
+    path = walk(model, average, 25)
+    expected = path[0]
+    for n in range(1, 25):
+        decay = min(limit, (1 + n) / (10 + n))
+        expected = decay * expected + (1 - decay) * path[n]
+    assert torch.allclose(flat(average.model), expected, atol=1e-6)
+
+
+def test_once_warmed_up_it_is_torchs() -> None:
+    model = tiny.build()
+    average = Average(model, Recipe(ema=0.5))
+    walk(model, average, 8)
+    assert ema_decay(8, 0.5) == 0.5
+    oracle = AveragedModel(average.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    oracle.n_averaged.fill_(8)
+    for step in range(5):
+        tiny.randomise(model, seed=step)
+        average.update(model)
+        oracle.update_parameters(model)
+    assert torch.allclose(flat(average.model), flat(oracle.module), atol=1e-6)
+
+
+def test_a_short_run_is_mostly_its_end() -> None:
+    """Of 50 steps, with a decay that would need thousands, the last ten still make up more than their share."""
+    weight = 1.0
+    for n in range(40, 50):
+        weight *= ema_decay(n, 0.9999)
+    assert 1 - weight > 0.8
+
+
+def test_stochastic_weight_averaging_is_the_equal_mean() -> None:
+    model = tiny.build()
+    average = Average(model, Recipe(swa=0.5))
+    path = walk(model, average, 7)
+    assert torch.allclose(flat(average.model), torch.stack(path).mean(dim=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}], ids=str)
+def test_an_average_survives_its_state_dict_to_the_bit(fields: dict[str, Any]) -> None:
+    model, other = tiny.build(), tiny.build(seed=4)
+    average, restored = Average(model, Recipe(**fields)), Average(other, Recipe(**fields))
+    walk(model, average, 3)
+    restored.load_state_dict(average.state_dict())
+    tiny.randomise(model, seed=99)
+    average.update(model)
+    restored.update(model)
+    assert torch.equal(flat(average.model), flat(restored.model))
+
+
+def test_the_average_has_no_gradient_and_the_model_keeps_its_own() -> None:
+    model = tiny.build()
+    average = Average(model, Recipe(ema=0.9))
+    assert not any(parameter.requires_grad for parameter in average.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_low_rank_changes_are_averaged_and_merged() -> None:
+    model = tiny.build()
+    add_low_rank(model, 2, 0)
+    average = Average(model, Recipe(ema=0.9))
+    walk(model, average, 3)
+    whole = merged(average.model)
+    images = tiny.images()
+    with torch.no_grad():
+        assert torch.allclose(whole.eval()(images), average.model.eval()(images), atol=1e-5)
+    assert whole.state_dict().keys() == tiny.build().state_dict().keys()

@@ -1,0 +1,275 @@
+"""Which epoch's weights are kept, when training stops, and what is written down, without training anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import Interrupted
+from vitkit.system.stopping import Deferral
+from vitkit.training.callbacks import (
+    LAST,
+    RunWriter,
+    StopOnSignal,
+    append_metrics,
+    read_metrics,
+    save_checkpoint,
+    truncate_metrics,
+)
+from vitkit.training.recipe import Recipe
+from vitkit.training.task import ClassificationTask
+from vitkit.weights import load
+
+# val_acc is best in epoch 1, val_loss in epoch 2, and epoch 3 is the last.
+DISAGREEING = [
+    {"val_loss": 0.9, "val_acc": 0.5},
+    {"val_loss": 0.7, "val_acc": 0.8},
+    {"val_loss": 0.6, "val_acc": 0.7},
+    {"val_loss": 0.8, "val_acc": 0.6},
+]
+
+
+class Story:
+    """A run whose metrics are made up; the weights of epoch n are all n."""
+
+    def __init__(self, folder: Path, **fields: Any) -> None:
+        self.folder = folder
+        recipe = Recipe(epochs=100, **fields)
+        model = tiny.build(num_classes=2)
+        self.classifier = Classifier(model, ("cat", "dog"), Preprocess(size=model.config.image_size))
+        self.lines: list[str] = []
+        self.task = ClassificationTask(model, recipe, 100)
+        self.writer = RunWriter(folder, self.classifier, recipe, self.lines.append)
+        self.trainer = SimpleNamespace(
+            current_epoch=0,
+            global_step=0,
+            should_stop=False,
+            is_global_zero=True,
+            save_checkpoint=lambda path: torch.save("all of the training state", path),
+        )
+
+    def tell(self, epochs: list[dict[str, float]]) -> Story:
+        for metrics in epochs:
+            if self.trainer.should_stop:
+                break
+            with torch.no_grad():
+                for parameter in self.classifier.model.parameters():
+                    parameter.fill_(self.trainer.current_epoch)
+            self.task.metrics = {"train_loss": 1.0, "lr": 1e-3, **metrics}
+            self.trainer.global_step += 3
+            self.writer.on_train_epoch_end(self.trainer, self.task)  # type: ignore[arg-type]
+            self.trainer.current_epoch += 1
+        return self
+
+    @property
+    def kept(self) -> int:
+        """The epoch whose weights are in the model folder."""
+        return kept_in(self.folder)
+
+    @property
+    def epochs(self) -> int:
+        return len(read_metrics(self.folder / "metrics.csv"))
+
+
+def kept_in(folder: Path) -> int:
+    classifier = load(folder)
+    assert classifier.model.head is not None
+    epoch = int(classifier.model.head.bias[0].item())
+    assert classifier.provenance["metrics"]["epoch"] == epoch
+    return epoch
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("val_acc", 1), ("val_loss", 2)])
+def test_the_best_epoch_by_the_monitor_is_kept(tmp_path: Path, monitor: str, best: int) -> None:
+    assert Story(tmp_path, monitor=monitor).tell(DISAGREEING).kept == best
+
+
+def test_keep_last_keeps_the_last_epoch(tmp_path: Path) -> None:
+    assert Story(tmp_path, keep="last").tell(DISAGREEING).kept == 3
+
+
+def test_keep_every_keeps_each_epoch_and_the_best_as_the_model(tmp_path: Path) -> None:
+    assert Story(tmp_path, keep="every").tell(DISAGREEING).kept == 1
+    folders = sorted(path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
+    assert [kept_in(folder) for folder in folders] == [0, 1, 2, 3]
+    assert folders[1].name == "epoch-0001-val_loss=0.7000-val_acc=0.8000"
+
+
+def test_without_val_images_an_epochs_folder_has_its_number_alone(tmp_path: Path) -> None:
+    Story(tmp_path, keep="every").tell([{}] * 2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("epoch-*")) == ["epoch-0000", "epoch-0001"]
+
+
+def test_an_epoch_done_again_with_another_outcome_has_one_folder(tmp_path: Path) -> None:
+    Story(tmp_path, keep="every").tell(DISAGREEING[:1])
+    Story(tmp_path, keep="every").tell(DISAGREEING[1:2])
+    names = [path.name for path in (tmp_path / "checkpoints").glob("epoch-*")]
+    assert names == ["epoch-0000-val_loss=0.7000-val_acc=0.8000"]
+
+
+def test_a_tie_goes_to_the_later_epoch(tmp_path: Path) -> None:
+    assert Story(tmp_path).tell([{"val_loss": 1.0, "val_acc": 0.5}] * 3).kept == 2
+
+
+def test_without_val_images_the_last_epoch_is_kept(tmp_path: Path) -> None:
+    assert Story(tmp_path).tell([{}] * 3).kept == 2
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "val_acc"])
+def test_an_epoch_that_diverged_is_never_the_best(tmp_path: Path, monitor: str) -> None:
+    diverged = {"val_loss": float("nan"), "val_acc": 1.0}
+    assert Story(tmp_path, monitor=monitor).tell([diverged, *DISAGREEING[:2], diverged]).kept == 2
+
+
+def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
+    story = Story(tmp_path).tell([{"val_loss": float("inf"), "val_acc": 0.5}] * 2)
+    assert not story.writer.has_kept
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("keep", ["best", "last", "every"])
+def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> None:
+    story = Story(tmp_path, keep=keep).tell(DISAGREEING[:1])
+    story.task.went_back = True
+    story.tell([{"val_loss": 0.1, "val_acc": 0.9}])
+    assert story.kept == 0
+    assert not story.lines[-1].endswith("*")
+    assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == (1 if keep == "every" else 0)
+
+
+def test_what_is_kept_is_the_average_once_there_is_one(tmp_path: Path) -> None:
+    story = Story(tmp_path, ema=0.5).tell(DISAGREEING[:1])
+    assert story.kept == 0
+    assert story.task.average is not None
+    story.task.average.update(story.classifier.model)  # epoch 0's weights, while the model's are now epoch 1's
+    story.tell(DISAGREEING[1:2])
+    classifier = load(tmp_path)
+    assert classifier.model.head is not None
+    assert classifier.provenance["metrics"]["epoch"] == 1
+    assert (classifier.model.head.bias == 0).all()
+
+
+def test_once_epochs_are_averaged_the_average_is_kept_though_an_earlier_epoch_was_better(tmp_path: Path) -> None:
+    story = Story(tmp_path, swa=0.02)
+    best = {"val_loss": 0.1, "val_acc": 0.99}
+    story.tell([best])
+    story.trainer.current_epoch = 98
+    story.tell([DISAGREEING[0], DISAGREEING[1]])
+    assert load(tmp_path).provenance["metrics"]["epoch"] == 99
+    assert [line.endswith("*") for line in story.lines] == [True, True, True]
+
+
+def test_the_kept_models_metrics_are_in_its_provenance(tmp_path: Path) -> None:
+    Story(tmp_path).tell(DISAGREEING)
+    assert load(tmp_path).provenance["metrics"] == {"epoch": 1, "train_loss": 1.0, "lr": 1e-3, **DISAGREEING[1]}
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 4), (3, 4), (None, 4)])
+def test_patience_counts_epochs_since_the_best(tmp_path: Path, patience: int | None, epochs: int) -> None:
+    assert Story(tmp_path, patience=patience).tell(DISAGREEING).epochs == epochs
+
+
+def test_running_out_of_patience_is_said(tmp_path: Path) -> None:
+    story = Story(tmp_path, patience=1).tell(DISAGREEING)
+    assert story.trainer.should_stop
+    assert "no better val_acc in 1 epochs" in story.lines[-1]
+
+
+def test_patience_and_the_best_survive_a_resume(tmp_path: Path) -> None:
+    first = Story(tmp_path, patience=2).tell(DISAGREEING[:3])
+    second = Story(tmp_path, patience=2)
+    second.writer.load_state_dict(first.writer.state_dict())
+    second.trainer.current_epoch = 3
+    second.tell(DISAGREEING[3:])
+    assert second.trainer.should_stop
+    assert second.kept == 1
+
+
+def test_the_time_budget_stops_the_epoch(tmp_path: Path) -> None:
+    story = Story(tmp_path, time="60s")
+    story.writer.on_train_batch_end(story.trainer, story.task)  # type: ignore[arg-type]
+    assert not story.trainer.should_stop
+    story.task.spent = 61.0
+    story.writer.on_train_batch_end(story.trainer, story.task)  # type: ignore[arg-type]
+    assert story.trainer.should_stop
+
+
+def test_each_epoch_is_told_in_a_line_that_marks_the_best(tmp_path: Path) -> None:
+    story = Story(tmp_path).tell(DISAGREEING)
+    assert [line.endswith("*") for line in story.lines] == [True, True, False, False]
+    assert story.lines[1].startswith("epoch   2/100  train_loss 1.0000  val_loss 0.7000  val_acc 0.8000  lr 1.00e-03")
+
+
+# --- metrics.csv ----------------------------------------------------------------------------------
+
+
+def test_metrics_have_a_header_and_a_row_an_epoch(tmp_path: Path) -> None:
+    Story(tmp_path).tell(DISAGREEING)
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds"
+    assert [line.split(",")[:6] for line in lines[1:]] == [
+        [str(epoch), str(3 * epoch + 3), "1.0", "", str(m["val_loss"]), str(m["val_acc"])]
+        for epoch, m in enumerate(DISAGREEING)
+    ]
+
+
+def test_a_missing_value_is_left_out_when_metrics_are_read(tmp_path: Path) -> None:
+    append_metrics(tmp_path / "metrics.csv", {"epoch": 0, "step": 3, "train_loss": 0.5})
+    assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 0, "step": 3, "train_loss": 0.5}]
+
+
+def test_a_resume_writes_the_rows_it_keeps_as_they_were(tmp_path: Path) -> None:
+    Story(tmp_path).tell(DISAGREEING)
+    before = (tmp_path / "metrics.csv").read_text().splitlines()
+    truncate_metrics(tmp_path / "metrics.csv", 2)
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == before[:3]
+
+
+def test_no_metrics_are_no_rows(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "metrics.csv") == []
+    truncate_metrics(tmp_path / "metrics.csv", 0)
+    assert not (tmp_path / "metrics.csv").exists()
+
+
+# --- checkpoints and signals ------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    path = tmp_path / LAST
+    save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=lambda p: torch.save("whole", p)), path)  # type: ignore[arg-type]
+    whole = path.read_bytes()
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=fail), path)  # type: ignore[arg-type]
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [whole]
+    assert torch.load(path, weights_only=True) == "whole"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_after_the_step_and_a_second_one_at_once(number: int) -> None:
+    stop = Deferral()
+    callback = StopOnSignal(stop)
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as caught, stop:
+        callback.on_train_batch_end()
+        os.kill(os.getpid(), number)
+        for asks in (callback.on_train_batch_end, callback.on_train_epoch_start, callback.on_validation_batch_end):
+            with pytest.raises(Interrupted) as noted:
+                asks()
+            assert noted.value.signal_number == number
+        os.kill(os.getpid(), number)
+        pytest.fail("the second was not answered at once")
+    assert caught.value.signal_number == number
+    assert signal.getsignal(number) is before

@@ -1,0 +1,215 @@
+"""Runs whose files were edited, mixed up or damaged: a line that names the file, never a traceback or another model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import runs
+from vitkit.data.whereabouts import images_of_run, move_run, read_contents
+from vitkit.errors import VitkitError
+from vitkit.training import run
+from vitkit.training.checkpoint import MAY_CHANGE, identity, seal
+from vitkit.training.recipe import Recipe, build, load_fields
+
+CKPT = "checkpoints/last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("runs")
+    recipe = runs.quick(runs.photos(here / "photos"), epochs=1)
+    return run.train(recipe, here / "finished", say=lambda _: None)
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    return runs.copy_of(finished, tmp_path / "run")
+
+
+def refused(folder: Path, name: str) -> str:
+    with pytest.raises(VitkitError) as caught:
+        run.resume(folder, say=lambda _: None)
+    said = str(caught.value)
+    assert str(folder / name) in said
+    assert len(said.splitlines()) == 1
+    return said
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    before = path.read_text()
+    path.write_text(change(before))
+    assert path.read_text() != before
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("vit_micro_patch8_16", "vit_tiny_patch8_16", "model vit_micro_patch8_16, not vit_tiny_patch8_16"),
+        ("seed = 0", "seed = 7", "seed 0, not 7"),
+        ('optimizer = "adamw"', 'optimizer = "sgd"', "optimizer adamw, not sgd"),
+        ("lr = 0.001", "lr = 0.01", "it has lr 0.001, not 0.01; put that back"),
+        ("hflip = true", "hflip = false", "hflip True, not False"),
+        ("batch_size = 8", "batch_size = 9", "batch_size 8, not 9"),
+    ],
+)
+def test_a_recipe_that_was_edited_meets_no_state_of_before(folder: Path, before: str, after: str, told: str) -> None:
+    edit(folder / "recipe.toml", lambda text: text.replace(before, after))
+    assert told in refused(folder, CKPT)
+
+
+def test_the_state_of_a_run_on_other_images_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = run.train(
+        runs.quick(runs.photos(tmp_path / "more", images=15), epochs=1), tmp_path / "b", say=lambda _: None
+    )
+    shutil.copyfile(other / CKPT, folder / CKPT)
+    assert "is of another run" in refused(folder, CKPT)
+
+
+def test_the_state_of_a_run_on_other_pictures_of_the_same_names_is_refused(folder: Path, tmp_path: Path) -> None:
+    recipe = runs.quick(runs.photos(tmp_path / "photos", seed=1), epochs=1)
+    other = run.train(recipe, tmp_path / "b", say=lambda _: None)
+    shutil.copyfile(other / CKPT, folder / CKPT)
+    assert re.search("it has pictures [0-9a-f]{12}, not [0-9a-f]{12}; put that back", refused(folder, CKPT))
+
+
+def test_a_state_that_differs_in_much_is_told_in_a_short_line(folder: Path) -> None:
+    other = Recipe(lr=0.5, seed=3, hflip=False, mixup=0.5, cutmix=0.5, beta2=0.9, momentum=0.3)
+    lines = other.replace(data="x", model="vit_micro_patch8_16", weights="none", workers=0).to_toml()
+    (folder / "recipe.toml").write_text(lines)
+    assert re.search(r"; and \d+ more; put that back", refused(folder, CKPT))
+
+
+def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
+    before = build(load_fields(folder / "recipe.toml"))
+    after = before.replace(epochs=2, time="10m", patience=9, keep="last", cache="none", workers=1, precision="auto")
+    (folder / "recipe.toml").write_text(after.to_toml())
+    run.resume(folder, say=lambda _: None)
+    assert [row["epoch"] for row in runs.metrics(folder)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Recipe)])
+def test_a_field_may_change_or_is_part_of_what_a_run_is(name: str, finished: Path) -> None:
+    table, contents = images_of_run(finished / "split.json"), read_contents(finished / "split.json")
+    recipe = build(load_fields(finished / "recipe.toml"))
+    changed = copy.copy(recipe)
+    object.__setattr__(changed, name, "something else")
+    one, two = (identity(own, table, contents) for own in (recipe, changed))
+    assert (one == two) == (name in MAY_CHANGE)
+    assert identity(recipe, table, contents, "another teacher") != one
+
+
+def test_a_run_stays_itself_where_its_photographs_move_but_not_where_they_change(folder: Path, tmp_path: Path) -> None:
+    recipe, split = build(load_fields(folder / "recipe.toml")), folder / "split.json"
+
+    def own() -> dict[str, object]:
+        return identity(recipe, images_of_run(split), read_contents(split))
+
+    first, there = own(), images_of_run(split)
+    moved = tmp_path / "elsewhere"
+    for i, path in enumerate(there.paths):
+        target = moved / Path(path).parent / f"renamed-{i}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(there.file(i), target)
+    move_run(split, moved)
+    assert "renamed-" in split.read_text()
+    assert own() == first
+    table, contents = images_of_run(split), read_contents(split)
+    train, val = table.splits.index("train"), table.splits.index("val")
+    swapped = list(table.splits)
+    swapped[train], swapped[val] = "val", "train"
+    others = (
+        identity(recipe, dataclasses.replace(table, splits=tuple(swapped)), contents),
+        identity(recipe, table, contents | {table.paths[-1]: "00" * 8}),
+        identity(recipe, dataclasses.replace(table, classes=("a", *table.classes[1:])), contents),
+    )
+    assert [{name for name in first if first[name] != other[name]} for other in others] == [{"pictures"}] * 3
+
+
+@pytest.mark.parametrize("place", [0, 100, 0.3, 0.5, 0.9, -10])
+def test_a_byte_of_the_state_that_changed_is_noticed(folder: Path, place: float) -> None:
+    data = bytearray((folder / CKPT).read_bytes())
+    data[int(place * len(data)) if isinstance(place, float) else place] ^= 1
+    (folder / CKPT).write_bytes(data)
+    assert "is damaged; delete it" in refused(folder, CKPT)
+
+
+@pytest.mark.parametrize("state", [{}, [1], {"run": None}, {"run": {}}, "text"])
+def test_a_state_of_another_make_is_refused_though_it_is_whole(folder: Path, state: object) -> None:
+    torch.save(state, folder / CKPT)
+    refused(folder, CKPT)
+    seal(folder / CKPT)
+    refused(folder, CKPT)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    ["a,b\n1,2\n", "epoch,step,seconds\nx,1,2\n", "epoch,step,seconds\nnan,1,2\n", "a\n\0\n"],
+)
+def test_metrics_that_are_junk_are_named(folder: Path, junk: str) -> None:
+    (folder / "metrics.csv").write_text(junk)
+    assert "delete it" in refused(folder, "metrics.csv")
+
+
+@pytest.mark.parametrize("empty", ["", "epoch,step\n", "junk", "epoch,step\n0,2\n"])
+def test_metrics_without_a_row_are_no_curves(folder: Path, empty: str) -> None:
+    (folder / "metrics.csv").write_text(empty)
+    run.resume(folder, say=lambda _: None)
+
+
+def test_a_run_goes_on_without_metrics_and_findings(folder: Path) -> None:
+    (folder / "metrics.csv").unlink()
+    (folder / "findings.json").unlink()
+    run.resume(folder, say=lambda _: None)
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("junk", ["{", "null", "{}", "3"])
+def test_findings_that_are_junk_are_named(folder: Path, junk: str) -> None:
+    (folder / "findings.json").write_text(junk)
+    refused(folder, "findings.json")
+
+
+def of_first(change: str) -> Callable[[str], str]:
+    def edited(text: str) -> str:
+        stored = json.loads(text)
+        if change == "path":
+            stored["splits"]["train"]["red"][0] = None
+        elif change == "contents":
+            stored["contents"] = dict.fromkeys(stored["contents"])
+        elif change == "digest":
+            stored["contents"] = dict.fromkeys(stored["contents"], "no digits")
+        else:
+            stored[change] = None
+        return json.dumps(stored)
+
+    return edited
+
+
+@pytest.mark.parametrize("change", ["path", "contents", "digest", "root", "data", "classes", "splits", "hash"])
+def test_a_split_with_holes_is_named(folder: Path, change: str) -> None:
+    edit(folder / "split.json", of_first(change))
+    refused(folder, "split.json")
+
+
+@pytest.mark.parametrize("name", ["momentum", "beta2"])
+@pytest.mark.parametrize("value", [1.0, -0.1, 2])
+def test_a_beta_that_optimisers_refuse_is_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(VitkitError, match=f"{name} must be between 0 and 0.999999"):
+        build({name: value})
+
+
+def test_places_may_be_paths() -> None:
+    assert Recipe(data=Path("photos")).data == "photos"  # type: ignore[arg-type]
+    assert build({"data": Path("photos"), "weights": Path("a.pth")}).weights == "a.pth"
+    assert Recipe(data="x").replace(data=Path("photos")).data == "photos"
+    with pytest.raises(VitkitError, match="model must be text"):
+        build({"model": 3})

@@ -1,0 +1,199 @@
+"""What is drawn for an image is its own: the same in any share or piece of a batch, on every device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tiny
+from vitkit.model.layers import Dropout, DropPath, _scramble, random_bits, survives
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.distributed import Team
+from vitkit.training.draws import Draws
+from vitkit.training.patches import PatchDropout, drop_patches
+
+RATES = {"dropout": 0.2, "attention_dropout": 0.2, "position_dropout": 0.2, "drop_path": 0.5}
+CPU = torch.device("cpu")
+MIXED = [name for name in tiny.VARIETY if any(word in name for word in ("relative", "interleaved", "mixtures", "conv"))]
+
+
+def dropping(**fields: Any) -> VisionTransformer:
+    return tiny.build(**RATES, **fields).train()
+
+
+def keys_of(images: int, seed: int = 0) -> Tensor:
+    return torch.randint(-(2**31), 2**31, (images,), dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
+
+
+# --- Bits ---------------------------------------------------------------------------------------------
+
+
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_the_scrambling_is_the_published_one(x: int) -> None:
+    expected = x % 2**32
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        expected = (expected ^ expected >> shift) * factor % 2**32
+    assert _scramble(torch.tensor([x], dtype=torch.int32)).item() % 2**32 == expected
+
+
+def test_every_bit_is_a_fair_coin_and_independent_of_its_neighbours() -> None:
+    bits = random_bits(keys_of(200), 500)  # (images, numbers)
+    coins = torch.stack([bits >> place & 1 for place in range(32)]).double() * 2 - 1  # (32, images, numbers)
+    n, n_pairs = coins[0].numel(), coins[0, 1:].numel()
+    assert coins.mean(dim=(1, 2)).abs().max() < 5 / math.sqrt(n)
+    for ahead, behind in ((coins[:, 1:], coins[:, :-1]), (coins[:, :, 1:], coins[:, :, :-1]), (coins[1:], coins[:-1])):
+        assert (ahead * behind).mean(dim=(1, 2)).abs().max() < 5 / math.sqrt(n_pairs - 1)
+    assert coins.mean(dim=2).abs().max() < 6 / math.sqrt(500), "of each image"
+    assert coins.mean(dim=1).abs().max() < 6 / math.sqrt(200), "at each place"
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
+def test_what_survives_is_as_much_as_the_rate_says(rate: float) -> None:
+    bits = random_bits(keys_of(100), 1000)
+    assert abs((~survives(bits, rate)).double().mean().item() - rate) < 6 * math.sqrt(rate * (1 - rate) / 1e5)
+
+
+def test_the_ends_of_the_rates() -> None:
+    ends = torch.tensor([-(2**31), 0, 2**31 - 1], dtype=torch.int32)
+    assert survives(ends, 0.0).tolist() == [True, True, True]
+    assert survives(ends, 0.5).tolist() == [False, True, True]
+    assert survives(ends, 1 - 1e-12).tolist() == [False, False, True]
+
+
+# --- Layers -------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([lambda: Dropout(0.3), lambda: DropPath(0.5), lambda: PatchDropout(0.5, 1)]),
+    st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    st.integers(0, 99),
+)
+def test_an_image_loses_the_same_among_any_others(build: Callable[[], Any], chosen: list[int], seed: int) -> None:
+    layer, x, keys = build().train(), torch.rand(10, 7, 4) + 1, keys_of(10, seed)
+    layer.keys = keys
+    whole = layer(x)
+    layer.keys = keys[chosen]
+    assert torch.equal(layer(x[chosen]), whole[chosen])
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_by_keys_keeps_the_expectation_and_scales_what_it_keeps(rate: float) -> None:
+    layer, x = Dropout(rate).train(), torch.ones(40, 50, 60)
+    layer.keys = keys_of(40)
+    dropped = layer(x)
+    assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / (1 - rate)).item()}
+    assert abs((dropped == 0).double().mean().item() - rate) < 6 * math.sqrt(rate * (1 - rate) / x.numel())
+    assert torch.equal(layer.eval()(x), x)
+
+
+# --- Models -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(length=st.integers(1, 9), size=st.integers(1, 4), piece=st.integers(1, 3), seed=st.integers(0, 99))
+def test_the_numbers_of_all_shares_and_pieces_are_those_of_the_batch(
+    length: int, size: int, piece: int, seed: int
+) -> None:
+    draws = Draws(dropping())
+    whole = draws.of(seed, range(length), CPU)
+    for rank in range(size):
+        places = range(rank, length, size)
+        own = draws.of(seed, places, CPU)
+        assert torch.equal(own, whole[:, list(places)])
+        with draws.told(own[:, :piece]):
+            pass
+    assert not torch.equal(draws.of(seed + 1, range(length), CPU), whole)
+
+
+@pytest.mark.parametrize("name", ["plain", *MIXED])
+def test_shares_and_pieces_of_a_batch_come_to_the_rows_of_the_whole(name: str) -> None:
+    model = dropping(**tiny.VARIETY.get(name, {}))
+    if name == "plain":
+        drop_patches(model, 0.3)
+    draws, images = Draws(model), tiny.images(6, config=model.config)
+    with torch.no_grad(), draws.told(draws.of(5, range(6), CPU)):
+        whole = model(images)
+    assert tiny.largest_difference(whole, model.eval()(images)) > 1e-3
+    model.train()
+    for places in (range(0, 6, 2), range(1, 6, 2), range(5, 6)):
+        with torch.no_grad(), draws.told(draws.of(5, places, CPU)):
+            assert tiny.largest_difference(model(images[list(places)]), whole[list(places)]) < 1e-5
+
+
+def test_every_layer_draws_for_itself() -> None:
+    model = dropping(layers=3)
+    drop_patches(model, 0.5)
+    draws = Draws(model)
+    keys = draws.of(1, range(4), CPU)
+    # Of the positions and the patches; a block's attention (2), MLP (2) and branches (2), of rate 0 in the first.
+    assert keys.shape == (2 + 3 * 6 - 2, 4)
+    assert len(keys.unique()) == keys.numel()
+    masks = list[Tensor]()
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.register_forward_hook(lambda _, inputs, output: masks.append((output == 0) & (inputs[0] != 0)))
+    with draws.told(keys):
+        model(tiny.images(4, config=model.config))
+    of_shape: dict[Any, list[Tensor]] = {}
+    for mask in masks:
+        of_shape.setdefault(mask.shape, []).append(mask)
+    for same in of_shape.values():
+        assert len(torch.stack(same).flatten(1).unique(dim=0)) == len(same)
+
+
+def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass() -> None:
+    model = dropping(layers=3)
+    draws, images = Draws(model), tiny.images(4, config=model.config)
+    compiled = torch.compile(model.forward_heads, backend="aot_eager", fullgraph=True)
+    gradients = list[list[Tensor]]()
+    for checkpointing, forward in ((0, model.forward_heads), (1, model.forward_heads), (0, compiled)):
+        model.checkpointing = checkpointing
+        for seed in (3, 4):  # the second time with what was compiled for the first
+            with draws.told(draws.of(seed, range(4), CPU)):
+                loss = forward(images)[0].square().sum()
+                gradients.append(list(torch.autograd.grad(loss, list(model.parameters()))))
+    for number in (0, 1):
+        plain, again, quick = gradients[number::2]
+        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, quick, strict=True))
+    assert not torch.equal(gradients[0][0], gradients[1][0])
+
+
+def test_layers_forget_what_they_were_told_even_if_memory_runs_out() -> None:
+    model = dropping()
+    draws = Draws(model)
+    with pytest.raises(MemoryError), draws.told(draws.of(0, range(2), CPU)):
+        raise MemoryError
+    assert [m.keys for m in model.modules() if isinstance(m, (Dropout, DropPath)) and m.keys is not None] == []
+
+
+# --- Mixing -------------------------------------------------------------------------------------------
+
+
+@given(length=st.integers(1, 17), size=st.integers(1, 6))
+def test_each_share_gets_the_images_before_its_own(length: int, size: int) -> None:
+    whole = torch.arange(2.0 * length).view(length, 2)
+    padded = list[Tensor]()
+
+    def note(_: Tensor, own: Tensor) -> None:
+        padded.append(own.clone())
+
+    def gather(out: Tensor, _: Tensor) -> None:
+        out.copy_(torch.cat(padded))
+
+    with pytest.MonkeyPatch.context() as patched:
+        for meet in (note, gather) if size > 1 else (gather,):
+            patched.setattr(dist, "all_gather_into_tensor", meet)
+            for rank in range(size):
+                own = whole[rank::size] if rank < length else whole[:1]  # a stand-in
+                before = Team(rank, size).before(own, length)
+                expected = whole.roll(1, dims=0)[rank::size] if rank < length else own
+                assert meet is note or torch.equal(before, expected)

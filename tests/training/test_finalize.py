@@ -1,0 +1,417 @@
+"""Confidences after a training that balanced the classes: for the data as they come, whatever was weighed or drawn."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+import runs
+import tiny
+from vitkit.classifier import Classifier
+from vitkit.data.loading import EpochSampler
+from vitkit.errors import VitkitError
+from vitkit.evaluation.calibration import Calibration, calibrate, fit_temperature, log_odds, to_probabilities
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.operating import for_prior, operating_points
+from vitkit.training.balance import (
+    Balance,
+    Standing,
+    class_weights,
+    give_heads,
+    log_weights,
+    shift_answers,
+    stand,
+    standing_so,
+)
+from vitkit.training.finalize import BALANCE, standing_of
+from vitkit.training.losses import binary_loss, label_loss
+from vitkit.training.run import resume, train
+from vitkit.weights import load
+
+# --- Where the truth is known: Gaussian clouds, whose posterior is linear in the point ---------------------
+
+MEANS = torch.tensor([[0.0, 0.0], [1.5, 0.0], [0.0, 1.5]], dtype=torch.float64)
+SHARES = torch.tensor([0.80, 0.15, 0.05], dtype=torch.float64)
+
+
+def cloud(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Points (n, 2), their classes (n,), and log p(class | point) for the shares as they are, (n, 3)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(SHARES, n, replacement=True, generator=generator)
+    x = MEANS[labels] + torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return x, labels, truth(x, SHARES)
+
+
+def truth(x: Tensor, shares: Tensor) -> Tensor:
+    return (-((x[:, None] - MEANS) ** 2).sum(-1) / 2 + shares.log()).log_softmax(dim=1)
+
+
+def fit(x: Tensor, loss_of: Any, classes: int) -> Tensor:
+    """(n, K) logits of the linear model of the least loss."""
+    weight = torch.zeros(classes, x.shape[1], dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS((weight, bias), max_iter=200, line_search_fn="strong_wolfe")
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = loss_of(x @ weight.T + bias)
+        loss.backward()
+        return loss
+
+    optimizer.step(step)
+    return (x @ weight.T + bias).detach()
+
+
+@pytest.mark.parametrize("balance", ["loss", "sampler"])
+@pytest.mark.parametrize("prior", ["data", "uniform"])
+def test_after_a_balanced_training_the_probabilities_are_the_true_ones(balance: Balance, prior: Any) -> None:
+    x, y, expected = cloud(20_000, seed=0)
+    counts = y.bincount().tolist()
+    if balance == "loss":
+        targets = F.one_hot(y).double() * class_weights(counts).double()
+        logits = fit(x, lambda own: label_loss([own], targets), 3)
+    else:
+        drawn = torch.tensor([key[1] for key in EpochSampler(len(y), 0, y.tolist())])
+        by_weight = torch.bincount(drawn, minlength=len(y)).double()  # how often each was shown
+        each = lambda own: F.cross_entropy(own, y, reduction="none")  # noqa: E731
+        logits = fit(x, lambda own: (each(own) * by_weight).mean(), 3)
+    shift = torch.tensor(stand(counts, balance, prior, tiny.build(num_classes=3)).shift).double()
+    shares = SHARES if prior == "data" else torch.full((3,), 1 / 3, dtype=torch.float64)
+    found, wanted = (logits + shift).softmax(1), truth(x, shares).exp()
+    assert (found - wanted).abs().mean() < 0.012
+    if prior == "data":
+        assert (logits.softmax(1) - expected.exp()).abs().mean() > 0.1, "without the shift they are far off"
+
+
+def test_several_classes_an_image_have_their_true_probabilities_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 2, generator=generator, dtype=torch.float64)
+    expected = torch.sigmoid(
+        x @ torch.tensor([[1.0, 0.0], [0.5, -1.0]], dtype=torch.float64).T + torch.tensor([1.0, -3.5])
+    )
+    y = torch.bernoulli(expected, generator=generator)
+    counts = y.sum(0).int().tolist()
+    weights = class_weights(counts, is_multi=True)
+    assert weights.min() == 1 and weights.max() > 5, "a common class weighs no less than without balance"
+    logits = fit(x, lambda own: binary_loss([own], y, weights.float()), 2)
+    shift = torch.tensor(stand(counts, "loss", "data", tiny.build(num_classes=2), is_multi=True).shift)
+    assert ((logits + shift).sigmoid() - expected).abs().mean() < 0.01
+    assert (logits.sigmoid() - expected)[:, 1].mean() > 0.05, "without the shift the rare class is said too often"
+
+
+def test_for_equal_shares_the_answer_is_the_balanced_one() -> None:
+    x, y, expected = cloud(20_000, seed=1)
+    evaluation = of(expected.exp().numpy(), y.numpy())
+    counts = (SHARES * 1000).int().tolist()
+    alike = for_prior(evaluation, counts, "uniform")
+    wanted = truth(x, torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert np.abs(alike.probabilities - wanted.exp().numpy()).max() < 1e-4
+    assert (alike.predicted == wanted.argmax(1).numpy()).mean() > 0.9999
+    assert alike.balanced_accuracy > evaluation.balanced_accuracy + 0.1
+    assert alike.accuracy < evaluation.accuracy
+    back = for_prior(alike, counts, "data")
+    assert np.abs(back.probabilities - evaluation.probabilities).max() < 1e-5
+
+
+def of(probabilities: np.ndarray, labels: np.ndarray) -> Evaluation:
+    names = tuple(f"c{i}" for i in range(probabilities.shape[1]))
+    paths = tuple(map(str, range(len(labels))))
+    return Evaluation("test", names, paths, labels, probabilities.astype(np.float32))
+
+
+def test_both_operating_points_are_told_where_classes_differ_much() -> None:
+    _, y, expected = cloud(500, seed=2)
+    evaluation = of(expected.exp().numpy(), y.numpy())
+    standing = stand([800, 150, 50], "loss", "data", tiny.build(num_classes=3)).to_dict()
+    points = operating_points(evaluation, json.loads(json.dumps(standing)))
+    assert points is not None and points["chosen"] == "data"
+    assert points["data"]["accuracy"] == evaluation.accuracy
+    alike = for_prior(evaluation, [800, 150, 50], "uniform")
+    assert points["uniform"]["balanced_accuracy"] == alike.balanced_accuracy
+    assert points["uniform"]["recall"] == {name: row["recall"] for name, row in alike.per_class().items()}
+    assert operating_points(evaluation, standing | {"counts": [30, 20, 10]}) is None
+    assert operating_points(evaluation, None) is None
+
+
+# --- Calibration --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("temperature", "strength"), [(0.5, 1.0), (2.0, 0.3), (1.0, 0.0), (3.0, 1.2)])
+def test_temperature_and_strength_are_found_again(temperature: float, strength: float) -> None:
+    _, y, expected = cloud(20_000, seed=3)
+    shift = np.array([1.0, -0.5, -1.5])
+    logits = (expected.numpy() - strength * shift) * temperature
+    found = calibrate(logits, y.numpy(), shift)
+    assert found.temperature == pytest.approx(temperature, rel=0.06)
+    assert found.strength == pytest.approx(strength, abs=0.06)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1000), st.booleans(), st.booleans())
+def test_no_other_pair_on_a_grid_is_better(seed: int, is_multi: bool, is_weighted: bool) -> None:
+    rng = np.random.default_rng(seed)
+    logits, shift = rng.normal(0, 2, (40, 3)), rng.normal(0, 1, 3)
+    labels = rng.integers(0, 2, (40, 3)) if is_multi else rng.integers(0, 3, 40)
+    weights = rng.uniform(0.2, 2, 40) if is_weighted else None
+
+    def cost(temperature: float, strength: float) -> float:
+        z = torch.from_numpy(logits / temperature + strength * shift)
+        y = torch.from_numpy(labels)
+        if is_multi:
+            each = F.binary_cross_entropy_with_logits(z, y.double(), reduction="none").sum(1)
+        else:
+            each = F.cross_entropy(z, y, reduction="none")
+        times = torch.ones(40) if weights is None else torch.from_numpy(weights)
+        return float((times * each).sum()) + 2 * np.log(temperature) ** 2 + 2 * (strength - 1) ** 2
+
+    found = calibrate(logits, labels, shift, weights)
+    best = min(cost(t, s) for t in np.geomspace(0.06, 19, 24) for s in np.linspace(0, 2, 21))
+    assert cost(found.temperature, found.strength) <= best + 1e-4
+
+
+def test_few_images_leave_both_near_one_and_no_shift_leaves_the_strength() -> None:
+    one = calibrate(np.array([[2.0, 0.0]]), np.array([0]), np.array([1.0, -1.0]))
+    assert 0.6 < one.temperature < 1.1 and 0.8 < one.strength < 1.3
+    logits = np.random.default_rng(0).normal(0, 2, (50, 3))
+    labels = np.arange(50) % 3
+    for shift in (np.zeros(3), np.ones(3)):
+        found = calibrate(logits, labels, shift)
+        probabilities = to_probabilities(logits, labels)
+        assert found == Calibration(pytest.approx(fit_temperature(probabilities, labels), rel=1e-4), 1.0)
+
+
+def test_odds_and_probabilities_are_each_others_inverse() -> None:
+    logits = np.random.default_rng(0).normal(0, 4, (30, 3))
+    for labels in (np.zeros(30, int), np.zeros((30, 3), int)):
+        found = log_odds(to_probabilities(logits, labels), labels) - logits
+        assert np.abs(found - (found[:, :1] if labels.ndim == 1 else 0)).max() < 1e-3
+
+
+# --- What the heads are given -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"distill_token": True, "distill_head": True}], ids=["one head", "two heads"])
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_the_saved_model_says_the_shifted_logits_and_the_trained_one_stays(
+    fields: dict[str, Any], has_teacher: bool
+) -> None:
+    model = tiny.build(**fields)
+    images, counts = tiny.images(4), [90, 9, 30, 1, 0, 5, 7]
+    standing = stand(counts, "loss", "data", model, has_teacher=has_teacher)
+    assert standing.heads == (("head", "head_dist") if fields and not has_teacher else ("head",))
+    before = {name: own.clone() for name, own in model.state_dict().items()}
+    with torch.no_grad():
+        plain, heads = model(images), model.forward_heads(images)
+        with standing_so(model, standing):
+            shifted, inside = model(images), model.forward_heads(images)
+    whole = torch.tensor(counts).clamp(min=1).double().log()
+    given_to_first = (inside[0] - heads[0])[0].double()
+    assert torch.allclose(given_to_first - given_to_first[0], whole - whole[0], atol=1e-5)
+    assert torch.allclose(shifted - plain, shift_answers(model, standing).expand_as(plain), atol=1e-5)
+    assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
+
+
+def test_a_standing_survives_json() -> None:
+    standing = stand([9, 3, 1], "sampler", "data", tiny.build(num_classes=3)).settled(1.7, 0.4)
+    assert Standing.from_dict(json.loads(json.dumps(standing.to_dict()))) == standing
+    assert standing.in_head == pytest.approx([1.7 * 0.4 * own for own in standing.shift])
+
+
+def test_what_is_learned_and_what_is_given_cancel_out() -> None:
+    model, counts = tiny.build(num_classes=3), [90, 9, 1]
+    for balance in ("loss", "sampler", "none"):
+        learned = log_weights(counts, balance)  # type: ignore[arg-type]
+        shift = torch.tensor(stand(counts, balance, "data", model).shift)  # type: ignore[arg-type]
+        assert torch.allclose(learned + shift, torch.zeros(3), atol=1e-6)
+    assert not any(stand(counts, "loss", "uniform", model).shift)
+    by_hand = -torch.tensor(counts).log()
+    shift = torch.tensor(stand(counts, "none", "uniform", model).shift)
+    assert torch.allclose(shift - shift[0], by_hand - by_hand[0], atol=1e-6)
+    give_heads(model, stand(counts, "none", "data", model), [0.0] * 3)
+
+
+# --- Runs ---------------------------------------------------------------------------------------------------
+
+COUNTS = {"common": 110, "rare": 20}
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures that say nothing of their class."""
+    root, rng = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
+    for name, number in COUNTS.items():
+        (root / name).mkdir()
+        for i in range(number):
+            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
+    return root
+
+
+def go(data: Path, out: Path, **fields: Any) -> tuple[Path, list[str]]:
+    said: list[str] = []
+    recipe = {"data": str(data), **runs.QUICK, "epochs": 1, "label_smoothing": 0.0, **fields}
+    return train(recipe, out, say=said.append), said
+
+
+def mean_of_rare(run: Path, data: Path) -> float:
+    classifier = load(run)
+    outcomes = [own for _, own in classifier.stream(sorted(map(str, data.glob("*/*.png"))))]
+    return float(np.mean([own[1] for own in outcomes]))  # type: ignore[index]
+
+
+# A rate of next to nothing leaves the logits at next to nothing: what balanced training wants where nothing can be
+# told, whatever this processor makes of it.
+STILL = {"lr": 1e-12}
+
+
+@pytest.mark.parametrize("balance", ["loss", "sampler", "auto"])
+def test_where_nothing_can_be_told_the_confidences_are_the_classes_shares(
+    noise: Path, tmp_path: Path, balance: str
+) -> None:
+    run, said = go(noise, tmp_path / "run", balance=balance, **STILL)
+    share = COUNTS["rare"] / sum(COUNTS.values())
+    assert mean_of_rare(run, noise) == pytest.approx(share, abs=0.04)
+    assert any(line.startswith("confidences are for classes as frequent as in training") for line in said)
+    numbers = json.loads((run / "evaluation.json").read_text())
+    assert numbers["loss"] < 0.5 < np.log(2)
+    assert numbers["operating_points"]["chosen"] == "data"
+    assert "The operating point" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_asked_for_equal_shares_they_are_a_half(noise: Path, tmp_path: Path) -> None:
+    run, said = go(noise, tmp_path / "run", prior="uniform", **STILL)
+    assert mean_of_rare(run, noise) == pytest.approx(0.5, abs=0.05)
+    assert json.loads((run / "evaluation.json").read_text())["operating_points"]["chosen"] == "uniform"
+    assert not any("shift between shares" in line for line in said), "the training itself was for equal shares"
+    run, said = go(noise, tmp_path / "plain", prior="uniform", balance="none", **STILL)
+    assert any(line.startswith("confidences are for classes all alike") for line in said)
+    assert mean_of_rare(run, noise) > 0.6, "a model that has learned nothing yet leans to the rare class"
+
+
+def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, Standing]:
+    """The head's bias in the model folder and in training, and what is written down of the difference."""
+    state = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
+    standing = standing_of(load(run))
+    assert standing is not None
+    return runs.weights(run)["head.bias"], state["model.head.bias"], standing
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"balance": "sampler", "keep": "every"},
+        {"balance": "loss", "split": (0.8, 0.0, 0.2)},
+        {"balance": "loss", "ema": 0.5, "keep": "last"},
+    ],
+    ids=["every epoch", "no validation", "average"],
+)
+def test_the_difference_between_what_is_trained_and_saved_is_written_down(
+    noise: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    run, _ = go(noise, tmp_path / "run", **fields)
+    saved, trained, standing = saved_and_trained(run)
+    if "ema" not in fields:
+        assert torch.allclose(saved - trained, torch.tensor(standing.in_head), atol=1e-5)
+    temperature = load(run).temperature
+    assert standing.in_head == pytest.approx([temperature * standing.strength * own for own in standing.shift])
+    if "split" in fields:
+        assert (temperature, standing.strength) == (1.0, 1.0)
+    for epoch in (run / "checkpoints").glob("epoch-*"):
+        own = standing_of(load(epoch))
+        assert own is not None and torch.allclose(
+            runs.weights(epoch)["head.bias"] - trained, torch.tensor(own.shift), atol=1e-5
+        )
+    before, description = runs.weights(run), json.loads((run / "model.json").read_text())
+    resume(run, say=lambda _: None)  # which settles the confidences again
+    assert all(torch.allclose(before[name], own, atol=1e-5) for name, own in runs.weights(run).items())
+    again = json.loads((run / "model.json").read_text())
+    assert again["temperature"] == pytest.approx(description["temperature"], rel=1e-3)
+
+
+def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Path, tmp_path: Path) -> None:
+    run, _ = go(noise, tmp_path / "run", balance="loss", epochs=2, lr=3e-3, keep="every")
+    from vitkit.data.splits import split_from_file
+    from vitkit.evaluation.evaluator import evaluate
+
+    table = split_from_file(run / "split.json")
+    for row, epoch in zip(runs.metrics(run), sorted((run / "checkpoints").glob("epoch-*")), strict=True):
+        outcome = evaluate(load(epoch), table, "val")
+        assert row["val_loss"] == pytest.approx(outcome.loss, rel=1e-4)
+        assert row["val_acc"] == pytest.approx(outcome.accuracy)
+
+
+@pytest.mark.parametrize("prior", ["data", "uniform"])
+def test_a_head_is_fitted_as_the_recipe_records(noise: Path, tmp_path: Path, prior: str) -> None:
+    before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before", say=lambda _: None)
+    fields = {"method": "head", "weights": str(before), "prior": prior, "batch_size": 64}
+    run, _ = go(noise, tmp_path / "run", **fields)
+    assert 'balance = "none"' in (run / "recipe.toml").read_text()
+    standing = standing_of(load(run))
+    assert standing is not None and standing.balance == "none"
+    shares = np.log([own / 110 for own in standing.counts])
+    expected = np.zeros(2) if prior == "data" else -shares
+    assert np.diff(standing.shift) == pytest.approx(np.diff(expected), abs=1e-5)
+    assert mean_of_rare(run, noise) == pytest.approx(20 / 130 if prior == "data" else 0.5, abs=0.12)
+
+
+def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, tmp_path: Path) -> None:
+    before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before", say=lambda _: None)
+    fields = {"method": "full", "head_start": True, "weights": str(before), **STILL}
+    run, _ = go(noise, tmp_path / "run", balance="loss", patch_dropout=0.0, **fields)
+    _, trained, standing = saved_and_trained(run)
+    plain, _ = go(noise, tmp_path / "plain", balance="none", patch_dropout=0.0, **fields)
+    fitted = saved_and_trained(plain)[1]
+    assert torch.allclose(trained - fitted, log_weights(standing.counts, "loss"), atol=1e-4)
+
+
+def test_of_several_classes_probabilities_are_calibrated_and_thresholds_chosen_after_it(tmp_path: Path) -> None:
+    rng, rows, data = np.random.default_rng(0), [], tmp_path / "data"
+    data.mkdir()
+    for i in range(60):
+        has = [rng.random() < 0.9, rng.random() < 0.15]
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(data / f"{i}.png")
+        rows.append((f"{i}.png", ";".join(name for name, own in zip(("common", "rare"), has, strict=True) if own)))
+    with (data / "all.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "labels"), *rows])
+    run, said = go(data / "all.csv", tmp_path / "run", balance="loss", split=(0.5, 0.4, 0.1), lr=1e-3)
+    classifier = load(run)
+    saved, trained, standing = saved_and_trained(run)
+    assert standing.shift[0] == 0 and standing.shift[1] < -1
+    assert torch.allclose(saved - trained, torch.tensor(standing.in_head), atol=1e-5)
+    assert classifier.temperature != 1 and any(line.startswith("temperature ") for line in said)
+    assert_thresholds_are_of_what_is_said(run, classifier)
+
+
+def assert_thresholds_are_of_what_is_said(run: Path, classifier: Classifier) -> None:
+    from vitkit.data.splits import split_from_file
+    from vitkit.evaluation.multilabel import best_thresholds
+
+    table = split_from_file(run / "split.json").of_split("val")
+    said = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
+    labels = np.array([table.target(i) for i in range(len(table))]) == 1
+    assert classifier.thresholds == pytest.approx(best_thresholds(labels, said), abs=1e-4)
+
+
+def test_equal_shares_are_of_single_classes(tmp_path: Path) -> None:
+    rows: Sequence[tuple[str, str]] = [(f"{i}.png", "a;b" if i % 2 else "a") for i in range(6)]
+    for name, _ in rows:
+        Image.new("RGB", (16, 16)).save(tmp_path / name)
+    with (tmp_path / "all.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "labels"), *rows])
+    with pytest.raises(VitkitError, match="--prior uniform"):
+        go(tmp_path / "all.csv", tmp_path.parent / "run", prior="uniform")
+
+
+def test_the_key_in_the_provenance_is_the_one_that_eval_reads() -> None:
+    assert BALANCE == "balance"

@@ -1,0 +1,357 @@
+"""Cross-validation: folds are runs of their own, their mean has its interval, and no crash or Ctrl-C loses a fold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import photos as pictures
+import runs
+from vitkit.data.splits import split_from_file
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.training import cross_validation as folds
+from vitkit.training import run
+from vitkit.training.cross_validation import Spread
+from vitkit.training.recipe import Recipe, build, load_fields
+from vitkit.weights import load
+
+MEASURES = ("accuracy", "balanced_accuracy", "loss")
+REMOVED = "training/run.py: discard_if_empty(run.folder) takes a cross-validation for empty and removes its folds"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("folds-data") / "photos", images=7)
+
+
+def cross_validate(recipe: Recipe, folder: Path, **options: Any) -> tuple[Path, str]:
+    lines: list[str] = []
+    return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+
+
+def recipe_for(data: Path, **fields: Any) -> Recipe:
+    return runs.quick(data, **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three folds that tests may read but not change."""
+    before = pictures.fingerprint(data)
+    folder, said = cross_validate(recipe_for(data), tmp_path_factory.mktemp("folds") / "run")
+    assert [line for line in said.splitlines() if line.startswith("fold ")] == [f"fold {k} of 3" for k in (1, 2, 3)]
+    assert pictures.fingerprint(data) == before
+    return folder
+
+
+def fold_folders(folder: Path) -> list[Path]:
+    return sorted(folder.glob("fold-*"))
+
+
+# --- What it leaves --------------------------------------------------------------------------------
+
+
+def test_each_fold_is_a_run_that_predicts(finished: Path, data: Path) -> None:
+    assert [folder.name for folder in fold_folders(finished)] == ["fold-1", "fold-2", "fold-3"]
+    for folder in fold_folders(finished):
+        classifier = load(folder)
+        assert classifier.classes == ("blue", "green", "red")
+        (prediction,) = classifier.predict(data / "red" / "img1.png")
+        assert prediction.label in classifier.classes
+        assert (folder / "report.html").is_file()
+        assert len(runs.metrics(folder)) == 2
+        own = build(load_fields(folder / "recipe.toml"))
+        assert own.folds is None
+        assert own == recipe_for(data).replace(folds=None, method=own.method)
+
+
+def test_every_image_is_tested_once_and_never_trained_on_there(finished: Path) -> None:
+    tables = [split_from_file(folder / "split.json") for folder in fold_folders(finished)]
+    tested = Counter(path for table in tables for path in table.of_split("test").paths)
+    assert set(tested.values()) == {1}
+    assert len(tested) == 21
+    for table in tables:
+        assert len(set(table.paths)) == len(table) == 21
+        assert Counter(table.of_split("test").labels).keys() == {0, 1, 2}
+        assert set(Counter(table.of_split("test").labels).values()) <= {2, 3}
+        assert Counter(table.of_split("val").labels) == {0: 1, 1: 1, 2: 1}
+
+
+def test_the_folds_are_trained_apart_by_the_same_recipe_from_the_same_start(finished: Path) -> None:
+    one, two, _ = fold_folders(finished)
+    assert (one / "recipe.toml").read_text() == (two / "recipe.toml").read_text()
+    assert (one / "split.json").read_text() != (two / "split.json").read_text()
+    assert any((a != b).any() for a, b in zip(runs.weights(one).values(), runs.weights(two).values(), strict=True))
+
+
+def test_folds_json_has_what_each_fold_measured_with_mean_and_interval(finished: Path) -> None:
+    told = json.loads((finished / "folds.json").read_text())
+    own = [evaluate(load(folder), split_from_file(folder / "split.json"), "test") for folder in fold_folders(finished)]
+    assert [result["images"] for result in told["folds"]] == [len(outcome.labels) for outcome in own]
+    for name in MEASURES:
+        values = [getattr(outcome, name) for outcome in own]
+        assert [result[name] for result in told["folds"]] == pytest.approx(values, rel=1e-5)
+        assert told[name]["mean"] == pytest.approx(np.mean(values), rel=1e-5)
+        if np.std(values):
+            low, high = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
+            assert told[name]["margin_95"] == pytest.approx((high - low) / 2, rel=1e-3)
+
+
+def test_the_report_shows_every_fold_and_the_mean(finished: Path) -> None:
+    told, page = json.loads((finished / "folds.json").read_text()), (finished / "report.html").read_text()
+    for number, result in enumerate(told["folds"], start=1):
+        assert f'href="fold-{number}/report.html"' in page
+        assert f"{result['loss']:.4f}" in page
+    assert f"{told['loss']['mean']:.4f} ± {told['loss']['margin_95']:.4f}" in page
+    assert f"{100 * told['accuracy']['mean']:.1f} ± {100 * told['accuracy']['margin_95']:.1f} %" in page
+    links = re.findall(r'(?:src|href)="(?!data:)([^"]*)"', page)
+    assert all((finished / link).is_file() for link in links), "relative, so that the folder can be moved"
+    assert "http" not in page
+
+
+def test_the_log_and_the_recipe_of_the_whole_are_kept(finished: Path, data: Path) -> None:
+    own = build(load_fields(finished / "recipe.toml"))
+    assert own.folds == 3
+    assert own == recipe_for(data, method=own.method)
+    log = (finished / "log.txt").read_text()
+    assert "fold 3 of 3" in log
+    assert "over 3 folds" in log
+    assert [path.name for path in finished.rglob("*") if path.name.startswith(".")] == []
+
+
+@given(values=st.lists(st.floats(0, 1), min_size=2, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_the_interval_is_students(values: list[float]) -> None:
+    spread = Spread.of(values)
+    assert spread.mean == pytest.approx(np.mean(values), abs=1e-12)
+    if np.std(values) > 1e-9:
+        low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert spread.mean - spread.margin == pytest.approx(low, abs=1e-9)
+        assert spread.mean + spread.margin == pytest.approx(high, abs=1e-9)
+    else:
+        assert spread.margin == pytest.approx(0, abs=1e-6)
+
+
+# --- Copies and scenes -----------------------------------------------------------------------------
+
+
+def test_copies_and_scenes_are_kept_in_one_fold(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = runs.copy_of(data, tmp_path / "photos")
+    shutil.copy(source / "red" / "img1.png", source / "red" / "img3_copy.png")  # joins two scenes
+    settled: list[Path] = []
+    monkeypatch.setattr(run, "cross_validate", lambda own, recipe: settled.append(own.folder))
+    monkeypatch.setattr(run, "discard_if_empty", lambda folder: None)
+    cross_validate(recipe_for(source, group_by=r"\w+/img[12]\.|img\d"), tmp_path / "run")
+    (folder,) = settled
+    for own in fold_folders(folder):
+        table = split_from_file(own / "split.json")
+        where = dict(zip(table.paths, table.splits, strict=True))
+        assert where["red/img1.png"] == where["red/img3_copy.png"]
+        assert len({where[f"{name}/img3.png"] for name in runs.COLOURS} | {where["red/img3_copy.png"]}) == 1
+        assert len({where[f"{name}/img5.png"] for name in runs.COLOURS}) == 1
+
+
+# --- Interruptions ---------------------------------------------------------------------------------
+
+
+def interrupt_in(fold: Path) -> Callable[[str, int, int], None]:
+    """A progress that sends SIGINT to its own process once the fold before this one is done."""
+    before = fold.with_name(f"fold-{int(fold.name[-1]) - 1}")
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what.startswith("epoch") and (before / "report.html").is_file():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return progress
+
+
+@pytest.fixture(scope="module")
+def interrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder, lines = tmp_path_factory.mktemp("folds") / "stopped", list[str]()
+    with pytest.raises(Interrupted):
+        run.train(recipe_for(data), folder, say=lines.append, progress=interrupt_in(folder / "fold-2"))
+    return folder, lines
+
+
+def test_ctrl_c_in_the_second_fold_keeps_the_first(interrupted: tuple[Path, list[str]], finished: Path) -> None:
+    folder, _ = interrupted
+    runs.assert_same_weights(folder / "fold-1", finished / "fold-1")
+    assert not (folder / "folds.json").exists()
+
+
+def test_ctrl_c_says_how_to_go_on_with_all_folds(interrupted: tuple[Path, list[str]]) -> None:
+    folder, lines = interrupted
+    assert lines[-1] == f"to go on: vitkit train --resume {folder}"
+
+
+def test_a_resume_goes_on_in_the_fold_that_was_interrupted_to_the_same_weights(
+    interrupted: tuple[Path, list[str]], finished: Path, tmp_path: Path
+) -> None:
+    folder = runs.copy_of(interrupted[0], tmp_path / "run")
+    kept = (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns
+    lines: list[str] = []
+    run.resume(folder, say=lines.append)
+    assert "fold 1 of 3" not in lines
+    assert (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns == kept
+    assert_same_folds(folder, finished)
+
+
+def assert_same_folds(folder: Path, other: Path) -> None:
+    for name in ("fold-1", "fold-2", "fold-3"):
+        runs.assert_same_weights(folder / name, other / name)
+    assert json.loads((folder / "folds.json").read_text()) == json.loads((other / "folds.json").read_text())
+
+
+def test_folds_that_a_killed_process_left_are_gone_on_with(finished: Path, tmp_path: Path) -> None:
+    """As the folder is after SIGKILL in the second fold: one done, one begun, one settled but not begun."""
+    folder = runs.copy_of(finished, tmp_path / "run")
+    (folder / "folds.json").unlink()
+    (folder / "report.html").unlink()
+    for fold, kept in (("fold-2", ("metrics.csv",)), ("fold-3", ())):
+        for path in (folder / fold).iterdir():
+            if path.name not in (
+                "recipe.toml",
+                "split.json",
+                "pictures.npz",
+                "findings.json",
+                "class_indices.json",
+                *kept,
+            ):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (folder / "fold-2" / "metrics.csv").unlink()
+    (folder / "fold-2" / ".model.json.1.tmp").write_text("half")
+    run.resume(folder, say=lambda line: None)
+    assert_same_folds(folder, finished)
+    assert not (folder / "fold-2" / ".model.json.1.tmp").exists()
+
+
+def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    lines: list[str] = []
+    run.resume(folder, say=lines.append)
+    assert not any(line.startswith("fold ") for line in lines)
+    assert_same_folds(folder, finished)
+
+
+def test_a_fold_whose_folder_is_gone_is_named(finished: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    shutil.rmtree(folder / "fold-2")
+    with pytest.raises(VitkitError, match=r"fold-2 holds no run.*--force"):
+        run.resume(folder, say=lambda line: None)
+    assert load(folder / "fold-1").classes
+
+
+def test_a_run_that_fails_before_the_first_model_leaves_no_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(folds, "fit_and_report", fail)
+    with pytest.raises(OSError, match="no space left"):
+        cross_validate(recipe_for(data), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- Over an earlier run ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{"folds": 2}, {"folds": None}], ids=["fewer folds", "no folds"])
+def test_force_leaves_nothing_of_the_earlier_folds(
+    finished: Path, data: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    (folder / "thesis.txt").write_text("precious")
+    cross_validate(recipe_for(data, **fields), folder, force=True)
+    expected = {"fold-1", "fold-2"} if fields["folds"] else set()
+    assert {path.name for path in fold_folders(folder)} == expected
+    assert (folder / "folds.json").is_file() == bool(expected)
+    assert (folder / "thesis.txt").read_text() == "precious"
+    assert (folder / "model.json").is_file() != bool(expected)
+
+
+def test_an_earlier_cross_validation_is_not_written_over(finished: Path, data: Path) -> None:
+    before = pictures.fingerprint(finished)
+    with pytest.raises(VitkitError, match="--force"):
+        cross_validate(recipe_for(data), finished)
+    assert pictures.fingerprint(finished) == before
+
+
+# --- What is refused -------------------------------------------------------------------------------
+
+
+def test_data_that_comes_split_is_refused(data: Path, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        shutil.copytree(data, tmp_path / "photos" / part)
+    with pytest.raises(VitkitError, match=r"comes already split.*--folds"):
+        cross_validate(recipe_for(tmp_path / "photos"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_folds_than_images_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="folds must be between 2 and 7"):
+        cross_validate(recipe_for(data, folds=8), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("folds", [0, 1, -3])
+def test_fewer_than_two_folds_are_refused(data: Path, folds: int) -> None:
+    with pytest.raises(VitkitError, match="folds must be between 2"):
+        recipe_for(data, folds=folds)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (0.0, 0.5, 0.5),
+        (0.0, 0.0, 1.0),
+    ],
+)
+def test_nothing_to_train_on_is_refused(data: Path, tmp_path: Path, parts: tuple[float, float, float]) -> None:
+    with pytest.raises(VitkitError, match="split must be"):
+        cross_validate(recipe_for(data, split=parts), tmp_path / "run")
+
+
+def test_folds_without_val_images_keep_the_last_epoch(data: Path, tmp_path: Path) -> None:
+    folder, _ = cross_validate(recipe_for(data, folds=2, split=(1.0, 0.0, 0.0)), tmp_path / "run")
+    for own in fold_folders(folder):
+        assert Counter(split_from_file(own / "split.json").splits).keys() == {"train", "test"}
+    assert sum(result["images"] for result in json.loads((folder / "folds.json").read_text())["folds"]) == 21
+
+
+def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data: Path, tmp_path: Path) -> None:
+    source = runs.copy_of(data, tmp_path / "photos")
+    (source / "lonely").mkdir()
+    Image.effect_noise((16, 16), 90).convert("RGB").save(source / "lonely" / "one.png")
+    folder, said = cross_validate(recipe_for(source, folds=2), tmp_path / "run")
+    findings = [(own / "findings.json").read_text() for own in fold_folders(folder)]
+    assert "lonely (1)" in said
+    assert sum("none of them in train or val, so the model cannot learn it" in text for text in findings) == 1
+
+
+def test_a_limit_cuts_the_training_images_of_each_fold_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_go", lambda *_: None)  # what is trained on is settled before
+    cross_validate(recipe_for(data), tmp_path / "all")
+    cross_validate(recipe_for(data, limit=6), tmp_path / "some")
+    for number in (1, 2, 3):
+        whole, some = (split_from_file(tmp_path / name / f"fold-{number}" / "split.json") for name in ("all", "some"))
+        assert some.of_split("train").counts() == {"blue": 2, "green": 2, "red": 2}
+        assert set(some.of_split("train").paths) < set(whole.of_split("train").paths)
+        for name in ("val", "test"):
+            assert some.of_split(name).paths == whole.of_split(name).paths != ()

@@ -1,0 +1,163 @@
+"""A run that is stopped: what is kept, what is said, what a resume makes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.system.files import sole, sole_in
+from vitkit.training import run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of three epochs that tests may read but not change."""
+    return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished", say=lambda _: None)
+
+
+def resume(folder: Path) -> None:
+    run.resume(folder, say=lambda _: None)
+
+
+def stop_at(what: str, number: int, last: bool = False) -> Callable[[str, int, int], None]:
+    """A progress that sends a signal to its own process when this work is begun, or done."""
+
+    def progress(now: str, done: int, total: int) -> None:
+        if now == what and (done == total or not last):
+            os.kill(os.getpid(), number)
+
+    return progress
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
+    finished: Path, data: Path, tmp_path: Path, number: int, epoch: int
+) -> None:
+    lines: list[str] = []
+    with pytest.raises(Interrupted) as caught:
+        stop = stop_at(f"epoch {epoch}/3", number, last=True)
+        run.train(runs.quick(data), tmp_path / "run", say=lines.append, progress=stop)
+    assert caught.value.signal_number == number
+    assert lines[-1] == f"to go on: vitkit train --resume {tmp_path / 'run'}"
+    assert lines[-2].startswith("stopped; the ")
+    assert not (tmp_path / "run" / "report.html").exists()
+    resume(tmp_path / "run")
+    runs.assert_same_outcome(tmp_path / "run", finished)
+
+
+def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
+    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("vitkit.training.fit.new_classifier", raising(Interrupted(signal.SIGTERM)))
+        run.train(runs.quick(data), tmp_path / "run", say=lines.append)
+    assert lines[-2:] == [
+        "stopped before there was a model",
+        f"to go on: vitkit train --resume {tmp_path / 'run'}",
+    ]
+    resume(tmp_path / "run")
+    runs.assert_same_outcome(tmp_path / "run", finished)
+
+
+def test_a_signal_during_the_report_leaves_the_model_and_says_so(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    lines: list[str] = []
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("vitkit.training.fit.report", raising(Interrupted(signal.SIGTERM)))
+        run.resume(folder, say=lines.append)
+    assert lines[-2:] == [
+        f"stopped; the model is in {folder}, its report is not finished",
+        f"to go on: vitkit train --resume {folder}",
+    ]
+    runs.assert_same_weights(folder, finished)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return stop
+
+
+# --- Two processes at one run -----------------------------------------------------------------------
+
+
+def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data: Path, tmp_path: Path) -> None:
+    """Other locks of this process are as those of another."""
+    folder = runs.copy_of(finished, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with sole(folder, folder / ".lock"):
+        for work in (
+            lambda: run.train(runs.quick(data), folder, say=lambda _: None),
+            lambda: run.train(runs.quick(data), folder, force=True, say=lambda _: None),
+            lambda: resume(folder),
+        ):
+            with pytest.raises(VitkitError, match=f"run is being written by process {os.getpid()} of "):
+                work()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} | {folder: 0} == before | {folder: 0}
+
+
+def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def look(name: str) -> Callable[..., Any]:
+        def is_held(*args: Any, **kwargs: Any) -> Any:
+            with pytest.raises(VitkitError, match="is being written by"), sole_in(tmp_path / "run"):
+                pass
+            seen.append(name)
+            raise Interrupted(signal.SIGTERM)
+
+        return is_held
+
+    for name in ("examine", "fit_and_report"):
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(run, name, look(name))
+            run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
+    assert seen == ["examine", "fit_and_report"]
+    with sole_in(tmp_path / "run"):
+        pass
+
+
+# --- What others leave in a run's folder ------------------------------------------------------------
+
+
+def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    own = [
+        ".model.safetensors.77.tmp",
+        ".report.html.77.tmp",
+        "checkpoints/.last.ckpt.77.tmp",
+        ".bad_batch-1.pt.77.tmp",
+    ]
+    others = [".notes.txt.77.tmp", ".mine.tmp", "kept/.model.json.77.tmp", ".last.ckpt.tmp"]
+    (folder / "kept").mkdir()
+    (folder / ".run.onnx.77.tmp").mkdir()  # of an export that was killed
+    (folder / ".run.onnx.77.tmp" / "run.onnx").write_text("half")
+    for name in (*own, *others):
+        (folder / name).write_text("half")
+    resume(folder)
+    assert [name for name in own if (folder / name).exists()] == []
+    for name in own:
+        (folder / name).write_text("half")
+    run.train(runs.quick(data, epochs=1), folder, force=True, say=lambda _: None)
+    assert [name for name in own if (folder / name).exists()] == []
+    assert [name for name in others if not (folder / name).is_file()] == []
+    assert (folder / ".run.onnx.77.tmp" / "run.onnx").read_text() == "half"

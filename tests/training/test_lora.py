@@ -1,0 +1,165 @@
+"""Low-rank changes: nothing at first, thin products afterwards, and part of the matrices when saved."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import runs
+import tiny
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.model.vit import VisionTransformer
+from vitkit.training import run
+from vitkit.training.lora import add_low_rank, merged
+from vitkit.training.recipe import Recipe
+from vitkit.weights import load
+
+MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
+RANK = 2
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(3, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+
+
+def adapted() -> VisionTransformer:
+    """A model with changes that are not nothing."""
+    model = tiny.build()
+    add_low_rank(model, RANK, seed=0)
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".b"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def test_at_first_nothing_changes(images: torch.Tensor) -> None:
+    plain, model = tiny.build(), tiny.build()
+    assert add_low_rank(model, RANK, seed=0) == MATRICES
+    assert torch.equal(model(images), plain(images))
+
+
+def test_the_heads_and_the_thin_matrices_alone_are_trained() -> None:
+    model = tiny.build(distill_token=True, distill_head=True)
+    add_low_rank(model, RANK, seed=0)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name for name in trained if ".parametrizations." not in name} == {
+        f"{head}.{kind}" for head in ("head", "head_dist") for kind in ("weight", "bias")
+    }
+    assert len(trained) == 4 + 2 * len(MATRICES)
+
+
+def test_the_change_is_twice_the_product() -> None:
+    plain, model = tiny.build().state_dict(), adapted()
+    own, whole = dict(model.named_parameters()), merged(model).state_dict()
+    for name in MATRICES:
+        module = name.removesuffix(".weight")
+        a, b = (own[f"{module}.parametrizations.weight.0.{part}"].detach() for part in "ab")
+        assert (b.shape[1], a.shape[0]) == (RANK, RANK)
+        torch.testing.assert_close(whole[name] - plain[name], 2 * b @ a, atol=1e-6, rtol=0)
+
+
+def test_merging_keeps_the_logits_the_layout_and_the_model_itself(images: torch.Tensor) -> None:
+    model = adapted()
+    before = model(images)
+    whole = merged(model)
+    torch.testing.assert_close(whole(images), before, atol=1e-5, rtol=0)
+    assert list(whole.state_dict()) == list(tiny.build().state_dict())
+    assert torch.equal(model(images), before) and len(list(model.parameters())) > len(list(whole.parameters()))
+
+
+def test_a_model_without_changes_is_merged_as_it_is() -> None:
+    model = tiny.build()
+    assert merged(model) is model
+
+
+# --- Runs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    pixels = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear")
+    Classifier(tiny.build(image_size=(16, 16), num_classes=2), ("ant", "bee"), pixels).save(folder)
+    return folder
+
+
+def recipe(data: Path, source: Path, **fields: Any) -> Recipe:
+    quick = {**runs.QUICK, "model": None, "weights": str(source), "method": "lora", "rank": RANK, "lr": 5e-3}
+    return Recipe(**{"data": str(data), **quick, **fields})
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run.train(recipe(data, source), tmp_path_factory.mktemp("runs") / "whole")
+
+
+def test_a_run_changes_the_matrices_by_that_rank_and_all_else_not_at_all(finished: Path, source: Path) -> None:
+    before, after = runs.weights(source), runs.weights(finished)
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        if name in MATRICES:
+            assert torch.linalg.matrix_rank(tensor - before[name], atol=1e-5) == RANK, name
+        elif not name.startswith("head"):
+            assert torch.equal(tensor, before[name]), name
+
+
+def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: Path, tmp_path: Path) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what.startswith("epoch 2") and done == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run.train(recipe(data, source), tmp_path / "run", progress=interrupt)
+    assert load(tmp_path / "run").classes == ("blue", "green", "red")
+    run.resume(tmp_path / "run")
+    runs.assert_same_weights(tmp_path / "run", finished)
+
+
+def test_without_weights_there_is_nothing_to_change(data: Path) -> None:
+    with pytest.raises(VitkitError, match="lora changes trained weights"):
+        Recipe(data=str(data), method="lora", weights="none")
+
+
+# --- The learning rate -------------------------------------------------------------------------------
+
+
+def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, source: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    asked = recipe(data, source, lr=1e-4, find_lr=True, method="full", epochs=1)
+    folder = run.train(asked, tmp_path / "run", say=said.append)
+    line = next(line for line in said if "by learning rate" in line)
+    tried = dict(part.split(": ") for part in line.split(": ", 1)[1].split("; ")[0].split(", "))
+    assert [float(lr) for lr in tried] == pytest.approx([1e-5, 3e-5, 1e-4, 3e-4, 1e-3])
+    best = min(tried, key=lambda lr: float(tried[lr]))
+    assert line.endswith(f"taking {best}")
+    settled = run.build(run.load_fields(folder / "recipe.toml"))
+    assert settled.lr == pytest.approx(float(best)) and not settled.find_lr
+    description = json.loads((folder / "model.json").read_text())
+    assert description["provenance"]["recipe"]["lr"] == settled.lr
+    plain = run.train(settled, tmp_path / "plain", say=said.append)
+    runs.assert_same_weights(folder, plain)
+
+
+def test_a_learning_rate_that_leads_nowhere_is_not_taken(data: Path, source: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    run.train(recipe(data, source, lr=30.0, find_lr=True, method="full", epochs=1), tmp_path / "run", say=said.append)
+    assert any(line.endswith("taking 3") for line in said)
+
+
+def test_a_head_on_frozen_features_has_no_learning_rate_to_find() -> None:
+    with pytest.raises(VitkitError, match="leave out --find-lr"):
+        Recipe(method="head", find_lr=True)

@@ -1,0 +1,250 @@
+"""Training where an image may have several classes, or none: every method, from a CSV to a saved model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from scipy.stats import mannwhitneyu
+from sklearn.linear_model import LogisticRegression
+
+import runs
+from vitkit.data.sources import read_source
+from vitkit.data.splits import split_from_file
+from vitkit.errors import VitkitError
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
+from vitkit.evaluation.regression import regress
+from vitkit.training.callbacks import append_metrics, read_metrics, truncate_metrics
+from vitkit.training.defaults import complete
+from vitkit.training.losses import binary_loss
+from vitkit.training.run import resume, train
+from vitkit.weights import load
+
+CLASSES = ("blue", "green", "red")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photos(tmp_path_factory.mktemp("multi"), 48)
+
+
+@pytest.fixture(scope="module")
+def scratch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(quick(data, epochs=4), tmp_path_factory.mktemp("runs") / "scratch", say=silent)
+
+
+def photos(root: Path, images: int, header: str = "labels") -> Path:
+    """A CSV of pictures whose every colour is there or not, whatever the others do."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(images):
+        has = rng.random(3) < 0.45
+        pixels = rng.normal(60, 25, (16, 16, 3)) + 120 * has[::-1]
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"{i}.png")
+        rows.append((f"{i}.png", ";".join(name for name, own in zip(CLASSES, has, strict=True) if own)))
+    with (root / "all.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", header), *rows])
+    return root / "all.csv"
+
+
+def quick(data: Path, **fields: Any) -> dict[str, Any]:
+    return {"data": str(data), **runs.QUICK, "lr": 2e-3, **fields}
+
+
+def assert_learned(folder: Path, data: Path) -> None:
+    """Of all images those with a class get higher probabilities of it than those without, more than by chance.
+
+    How much higher is the processor's affair, whose rounding decides which model a few steps lead to.
+    """
+    outcome = evaluate(load(folder), read_source(data), "all")
+    assert isinstance(outcome, MultiEvaluation)
+    for has, probabilities in zip(outcome.labels.T == 1, outcome.probabilities.T, strict=True):
+        test = mannwhitneyu(probabilities[has], probabilities[~has], alternative="greater")
+        assert test.pvalue < 1e-3, test
+
+
+def silent(line: str) -> None:
+    pass
+
+
+# --- Losses ----------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_pytorchs_on_every_head_and_smoothing_draws_targets_to_a_half() -> None:
+    torch.manual_seed(0)
+    heads, targets = torch.randn(2, 5, 3), torch.randint(0, 2, (5, 3)).float()
+    each = [F.binary_cross_entropy(torch.sigmoid(own), targets) for own in heads]
+    assert torch.isclose(binary_loss(list(heads), targets), sum(each) / 2)
+    smooth = torch.where(targets == 1, 0.9, 0.1)
+    wanted = F.binary_cross_entropy(torch.sigmoid(heads[0]), smooth)
+    assert torch.isclose(binary_loss([heads[0]], targets, label_smoothing=0.2), wanted)
+
+
+def test_a_weight_counts_for_the_images_that_have_the_class_alone() -> None:
+    logits, targets = torch.tensor([[0.3, -1.0], [2.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    p = torch.sigmoid(logits)
+    wanted = -(3 * p[0, 0].log() + (1 - p[0, 1]).log() + (1 - p[1, 0]).log() + 0.5 * p[1, 1].log()) / 4
+    assert torch.isclose(binary_loss([logits], targets, torch.tensor([3.0, 0.5])), wanted)
+
+
+def test_the_closed_loop_head_is_scikit_learns_one_vs_rest_regression() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 6))
+    y = (x @ rng.normal(size=(6, 3)) + rng.normal(size=(80, 3)) > 0).astype(float)
+    penalty = 0.03
+    weight, bias = regress(
+        torch.tensor(x, dtype=torch.float64),
+        torch.tensor(y, dtype=torch.float64),
+        penalty,
+        torch.zeros(3, 6, dtype=torch.float64),
+        torch.zeros(3, dtype=torch.float64),
+    )
+    for k in range(3):
+        oracle = LogisticRegression(C=1 / (penalty * len(x)), tol=1e-8, max_iter=1000).fit(x, y[:, k])
+        assert np.abs(weight[k].numpy() - oracle.coef_[0]).max() < 1e-3
+        assert abs(bias[k].item() - oracle.intercept_[0]) < 1e-3
+
+
+# --- Runs ------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scratch: Path) -> None:
+    rows = read_metrics(scratch / "metrics.csv")
+    assert len(rows) == 4 and all({"val_loss", "val_acc", "val_map"} <= set(row) for row in rows)
+    assert rows[-1]["val_loss"] < rows[0]["val_loss"]
+    assert_learned(scratch, data)
+    outcome = json.loads((scratch / "evaluation.json").read_text())
+    assert next(iter(outcome)) == "accuracy" and 0 < outcome["mean_average_precision"] <= 1
+    classifier = load(scratch)
+    assert classifier.task == "multi" and classifier.classes == CLASSES
+    description = json.loads((scratch / "model.json").read_text())
+    assert description["temperature"] == classifier.temperature != 1
+    assert description["task"] == "multi" and description["thresholds"] == list(classifier.thresholds or ())
+    assert "thresholds" not in description["provenance"]
+    table = split_from_file(scratch / "split.json").of_split("val")
+    probabilities = np.stack([row for _, row in classifier.stream(table.file(i) for i in range(len(table)))])
+    labels = np.array([table.target(i) for i in range(len(table))]) == 1
+    assert classifier.thresholds == pytest.approx(best_thresholds(labels, probabilities), abs=1e-5)
+    page = (scratch / "report.html").read_text(encoding="utf-8")
+    assert "exact match" in page and "threshold" in page and "mAP" in page
+    log = (scratch / "log.txt").read_text()
+    assert "multi-label: an image may have several classes" in log and "exact match" in log
+    assert "thresholds by F1" in log and "calls all validation images the same" not in log
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("head", {"views": 1}),
+        ("linear", {}),
+        ("lora", {"balance": "loss"}),
+        ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1, "find_lr": True}),
+    ],
+)
+def test_every_method_learns_from_weights(
+    data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]
+) -> None:
+    recipe = quick(data, method=method, weights=str(scratch), epochs=2, **fields)
+    del recipe["model"]
+    run = train(recipe, tmp_path / "run", say=silent)
+    classifier = load(run)
+    assert classifier.task == "multi" and len(classifier.thresholds or ()) == 3
+    assert_learned(run, data)
+    assert "mean_average_precision" in json.loads((run / "evaluation.json").read_text())
+
+
+def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: Path, tmp_path: Path) -> None:
+    folder = runs.photos(tmp_path / "photos", images=6)
+    recipe = {**quick(folder, method="head", weights=str(scratch), epochs=1)}
+    del recipe["model"]
+    classifier = load(train(recipe, tmp_path / "run", say=silent))
+    assert classifier.task == "single" and classifier.thresholds is None
+    assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights_and_thresholds(
+    data: Path, scratch: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    class Stop(Exception):
+        pass
+
+    def stop(line: str) -> None:
+        if line.startswith("epoch   2"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(quick(data, epochs=4), run, say=stop)
+    resume(run, say=silent)
+    runs.assert_same_weights(run, scratch)
+    assert load(run).thresholds == load(scratch).thresholds
+    assert runs.metrics(run) == runs.metrics(scratch)
+
+
+def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    file = photos(tmp_path / "data", 30)
+    with file.open(newline="") as text:
+        rows = list(csv.reader(text))[1:]
+    own = [(path, "red" if "red" in labels else "") for path, labels in rows]
+    with file.open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "labels"), *own])
+    run = train(quick(file, epochs=3), tmp_path / "run", say=silent)
+    outcome = json.loads((run / "evaluation.json").read_text())
+    assert list(outcome["per_class"]) == ["red"]
+    assert_learned(run, file)
+
+
+def test_without_validation_images_thresholds_are_a_half_and_it_is_said(data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    run = train(quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run", say=said.append)
+    assert load(run).thresholds == (0.5,) * 3
+    assert "no validation images to choose thresholds by: every class has 0.5" in said
+    assert "val_map" not in read_metrics(run / "metrics.csv")[0]
+
+
+def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
+    run = train(quick(data, epochs=1, folds=2), tmp_path / "run", say=silent)
+    folds = json.loads((run / "folds.json").read_text())["folds"]
+    assert len(folds) == 2 and all(own["task"] == "multi" for own in folds)
+    assert sum(own["images"] for own in folds) == 48
+
+
+# --- Choices ---------------------------------------------------------------------------------------
+
+
+def test_what_knows_one_class_only_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
+    for fields, what in (({"teacher": "x"}, "--teacher"), ({"balance": "sampler"}, "--balance sampler")):
+        with pytest.raises(VitkitError, match=what):
+            train(quick(data, **fields), tmp_path / "run", say=silent)
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:
+    table = read_source(data)
+    recipe, _ = complete(quick(data), table)
+    assert (recipe.monitor, recipe.label_smoothing) == ("val_loss", 0.0)
+    recipe, _ = complete(quick(data, monitor="val_acc", label_smoothing=0.1), table)
+    assert (recipe.monitor, recipe.label_smoothing) == ("val_acc", 0.1)
+
+
+def test_metrics_have_a_column_of_their_own_only_where_there_is_one(tmp_path: Path) -> None:
+    single, multi = tmp_path / "single.csv", tmp_path / "multi.csv"
+    for epoch in range(3):
+        append_metrics(single, {"epoch": epoch, "step": epoch, "val_acc": 0.5})
+        append_metrics(multi, {"epoch": epoch, "step": epoch, "val_acc": 0.5, "val_map": 0.25})
+    for file in (single, multi):
+        truncate_metrics(file, 2)
+        assert len(read_metrics(file)) == 2
+    assert single.read_text().splitlines()[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds"
+    assert multi.read_text().splitlines()[0] == "epoch,step,train_loss,train_acc,val_loss,val_acc,val_map,lr,seconds"
+    assert read_metrics(multi)[1]["val_map"] == 0.25

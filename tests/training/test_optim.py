@@ -1,0 +1,296 @@
+"""Which parameters decay, and how the learning rate rises and falls."""
+
+from __future__ import annotations
+
+import math
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim.swa_utils import SWALR
+
+import tiny
+from vitkit.model.vit import VisionTransformer, create_model
+from vitkit.training.lora import add_low_rank
+from vitkit.training.optim import build_optimizer, lr_factor, parameter_groups, swa_factor, swa_start
+from vitkit.training.recipe import Recipe
+from vitkit.training.task import ClassificationTask
+
+_ADDED_TO_TOKENS = {"cls_token", "dist_token", "pos_embed", "pos_embed.x", "pos_embed.y"}
+
+
+def decayed_names(model: VisionTransformer) -> set[str]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, 0.3)
+    return {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+
+
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_every_parameter_is_in_exactly_one_group(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    grouped = [id(p) for group in parameter_groups(model, 0.3) for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+
+
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_weight_matrices_decay_and_nothing_else(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    matrices = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d))
+    }
+    assert decayed_names(model) == matrices
+
+
+def test_tokens_and_positions_do_not_decay() -> None:
+    for fields in tiny.VARIETY.values():
+        assert decayed_names(tiny.build(**fields)) & _ADDED_TO_TOKENS == set()
+
+
+def test_weight_decay_is_the_recipes() -> None:
+    assert {group["weight_decay"] for group in parameter_groups(tiny.build(), 0.3)} == {0.0, 0.3}
+
+
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_decay_all_lets_everything_decay(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    groups = parameter_groups(model, 0.3, decay_all=True)
+    assert [group["weight_decay"] for group in groups] == [0.3]
+    assert sorted(id(p) for p in groups[0]["params"]) == sorted(id(p) for p in model.parameters())
+
+
+def test_decay_all_is_the_recipes_and_keeps_the_layers_rates() -> None:
+    optimizer = build_optimizer(tiny.build(), Recipe(decay_all=True, weight_decay=0.2, layer_decay=0.5))
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.2}
+    assert [group["lr_scale"] for group in optimizer.param_groups] == [0.5**n for n in range(5)]
+
+
+def rates(model: VisionTransformer) -> dict[str, float]:
+    """Each parameter's part of the learning rate, where each layer has half of the one above it."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, 0.3, layer_decay=0.5)
+    return {names[id(own)]: group["lr_scale"] for group in groups for own in group["params"]}
+
+
+# Every parameter of every family, and which layer it is of: "0" the input, "n" the n-th block, "top" the output's.
+_LAYER_OF = (
+    (r"(cls|dist|reg)_token", "0"),
+    (r"patch_embed\.(proj|norm)\.(weight|bias)", "0"),
+    (r"patch_embed\.backbone\..*", "0"),
+    (r"pos_embed(\.[xy])?", "0"),
+    (r"rel_pos\.(\d+)\.table", "n"),
+    (r"blocks\.(\d+)\.norm[12]\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.ls[12]\.gamma", "n"),
+    (r"blocks\.(\d+)\.attn\.(qkv|proj)\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.attn\.convolve\.[qkv]\.conv\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.attn\.depthwise\.conv\.(weight|bias)", "n"),
+    (r"blocks\.(\d+)\.mlp\.(fc1|fc2|conv\.conv)\.(weight|bias)", "n"),
+    (r"(norm|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)", "top"),
+)
+
+
+def expected_layer(name: str, layers: int) -> int:
+    found = [(own, kind) for pattern, kind in _LAYER_OF if (own := re.fullmatch(pattern, name))]
+    assert len(found) == 1, f"{name}: say which layer it is of"
+    match, kind = found[0]
+    return int(match[1]) + 1 if kind == "n" else {"0": 0, "top": layers + 1}[kind]
+
+
+@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
+def test_every_parameter_learns_at_the_rate_of_its_own_layer(fields: dict[str, Any]) -> None:
+    model = tiny.build(**fields)
+    layers = model.config.layers
+    is_shared = model.config.position_at == "shared"
+    for name, rate in rates(model).items():
+        layer = 0 if is_shared and name.startswith("rel_pos.") else expected_layer(name, layers)
+        assert rate == 0.5 ** (layers + 1 - layer), name
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_micro_r_s4_16", "vit_micro_convmlp_patch4_16", "vit_micro_interleaved_patch4_16"]
+)
+def test_a_stem_of_convolutions_is_of_the_input_and_a_block_of_them_a_block(name: str) -> None:
+    model = create_model(name, num_classes=3)
+    layers = model.config.layers
+    for own, rate in rates(model).items():
+        assert rate == 0.5 ** (layers + 1 - expected_layer(own, layers)), own
+
+
+def test_a_low_rank_change_is_of_its_block() -> None:
+    model = tiny.build()
+    add_low_rank(model, 2, seed=0)
+    found = {name: rate for name, rate in rates(model).items() if name.startswith("blocks.")}
+    assert len(found) == 3 * 4 * 2
+    assert all(rate == 0.5 ** (3 - int(name.split(".")[1])) for name, rate in found.items())
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = tiny.build()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = name.startswith("head.")
+    grouped = [p for group in parameter_groups(model, 0.3) for p in group["params"]]
+    assert len(grouped) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
+)
+def test_the_recipe_names_the_optimiser(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    recipe = Recipe(optimizer=name, lr=0.02, momentum=0.8, beta2=0.95)  # type: ignore[arg-type]
+    optimizer = build_optimizer(tiny.build(), recipe)
+    assert type(optimizer) is kind
+    for group in optimizer.param_groups:
+        assert group["lr"] == 0.02
+        assert group["momentum" if name == "sgd" else "betas"] == (0.8 if name == "sgd" else (0.8, 0.95))
+
+
+SCHEDULES = st.builds(
+    Recipe,
+    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    warmup=st.floats(0, 1),
+    min_lr=st.floats(0, 1),
+)
+PART = st.floats(0, 1)
+
+
+@given(PART, PART, SCHEDULES)
+def test_the_factor_is_between_0_and_1(progress: float, stride: float, recipe: Recipe) -> None:
+    assert 0 <= lr_factor(progress, recipe, stride) <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 60),
+    st.floats(0, 1),
+    st.sampled_from(["cosine", "linear", "constant"]),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.sampled_from(["step", "epoch"]),
+    st.integers(1, 5),
+    st.integers(1, 4),
+)
+def test_no_step_is_trained_at_rate_0_the_peak_is_reached_and_either_side_of_it_is_monotone(
+    batches: int, warmup: float, schedule: Any, min_lr: float, step_per: Any, epochs: int, accumulate: int
+) -> None:
+    recipe = Recipe(
+        warmup=warmup, schedule=schedule, min_lr=min_lr, step_per=step_per, epochs=epochs, accumulate=accumulate
+    )
+    steps = math.ceil(batches / accumulate) * epochs
+    task = ClassificationTask(_NO_MODEL, recipe, steps)
+    rates = []
+    for step in range(steps):
+        epoch = step // (steps // epochs)
+        task.trainer = SimpleNamespace(global_step=step, current_epoch=epoch)  # type: ignore[assignment]
+        rates.append(task.lr / recipe.lr)
+    assert min(rates) > 0
+    assert max(rates) == pytest.approx(1)
+    peak = max(i for i, rate in enumerate(rates) if rate == max(rates))
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert warmup or rates[0] == 1
+
+
+_NO_MODEL = tiny.build()
+
+
+@given(PART, PART, SCHEDULES)
+def test_the_factor_rises_in_warm_up_and_falls_after_it(a: float, b: float, recipe: Recipe) -> None:
+    a, b = sorted((a, b))
+    if b < recipe.warmup:
+        assert lr_factor(a, recipe, 0) <= lr_factor(b, recipe, 0)
+    elif a >= recipe.warmup:
+        assert lr_factor(a, recipe, 0) >= lr_factor(b, recipe, 0) - 1e-12
+
+
+@given(SCHEDULES)
+def test_the_peak_is_where_warm_up_ends(recipe: Recipe) -> None:
+    assert math.isclose(lr_factor(recipe.warmup, recipe, 0), 1.0)
+
+
+@given(SCHEDULES.filter(lambda recipe: recipe.schedule != "constant" and recipe.warmup < 0.999))
+def test_the_fall_aims_at_min_lr(recipe: Recipe) -> None:
+    assert math.isclose(lr_factor(1.0, recipe, 0), recipe.min_lr, abs_tol=1e-12)
+
+
+def test_warm_up_is_linear() -> None:
+    recipe = Recipe(warmup=0.4)
+    assert [lr_factor(p, recipe, 0.1) for p in (0.0, 0.1, 0.2)] == pytest.approx([0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "quarter", "half"),
+    [("cosine", (1 + math.sqrt(0.5)) / 2, 0.5), ("linear", 0.75, 0.5), ("constant", 1.0, 1.0)],
+)
+def test_the_shapes_of_the_fall(schedule: str, quarter: float, half: float) -> None:
+    recipe = Recipe(schedule=schedule, warmup=0.2, min_lr=0.0)  # type: ignore[arg-type]
+    assert [lr_factor(p, recipe, 0) for p in (0.4, 0.6)] == pytest.approx([quarter, half])
+
+
+def test_min_lr_lifts_the_whole_fall() -> None:
+    recipe = Recipe(schedule="linear", warmup=0.0, min_lr=0.2)
+    assert [lr_factor(p, recipe, 0) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.6, 0.2])
+
+
+@given(PART, PART, SCHEDULES)
+def test_with_a_stride_warm_up_is_that_of_where_the_step_ends(progress: float, stride: float, recipe: Recipe) -> None:
+    factor = lr_factor(progress, recipe, stride)
+    assert 0 <= factor <= 1
+    if progress < recipe.warmup:
+        assert factor == min((progress + stride) / recipe.warmup, 1.0)
+    else:
+        assert factor == lr_factor(progress, recipe, 0)
+
+
+@given(st.integers(1, 200), st.floats(0, 1))
+def test_no_step_is_without_effect_in_warm_up_and_it_ends_at_the_peak(steps: int, warmup: float) -> None:
+    recipe = Recipe(warmup=warmup, schedule="constant")
+    factors = [lr_factor(step / steps, recipe, 1 / steps) for step in range(steps)]
+    assert min(factors) > 0
+    assert factors == sorted(factors)
+    assert factors[-1] == pytest.approx(1)
+
+
+# --- Stochastic weight averaging -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("swa", "epochs", "start"), [(0.2, 10, 8), (0.25, 8, 6), (0.25, 1, 0), (0.01, 10, 9), (1.0, 5, 0), (0.5, 3, 1)]
+)
+def test_averaging_begins_with_the_last_part_of_the_epochs(swa: float, epochs: int, start: int) -> None:
+    recipe = Recipe(swa=swa, epochs=epochs)
+    assert swa_start(recipe) == start
+    assert [swa_factor(epoch, recipe) is None for epoch in range(epochs)] == [epoch < start for epoch in range(epochs)]
+
+
+def test_without_swa_no_epoch_is_averaged() -> None:
+    assert swa_start(Recipe()) is None
+    assert swa_factor(49, Recipe()) is None
+
+
+@pytest.mark.parametrize("swa_lr", [0.5, 0.01])
+def test_the_rate_goes_to_swa_lr_as_torchs_scheduler_does(swa_lr: float) -> None:
+    recipe = Recipe(swa=0.5, epochs=30, swa_lr=swa_lr, lr=0.1, warmup=0.0, schedule="constant")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = SWALR(optimizer, swa_lr=swa_lr, anneal_epochs=10, anneal_strategy="cos")
+    expected = []
+    for _ in range(15):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    factors = [swa_factor(epoch, recipe) for epoch in range(15, 30)]
+    assert [0.1 * factor for factor in factors if factor is not None] == pytest.approx(expected)
+
+
+def test_in_few_epochs_the_rate_arrives_with_the_last_one() -> None:
+    recipe = Recipe(swa=0.3, epochs=10, swa_lr=0.02, lr=0.1, warmup=0.0, schedule="linear")
+    factors = [swa_factor(epoch, recipe) for epoch in (7, 8, 9)]
+    assert factors == pytest.approx([0.3, 0.25, 0.2])
+
+
+def test_without_swa_lr_the_rate_stays_where_averaging_begins() -> None:
+    recipe = Recipe(swa=0.3, epochs=10, lr=0.1, warmup=0.0, schedule="linear")
+    assert [swa_factor(epoch, recipe) for epoch in (7, 8, 9)] == pytest.approx([0.3] * 3)

@@ -1,0 +1,151 @@
+"""A head on frozen features: the backbone stays, and the fit is the best there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import runs
+from vitkit.data.splits import split_from_file
+from vitkit.evaluation.regression import regress
+from vitkit.training import probe, suspects
+from vitkit.training.defaults import complete
+from vitkit.training.probe import PENALTIES, choose_head
+from vitkit.training.run import resume, train
+from vitkit.weights import load
+
+
+def clouds(
+    n: int = 240, d: int = 12, k: int = 4, spread: float = 1.5, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Overlapping clouds of points, (n, d), and which one each is of."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % k
+    centres = np.random.default_rng(99).normal(size=(k, d))
+    points = centres[labels] + rng.normal(0, spread, (n, d))
+    return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("penalty", [0.3, 0.01])
+def test_the_regression_is_scikit_learns(classes: int, penalty: float) -> None:
+    x, y = clouds(k=classes)
+    weight, bias = regress(x, y, penalty, torch.zeros(classes, 12), torch.zeros(classes))
+    # scikit-learn's binary case has one row of weights for the difference: |w|^2 / 2 stands for both rows together.
+    strength = 1 / (penalty * len(x)) * (2 if classes == 2 else 1)
+    theirs = LogisticRegression(C=strength, max_iter=2000, tol=1e-8).fit(x.numpy(), y.numpy())
+    probabilities = (x @ weight.T + bias).softmax(1).numpy()
+    assert np.abs(probabilities - theirs.predict_proba(x.numpy())).max() < 2e-3
+
+
+def test_the_penalty_is_the_one_that_suits_the_held_out_images_best() -> None:
+    x, y = clouds(80, spread=3.0)
+    held_out = clouds(400, spread=3.0, seed=1)
+    chosen = choose_head(x, y, held_out, 4)
+    losses = []
+    mean, scale = x.mean(0), x.std(0)
+    for penalty in PENALTIES:
+        weight, bias = regress((x - mean) / scale, y, penalty, torch.zeros(4, 12), torch.zeros(4))
+        logits = (held_out[0] - mean) / scale @ weight.T + bias
+        losses.append(torch.nn.functional.cross_entropy(logits, held_out[1]).item())
+    assert chosen.penalty == PENALTIES[int(np.argmin(losses))]
+    assert chosen.val_loss == pytest.approx(min(losses), rel=1e-2)
+
+
+def test_the_head_takes_features_of_any_scale_as_they_are() -> None:
+    x, y = clouds()
+    plain, scaled = choose_head(x, y, (x, y), 4), choose_head(1000 * x + 50, y, (1000 * x + 50, y), 4)
+    agree = (x @ plain.weight.T + plain.bias).argmax(1) == ((1000 * x + 50) @ scaled.weight.T + scaled.bias).argmax(1)
+    assert agree.float().mean() > 0.99
+
+
+def test_a_class_without_a_training_image_is_not_predicted() -> None:
+    x, y = clouds()
+    kept = y != 2
+    fitted = choose_head(x[kept], y[kept], None, 4)
+    assert fitted.val_loss is None
+    assert not ((x @ fitted.weight.T + fitted.bias).argmax(1) == 2).any()
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that has learned other photographs."""
+    root = tmp_path_factory.mktemp("before")
+    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=2), root / "run", say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("after") / "photos")
+
+
+FIELDS = {"method": "head", "precision": "float32", "workers": 0, "batch_size": 8, "limit": None}
+
+
+def head_run(data: Path, pretrained: Path, out: Path, **fields: object) -> Path:
+    said: list[str] = []
+    folder = train({"data": str(data), "weights": str(pretrained), **FIELDS, **fields}, out, say=said.append)
+    assert any("frozen backbone" in line for line in said)
+    return folder
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_the_backbone_stays_and_the_head_learns(data: Path, pretrained: Path, tmp_path: Path, views: int) -> None:
+    folder = head_run(data, pretrained, tmp_path / "run", views=views)
+    before, after = runs.weights(pretrained), runs.weights(folder)
+    assert [name for name in before if not name.startswith("head") and not torch.equal(before[name], after[name])] == []
+    model = load(folder).model
+    assert model.config.classifier == "token+gap"
+    runs.assert_learned(folder, data)
+    assert (folder / "report.html").is_file()
+
+
+def test_the_same_seed_gives_the_same_head(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    first = head_run(data, pretrained, tmp_path / "a", views=1, seed=3)
+    runs.assert_same_weights(first, head_run(data, pretrained, tmp_path / "b", views=1, seed=3))
+
+
+def test_a_run_that_was_stopped_before_its_head_goes_on(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    whole = head_run(data, pretrained, tmp_path / "a")
+    cut = runs.copy_of(whole, tmp_path / "b")
+    for name in ("model.safetensors", "model.json", "metrics.csv", "report.html"):
+        (cut / name).unlink()
+    resume(cut, say=lambda _: None)
+    runs.assert_same_weights(whole, cut)
+
+
+def test_few_images_get_a_head_and_many_the_whole_model(data: Path, pretrained: Path) -> None:
+    table = split_from_file(pretrained / "split.json")
+    few, reasons = complete({"data": str(data), "weights": str(pretrained)}, table)
+    assert few.method == "head"
+    assert "training images per class are too few" in reasons[0]
+    many = table.take([i % len(table) for i in range(40 * len(table))])
+    assert complete({"data": str(data), "weights": str(pretrained)}, many)[0].method == "full"
+    limited, reasons = complete({"data": str(data), "weights": str(pretrained), "limit": 30}, many)
+    assert limited.method == "head"
+    assert "about 10 training images per class" in reasons[0], "a limit is of training images"
+    assert complete({"data": str(data), "weights": "none"}, many)[0].method == "scratch"
+    assert complete({"data": str(data), "method": "scratch"}, many)[0].weights == "none"
+    assert complete({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}, many)[0].lr == 0.5
+
+
+def test_the_features_of_a_head_serve_the_search_for_label_errors_too(
+    data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    original = probe.compute_features
+
+    def count(model: Any, images: Any, *rest: Any) -> Any:
+        computed.append(len(images))
+        return original(model, images, *rest)
+
+    monkeypatch.setattr(probe, "compute_features", count)
+    monkeypatch.setattr(suspects, "compute_features", count)
+    folder = head_run(data, pretrained, tmp_path / "run")
+    assert sum(computed) == len(split_from_file(folder / "split.json")), "each image once"
+    assert (folder / "label_errors.csv").is_file()

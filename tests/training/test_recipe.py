@@ -1,0 +1,442 @@
+"""A recipe says what it means, survives TOML, and refuses what it does not understand by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitkit.data.named import DATASETS
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.model.names import config_for
+from vitkit.training.defaults import PRESETS, complete, spare_patches
+from vitkit.training.recipe import BY_METHOD, Recipe, build, bundled, departures, load_fields, parse_duration, resolve
+from vitkit.weights.catalog import find
+
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+PART = st.floats(0, 1)
+
+# What cannot be drawn from the type alone.
+_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "epochs": st.integers(1, 10**9),
+    "batch_size": st.integers(1, 10**9),
+    "image_size": st.none() | st.integers(1, 10**5),
+    "limit": st.none() | st.integers(2, 10**12),
+    "patience": st.none() | st.integers(1, 10**9),
+    "seed": st.integers(0, 2**63 - 1),
+    "workers": st.none() | st.integers(0, 10**4),
+    "views": st.integers(0, 10**4),
+    "layer_decay": st.floats(1e-3, 1),
+    "rank": st.integers(1, 10**4),
+    "accumulate": st.integers(1, 10**6),
+    "devices": st.none() | st.integers(1, 10**4),
+    "nodes": st.none() | st.integers(1, 10**4),
+    "method": st.sampled_from(["auto", "linear", "full", "scratch"]),  # lora wants weights, head no steps
+    "momentum": st.floats(0, 0.999999),
+    "beta2": st.floats(0, 0.999999),
+    "ema": st.floats(0, 0.999),
+    "swa": st.just(0.0),  # not with ema or time
+    "swa_lr": st.none() | st.floats(1e-12, 1e3),
+    "patch_dropout": st.floats(0, 0.99),
+    "checkpointing": st.sampled_from(["none", "all"]) | st.integers(1, 10**5).map(str),
+    "mixup": st.floats(0, 100),
+    "cutmix": st.floats(0, 100),
+    "rand_augment": st.integers(0, 10),
+    "find_lr": st.just(False),
+    "folds": st.none() | st.integers(2, 10**4),
+    "split_from": st.none(),  # not together with folds
+    "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
+    "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
+    "weights": st.sampled_from(["auto", "none"]),
+    "lr": st.floats(1e-12, 1e3),
+    "label_smoothing": st.floats(0, 0.999),
+    "crop_pct": st.floats(1e-3, 1),
+    "zoom": st.floats(0, 0.99),
+    "distill_temperature": st.floats(1e-3, 1e3),
+    "split": st.tuples(st.integers(1, 98), st.integers(0, 99))
+    .map(lambda p: (p[0] / 100, min(p[1], 100 - p[0]) / 100))
+    .map(lambda p: (*p, 1 - p[0] - p[1] if p[0] + p[1] < 1 else 0.0)),
+    "crop_scale": st.just((0.0, 0.0)) | st.tuples(st.floats(0.01, 0.5), st.floats(0.5, 1)),
+}
+
+
+def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
+    if name in _VALUES:
+        return _VALUES[name]
+    if type(None) in get_args(hint):
+        return st.none() | _values(name, next(option for option in get_args(hint) if option is not type(None)))
+    if get_origin(hint) is not None and "Literal" in str(get_origin(hint)):
+        return st.sampled_from(get_args(hint))
+    if get_origin(hint) is tuple:
+        return st.tuples(*[PART] * len(get_args(hint)))
+    return {bool: st.booleans(), float: PART, str: TEXT}[hint]
+
+
+HINTS = get_type_hints(Recipe)
+RECIPES = st.builds(Recipe, **{name: _values(name, HINTS[name]) for name in FIELDS})
+
+
+def test_the_defaults_are_a_valid_recipe() -> None:
+    assert build({}) == Recipe()
+
+
+@settings(deadline=None, max_examples=60)
+@given(RECIPES)
+def test_a_recipe_survives_toml(recipe: Recipe) -> None:
+    assert build(tomllib.loads(recipe.to_toml())) == recipe
+
+
+@settings(deadline=None, max_examples=20)
+@given(RECIPES)
+def test_a_field_that_is_none_has_no_key_in_toml(recipe: Recipe) -> None:
+    given_fields = {name for name, value in dataclasses.asdict(recipe).items() if value is not None}
+    assert set(tomllib.loads(recipe.to_toml())) == given_fields
+
+
+@settings(deadline=None, max_examples=20)
+@given(RECIPES, st.integers(1, 1000))
+def test_replace_changes_only_what_it_is_told(recipe: Recipe, epochs: int) -> None:
+    assert recipe.replace(epochs=epochs) == dataclasses.replace(recipe, epochs=epochs)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_defaults(here: Path) -> None:
+    (here / "mine.toml").write_text("epochs = 7\nlr = 0.5\n")
+    recipe = build(resolve({"data": "photos", "lr": 0.25}, here / "mine.toml"))
+    assert (recipe.data, recipe.lr, recipe.epochs, recipe.momentum) == ("photos", 0.25, 7, Recipe().momentum)
+
+
+def test_the_data_of_a_recipe_file_serve_when_no_flag_names_any(here: Path) -> None:
+    (here / "mine.toml").write_text('data = "flowers"\n')
+    assert resolve({}, here / "mine.toml") == {"data": "flowers"}
+    assert resolve({"data": "trees"}, here / "mine.toml") == {"data": "trees"}
+
+
+def test_no_data_at_all_is_refused() -> None:
+    with pytest.raises(VitkitError, match="no data"):
+        resolve({})
+
+
+def test_digits_are_trained_by_their_bundled_recipe(here: Path) -> None:
+    assert resolve({"data": "digits"}) == load_fields("digits")
+    assert resolve({"data": "Digits"}) == {**load_fields("digits"), "data": "Digits"}
+
+
+def test_flags_go_before_the_bundled_recipe_of_the_data(here: Path) -> None:
+    assert resolve({"data": "digits", "epochs": 3}) == {**load_fields("digits"), "epochs": 3}
+
+
+def test_another_recipe_for_digits_replaces_the_bundled_one(here: Path) -> None:
+    (here / "mine.toml").write_text("epochs = 7\n")
+    assert resolve({"data": "digits"}, here / "mine.toml") == {"data": "digits", "epochs": 7}
+
+
+def test_a_folder_named_digits_is_a_folder_like_any_other(here: Path) -> None:
+    (here / "digits").mkdir()
+    assert resolve({"data": "digits"}) == {"data": "digits"}
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_a_bundled_recipe_loads_and_its_model_exists(name: str) -> None:
+    recipe = build(load_fields(name), name)
+    assert recipe.data in DATASETS
+    assert recipe.model is not None
+    assert config_for(recipe.model, 10).num_classes == 10
+
+
+def test_digits_come_with_a_recipe() -> None:
+    assert "digits" in bundled()
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_a_bundled_recipe_is_headed_by_its_command(name: str) -> None:
+    data, begin = load_fields(name)["data"], bundled()[name].splitlines()[0]
+    assert begin == (f"# vitkit train {name}" if name == data else f"# vitkit train {data} --recipe {name}")
+    assert resolve({"data": data}, name) == load_fields(name)
+
+
+# What a published recipe may leave open: it is off unless asked for, or changes nothing but rounding and speed.
+OPEN = {"image_size", "rank", "time", "swa_lr", "teacher", "distillation", "distill_alpha", "distill_temperature"}
+OPEN |= {"group_by", "folds", "limit", "patience", "devices", "nodes", "strategy", "checkpointing", "compile", "cache"}
+OPEN |= {"workers", "distill_scale", "split_from", "layout", "init"}
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_a_published_recipe_leaves_nothing_to_the_method_the_data_or_the_machine(name: str) -> None:
+    hints, fields = get_type_hints(Recipe, include_extras=True), load_fields(name)
+    by_method = {field for field, hint in hints.items() if BY_METHOD in getattr(hint, "__metadata__", ())}
+    chosen = {field for preset in PRESETS.values() for field in preset}
+    assert chosen <= by_method
+    assert by_method - fields.keys() == set()
+    open_fields = set(hints) - fields.keys() - OPEN
+    assert open_fields <= ({"method"} if fields["weights"] == "none" else set()), "no weights: it is from scratch"
+    assert "auto" not in fields.values()
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
+    fields = load_fields(name)
+    labels = (0,) * 900 + (1,) * 30  # so uneven and so many that whatever can be chosen is
+    paths = tuple(f"{i}.png" for i in range(len(labels)))
+    table = ImageTable("t", Path(), ("a", "b"), paths, labels, (None,) * len(labels))
+    settled, reasons = complete(fields, table)
+    settled = spare_patches(settled, fields, config_for(fields["model"], 2))
+    assert reasons == []
+    assert settled == build({"method": "scratch", **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "flowers-head",
+            {
+                "model": "vit_base_patch16_224_in21k",
+                "weights": "vit_base_patch16_224.jx_in21k",
+                "method": "linear",
+                "epochs": 10,
+                "batch_size": 8,
+                "optimizer": "sgd",
+                "lr": 1e-3,
+                "momentum": 0.9,
+                "weight_decay": 5e-5,
+                "schedule": "cosine",
+                "step_per": "epoch",
+                "min_lr": 0.01,
+                "warmup": 0.0,
+                "clip_grad": 0.0,
+                "crop_scale": (0.08, 1.0),
+                "hflip": True,
+                "fit": "crop",
+                "crop_pct": 224 / 256,
+                "decay_all": True,
+                "split": (0.8, 0.2, 0.0),
+                "seed": 0,
+                "precision": "float32",
+                "patch_dropout": 0.0,
+                "balance": "none",
+                "label_smoothing": 0.0,
+                "color_jitter": 0.0,
+                "drop_path": 0.0,
+                "head_start": False,
+                "keep": "every",
+            },
+        ),
+        (
+            "cifar10-vit-tiny",
+            {
+                "model": "vit_tiny_patch16_224",
+                "weights": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+                "method": "full",
+                "epochs": 10,
+                "batch_size": 128,
+                "optimizer": "adam",
+                "lr": 1e-3,
+                "weight_decay": 0.0,
+                "schedule": "cosine",
+                "step_per": "epoch",
+                "min_lr": 0.0,
+                "warmup": 0.0,
+                "crop_scale": (0.0, 0.0),
+                "hflip": False,
+                "fit": "squash",
+                "color_jitter": 0.0,
+                "seed": 42,
+                "monitor": "val_loss",
+                "swa": 0.2,
+                "precision": "float32",
+                "patch_dropout": 0.0,
+                "clip_grad": 0.0,
+                "label_smoothing": 0.0,
+                "drop_path": 0.0,
+                "head_start": False,
+                "layer_decay": 1.0,
+                "keep": "every",
+            },
+        ),
+    ],
+)
+def test_a_published_recipe_has_the_values_of_the_original(name: str, expected: dict[str, Any]) -> None:
+    recipe = build(load_fields(name))
+    assert {field: getattr(recipe, field) for field in expected} == expected
+    entry = find(recipe.weights)
+    assert entry is not None
+    assert entry.architecture == recipe.model
+    assert entry.preprocess.mean == entry.preprocess.std == (0.5, 0.5, 0.5)
+    assert entry.classes == {"flowers-head": "imagenet21k", "cifar10-vit-tiny": "imagenet1k"}[name]
+
+
+def test_flags_go_before_a_published_recipe_and_what_they_change_is_said(here: Path) -> None:
+    flags = {"data": "photos", "epochs": 2, "patch_dropout": 0.3, "seed": 0}
+    assert build(resolve(flags, "flowers-head")).patch_dropout == 0.3
+    (line,) = departures(flags, "flowers-head")
+    assert line == "recipe flowers-head, changed: epochs 2 (published: 10), patch_dropout 0.3 (published: 0.0)"
+    assert departures({"data": "digits"}) == departures({}, "flowers-head") == departures({"data": "photos"}) == []
+    assert departures({"data": "digits", "limit": 300}) == ["recipe digits, changed: limit 300 (published: None)"]
+
+
+def test_another_model_than_the_published_one_does_not_start_from_its_weights(here: Path) -> None:
+    fields = resolve({"model": "vit_small_patch16_224"}, "flowers-head")
+    assert fields["weights"] == "auto"
+    assert resolve({"model": "vit_small_patch16_224", "weights": "w.pth"}, "flowers-head")["weights"] == "w.pth"
+    assert resolve({"data": "digits", "model": "vit_micro_convmlp_patch4_16"})["weights"] == "none"
+
+
+def test_an_unknown_field_is_refused_with_a_suggestion_and_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("epoch = 7\n")
+    with pytest.raises(VitkitError, match=r"mine\.toml: unknown field 'epoch' \(did you mean epochs\?\)"):
+        resolve({"data": "photos"}, tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('lr = "1e-3"', "lr must be a number, not '1e-3'"),
+        ("lr = true", "lr must be a number, not True"),
+        ("epochs = true", "epochs must be a whole number, not True"),
+        ("epochs = 2.0", "epochs must be a whole number, not 2.0"),
+        ("hflip = 1", "hflip must be true or false, not 1"),
+        ("model = 3", "model must be text, not 3"),
+        ('split = "0.7 0.1 0.2"', "split must be 3 numbers"),
+        ("split = [0.7, 0.3]", "split must be 3 numbers"),
+        ('split = [0.7, 0.1, "0.2"]', "split must be a number, not '0.2'"),
+        ('optimizer = "lion"', "optimizer must be one of adamw, adam, sgd, not 'lion'"),
+        ("patience = []", "patience must be a whole number"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(tmp_path: Path, line: str, expected: str) -> None:
+    (tmp_path / "mine.toml").write_text(line + "\n")
+    with pytest.raises(VitkitError) as caught:
+        resolve({"data": "photos"}, tmp_path / "mine.toml")
+    assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}: {expected}")
+
+
+def test_a_whole_number_serves_where_a_number_is_expected() -> None:
+    recipe = build({"lr": 1, "split": [1, 0, 0]})
+    assert (recipe.lr, recipe.split) == (1.0, (1.0, 0.0, 0.0))
+    assert type(recipe.lr) is float
+
+
+OUT_OF_RANGE: dict[str, Any] = {
+    "epochs": 0,
+    "batch_size": 0,
+    "lr": 0.0,
+    "weight_decay": -0.1,
+    "momentum": 1.5,
+    "beta2": -0.5,
+    "warmup": 1.1,
+    "min_lr": -0.1,
+    "clip_grad": -1.0,
+    "label_smoothing": 1.0,
+    "crop_pct": 0.0,
+    "crop_scale": (0.8, 0.3),
+    "rotate": 181.0,
+    "translate": 1.5,
+    "zoom": 1.0,
+    "shear": 90.0,
+    "color_jitter": -0.1,
+    "limit": 1,
+    "patience": 0,
+    "workers": -1,
+    "folds": 1,
+    "layer_decay": 0.0,
+    "accumulate": 0,
+    "ema": 1.0,
+    "swa": 1.5,
+    "swa_lr": 0.0,
+    "mixup": -0.1,
+    "cutmix": 101.0,
+    "rand_augment": 11,
+    "erase": 1.5,
+    "balance": "undersample",
+    "step_per": "batch",
+    "views": -1,
+    "group_by": "scene(",
+    "seed": -1,
+    "image_size": 0,
+    "time": "soon",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), OUT_OF_RANGE.items())
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(VitkitError, match=f"{name} must be"):
+        build({name: value})
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    with pytest.raises(VitkitError, match="lr must be"):
+        build({"lr": float("nan")})
+
+
+def test_a_value_out_of_range_is_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("lr = -1.0\n")
+    with pytest.raises(VitkitError, match=r"mine\.toml.*lr must be between"):
+        resolve({"data": "photos"}, tmp_path / "mine.toml")
+
+
+def test_scratch_with_weights_is_a_contradiction() -> None:
+    with pytest.raises(VitkitError, match="scratch"):
+        build({"method": "scratch", "weights": "runs/other"})
+
+
+@pytest.mark.parametrize("other", [{"ema": 0.9}, {"time": "9s"}], ids=str)
+def test_swa_with_another_average_or_no_known_end_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(VitkitError, match="swa"):
+        build({"swa": 0.25, **other})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mixup", 0.2), ("ema", 0.9), ("swa", 0.2), ("patch_dropout", 0.5), ("balance", "loss")]
+)
+def test_what_acts_on_steps_is_refused_of_a_head_that_is_fitted_at_once(name: str, value: Any) -> None:
+    build({"method": "linear", name: value})
+    with pytest.raises(VitkitError, match=f"head takes no steps, so {name} has nothing to act on"):
+        build({"method": "head", name: value})
+
+
+def test_text_that_is_no_toml_is_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("epochs: 7\n")
+    with pytest.raises(VitkitError, match=r"mine\.toml is not valid TOML"):
+        load_fields(tmp_path / "mine.toml")
+
+
+def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0 no text")
+    with pytest.raises(VitkitError, match=r"photo\.jpg"):
+        load_fields(tmp_path / "photo.jpg")
+
+
+def test_a_recipe_that_is_not_there_is_refused_naming_those_that_are() -> None:
+    with pytest.raises(VitkitError, match=r"no such recipe: nowhere.*digits"):
+        load_fields("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), ("45", 45), (" 3 s ", 3)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+    assert Recipe(time=text).budget == seconds
+
+
+def test_no_time_is_no_budget() -> None:
+    assert Recipe().budget is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5s", "10 minutes", "1e3", "m", "1:30", "nan"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(VitkitError, match="time must be a duration"):
+        parse_duration(text)

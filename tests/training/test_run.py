@@ -1,0 +1,484 @@
+"""A run from beginning to end: what it leaves behind, what it says, and that neither crash nor Ctrl-C can spoil it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import photos as pictures
+import runs
+from vitkit.data.splits import split_from_file
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.training import callbacks, run
+from vitkit.training.optim import lr_factor
+from vitkit.training.recipe import Recipe, build, load_fields
+from vitkit.weights import load
+
+VITKIT = Path(sys.executable).with_name("vitkit")
+ARTEFACTS = (
+    *("model.safetensors", "model.json", "recipe.toml", "split.json", "metrics.csv", "log.txt", "report.html"),
+    *("curves.png", "classes.png", "confusion.png", "train_batch.png", "checkpoints/last.ckpt"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of three epochs that tests may read but not change."""
+    before = pictures.fingerprint(data)
+    folder, _ = train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished")
+    assert pictures.fingerprint(data) == before
+    return folder
+
+
+def train(recipe: Recipe, folder: Path, **options: Any) -> tuple[Path, str]:
+    """The run folder and everything that was said."""
+    lines: list[str] = []
+    return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+
+
+def resume(folder: Path) -> str:
+    lines: list[str] = []
+    run.resume(folder, say=lines.append)
+    return "\n".join(lines)
+
+
+# --- What a run leaves behind ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_a_run_folder_has(finished: Path, name: str) -> None:
+    assert (finished / name).stat().st_size > 0
+
+
+def test_no_temporary_file_is_left(finished: Path) -> None:
+    assert [path.name for path in finished.rglob("*") if "tmp" in path.name or path.name.startswith(".")] == []
+
+
+def test_the_files_of_a_run_have_the_users_permissions(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    assert {str(path): path.stat().st_mode for path in finished.rglob("*") if path.is_file()} == {
+        str(path): usual for path in finished.rglob("*") if path.is_file()
+    }
+
+
+def test_the_saved_classifier_has_the_accuracy_that_the_log_says(finished: Path) -> None:
+    said = re.search(r"accuracy (\S+) on (\d+) test images \((\S+) log loss\)", (finished / "log.txt").read_text())
+    outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
+    assert said is not None
+    assert said.groups() == (f"{outcome.accuracy:.4f}", str(len(outcome.labels)), f"{outcome.loss:.4f}")
+
+
+def test_three_colours_are_learned(finished: Path, data: Path) -> None:
+    runs.assert_learned(finished, data)
+
+
+def test_the_kept_models_val_accuracy_is_the_one_in_its_provenance(finished: Path) -> None:
+    classifier = load(finished)
+    classifier.temperature = 1.0  # what is logged is not calibrated yet
+    outcome = evaluate(classifier, split_from_file(finished / "split.json"), "val")
+    assert outcome.accuracy == pytest.approx(classifier.provenance["metrics"]["val_acc"])
+    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
+
+
+def test_metrics_have_a_row_an_epoch(finished: Path) -> None:
+    with (finished / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "4"), ("1", "8"), ("2", "12")]
+    assert all(value for row in rows for value in row.values())
+
+
+def test_the_split_is_70_10_20_and_stratified(finished: Path) -> None:
+    table = split_from_file(finished / "split.json")
+    for name, expected in {"train": 9, "val": 1, "test": 2}.items():
+        assert Counter(table.of_split(name).labels) == {0: expected, 1: expected, 2: expected}
+
+
+def test_the_recipe_in_the_run_is_the_one_it_was_trained_by(finished: Path, data: Path) -> None:
+    assert build(load_fields(finished / "recipe.toml")) == runs.quick(data).replace(method="scratch")
+
+
+def test_provenance_tells_where_the_weights_come_from(finished: Path, data: Path) -> None:
+    provenance = load(finished).provenance
+    assert provenance["data"] == data.name, "not where it lies"
+    assert provenance["data_hash"] == json.loads((finished / "split.json").read_text())["hash"]
+    assert provenance["recipe"]["seed"] == 0
+    assert provenance["recipe"]["model"] == runs.QUICK["model"]
+    assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert {"vitkit", "python", "torchvision", "lightning", "numpy", "pillow"} <= provenance["versions"].keys()
+
+
+def test_the_report_is_one_file_with_the_pictures_in_it(finished: Path) -> None:
+    page = (finished / "report.html").read_text()
+    assert page.count("data:image/png;base64,") >= 6
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    assert "vit_micro_patch8_16" in page
+
+
+# --- One seed, one result ---------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
+    finished: Path, data: Path, tmp_path: Path
+) -> None:
+    again, _ = train(runs.quick(data, workers=2), tmp_path / "again")
+    runs.assert_same_weights(finished, again)
+    assert runs.metrics(finished) == runs.metrics(again)
+
+
+def test_another_seed_gives_other_weights(finished: Path, data: Path, tmp_path: Path) -> None:
+    other, _ = train(runs.quick(data, seed=1, epochs=1), tmp_path / "other")
+    one, two = runs.weights(finished), runs.weights(other)
+    assert not torch.equal(one["head.weight"], two["head.weight"])
+    assert (finished / "split.json").read_text() != (other / "split.json").read_text()
+
+
+# --- Splits, limits, budgets ------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_already_split_is_taken_as_it_is(data: Path, tmp_path: Path) -> None:
+    source = tmp_path / "photos"
+    for image in sorted(data.rglob("*.png")):
+        number = int(re.sub(r"\D", "", image.stem))
+        part = "train" if number <= 8 else "val" if number <= 10 else "test"
+        target = source / part / image.parent.name / image.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(image.read_bytes())
+    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert "images: 24 train, 6 val, 6 test" in said
+    table = split_from_file(folder / "split.json")
+    assert all(path.startswith(f"{split}/") for path, split in zip(table.paths, table.splits, strict=True))
+
+
+def planted(data: Path, root: Path, *folders: str) -> Path:
+    """The photographs of each class below each of these folders; no picture twice."""
+    for k, name in enumerate(folders):
+        for image in sorted(data.rglob("*.png")):
+            if int(re.sub(r"\D", "", image.stem)) % len(folders) == k:
+                target = root / name / image.parent.name / image.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(image.read_bytes())
+    return root
+
+
+def test_the_layout_of_the_folders_is_said_and_recorded(data: Path, tmp_path: Path) -> None:
+    source = planted(data, tmp_path / "photos", "Training/Training", "Testing/Testing")
+    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert "folders read as splits: train in Training/Training/, test in Testing/Testing/" in said
+    table = split_from_file(folder / "split.json")
+    assert table.classes == ("blue", "green", "red")
+    assert all("Testing" in path for path in table.of_split("test").paths)
+    assert load_fields(folder / "recipe.toml")["layout"] == "auto"
+
+
+def test_a_layout_that_is_named_is_taken_and_recorded(data: Path, tmp_path: Path) -> None:
+    source = planted(data, tmp_path / "photos", "fold1", "fold2")
+    with pytest.raises(VitkitError, match="fold1/, fold2/ hold folders of the same names"):
+        train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    folder, said = train(runs.quick(source, epochs=1, layout="classes"), tmp_path / "run")
+    assert "folders read as classes: 2" in said
+    assert split_from_file(folder / "split.json").classes == ("fold1", "fold2")
+    assert load_fields(folder / "recipe.toml")["layout"] == "classes"
+
+
+def test_data_without_training_images_is_refused_before_anything_is_done(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="has val and test images and none to train on"):
+        train(runs.quick(planted(data, tmp_path / "photos", "val", "test")), tmp_path / "run")
+    rows = "".join(f"{path},{path.parent.name},test\n" for path in sorted(data.rglob("*.png")))
+    (tmp_path / "list.csv").write_text(f"path,label,split\n{rows}")
+    with pytest.raises(VitkitError, match="has test images and none to train on"):
+        train(runs.quick(tmp_path / "list.csv"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_val_images_keeps_the_last_epoch(data: Path, tmp_path: Path) -> None:
+    folder, said = train(runs.quick(data, epochs=2, split=(0.8, 0.0, 0.2)), tmp_path / "run")
+    assert "0 val" in said
+    assert load(folder).provenance["metrics"]["epoch"] == 1
+    assert [sorted(row) for row in runs.metrics(folder)] == [["epoch", "lr", "step", "train_acc", "train_loss"]] * 2
+
+
+def test_a_run_with_training_images_alone_is_evaluated_on_them_and_says_so(data: Path, tmp_path: Path) -> None:
+    _, said = train(runs.quick(data, epochs=1, split=(1.0, 0.0, 0.0)), tmp_path / "run")
+    assert "on 36 all images" in said or "on 36 train images" in said
+
+
+def test_limit_trains_on_a_few_of_each_class_and_tests_on_as_many_as_without(
+    data: Path, finished: Path, tmp_path: Path
+) -> None:
+    whole = split_from_file(finished / "split.json")
+    folder, said = train(runs.quick(data, epochs=1, limit=15), tmp_path / "run")
+    table = split_from_file(folder / "split.json")
+    assert table.of_split("train").counts() == {"blue": 5, "green": 5, "red": 5}
+    for name in ("val", "test"):
+        assert table.of_split(name).paths == whole.of_split(name).paths
+    assert f"images: 15 train, {len(whole.of_split('val'))} val, {len(whole.of_split('test'))} test" in said
+    with pytest.raises(VitkitError, match="--limit 2 is too few to train on: the 3 classes need 3 images"):
+        train(runs.quick(data, limit=2), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture(scope="module")
+def out_of_time(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that its time budget ended, long before its epochs were over."""
+    return train(runs.quick(data, epochs=100_000, time="2s"), tmp_path_factory.mktemp("runs") / "out_of_time")[0]
+
+
+def test_a_time_budget_ends_the_run_with_the_learning_rate_fallen(out_of_time: Path) -> None:
+    rows = callbacks.read_metrics(out_of_time / "metrics.csv")
+    assert 2.0 <= rows[-1]["seconds"] < 6.0
+    behind = (rows[-2]["seconds"] - 0.05) / 2 if len(rows) > 1 else 0.0  # when the last epoch began
+    assert 0 < rows[-1]["lr"] <= max(1e-3 * lr_factor(behind, Recipe(), 1.0), 1e-3 * (behind < Recipe().warmup))
+
+
+def test_a_resume_of_a_run_whose_time_is_spent_trains_no_further(out_of_time: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(out_of_time, tmp_path / "run")
+    resume(folder)
+    assert runs.metrics(folder) == runs.metrics(out_of_time)
+    runs.assert_same_weights(folder, out_of_time)
+
+
+@pytest.fixture(scope="module")
+def out_of_patience(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose learning rate is so high that it grows no better, and that stopped for it."""
+    recipe = runs.quick(data, epochs=12, monitor="val_loss", patience=2, lr=0.5, clip_grad=0.0, schedule="constant")
+    folder, said = train(recipe.replace(warmup=0.0), tmp_path_factory.mktemp("runs") / "out_of_patience")
+    assert "no better val_loss in 2 epochs: stopping" in said
+    return folder
+
+
+def test_patience_ends_the_run_so_many_epochs_after_the_best(out_of_patience: Path) -> None:
+    losses = [row["val_loss"] for row in runs.metrics(out_of_patience)]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3
+    assert load(out_of_patience).provenance["metrics"]["epoch"] == best
+
+
+def test_a_resume_of_a_run_that_patience_ended_trains_no_further(out_of_patience: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(out_of_patience, tmp_path / "run")
+    resume(folder)
+    assert runs.metrics(folder) == runs.metrics(out_of_patience)
+    runs.assert_same_weights(folder, out_of_patience)
+
+
+# --- Imperfect data ---------------------------------------------------------------------------------
+
+
+def spoil(source: Path) -> None:
+    """Three files that are no pictures: a truncated JPEG, text, and an empty file."""
+    Image.effect_noise((64, 64), 80).convert("RGB").save(source / "red" / "cut.jpg")
+    whole = (source / "red" / "cut.jpg").read_bytes()
+    (source / "red" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (source / "blue" / "text.jpg").write_text("not a picture")
+    (source / "green" / "empty.png").touch()
+
+
+def test_unreadable_images_are_named_and_left_out(tmp_path: Path) -> None:
+    source = runs.photos(tmp_path / "photos")
+    spoil(source)
+    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert "3 of 39 images are unreadable and left out" in said
+    for expected in ("red/cut.jpg (truncated)", "blue/text.jpg (not an image)", "green/empty.png (empty file)"):
+        assert expected in said
+        assert expected in (folder / "report.html").read_text()
+    assert len(split_from_file(folder / "split.json")) == 36
+    assert "images: 27 train, 3 val, 6 test" in said
+
+
+def test_a_class_with_one_image_is_trained_on_and_named(tmp_path: Path) -> None:
+    source = runs.photos(tmp_path / "photos")
+    for image in (source / "red").glob("img*.png"):
+        if image.name != "img1.png":
+            image.unlink()
+    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert "class 'red' has 1 image, none of them in val or test" in said
+    assert split_from_file(folder / "split.json").of_split("train").counts()["red"] == 1
+
+
+def test_an_image_that_vanishes_during_the_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = runs.photos(tmp_path / "photos")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        stop_when(patch, "save_checkpoint", epoch=0)
+        train(runs.quick(source), tmp_path / "run")
+    victim = split_from_file(tmp_path / "run" / "split.json").of_split("train").file(0)
+    victim.unlink()
+    with pytest.raises(VitkitError, match=victim.name):
+        resume(tmp_path / "run")
+
+
+# --- Crashes and Ctrl-C -----------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
+    """Crash before a step of the epoch's writing down."""
+    home: Any = callbacks.RunWriter if step.startswith("_") else callbacks
+    original = getattr(home, step)
+    calls = Counter[str]()
+
+    def crash_or(*args: Any, **kwargs: Any) -> Any:
+        calls[step] += 1
+        if calls[step] == epoch + 1:
+            raise Crash
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(home, step, crash_or)
+
+
+@pytest.mark.parametrize("step", ["append_metrics", "_keep_model", "save_checkpoint"])
+def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
+    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        stop_when(patch, step, epoch=1)
+        train(runs.quick(data), tmp_path / "run")
+    assert load(tmp_path / "run").classes == ("blue", "green", "red")
+    resume(tmp_path / "run")
+    runs.assert_same_outcome(tmp_path / "run", finished)
+
+
+def test_a_run_killed_with_sigkill_resumes_to_the_same_weights(data: Path, tmp_path: Path) -> None:
+    recipe = runs.quick(data, epochs=6)
+    whole, _ = train(recipe, tmp_path / "whole")
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    command = [VITKIT, "train", "--recipe", tmp_path / "recipe.toml", "--out", tmp_path / "run"]
+    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(callbacks.read_metrics(tmp_path / "run" / "metrics.csv")) >= 2, process)
+    process.kill()
+    process.wait()
+    assert 2 <= len(runs.metrics(tmp_path / "run")) < 6, "the run was over before it was killed"
+    resume(tmp_path / "run")
+    runs.assert_same_outcome(tmp_path / "run", whole)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if condition():
+                return
+        except ValueError:  # a line that is being written
+            pass
+        time.sleep(0.005)
+    pytest.fail(f"the process did not get that far; it ended with {process.poll()}")
+
+
+def test_a_finished_run_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    said = resume(folder)
+    runs.assert_same_outcome(folder, finished)
+    assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
+    assert "accuracy" in said
+
+
+def interrupt_at(epoch: int, number: int = signal.SIGINT) -> Callable[[str, int, int], None]:
+    """A progress that sends a signal to its own process in the second step of an epoch."""
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what.startswith(f"epoch {epoch + 1}/") and done == 2:
+            os.kill(os.getpid(), number)
+
+    return progress
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path, tmp_path: Path, epoch: int) -> None:
+    lines: list[str] = []
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted) as caught:
+        run.train(runs.quick(data), folder, say=lines.append, progress=interrupt_at(epoch))
+    assert caught.value.signal_number == signal.SIGINT
+    what = "unfinished model" if epoch == 0 else "best model so far"
+    assert lines[-2:] == [f"stopped; the {what} is in {folder}", f"to go on: vitkit train --resume {folder}"]
+    assert load(folder).classes == ("blue", "green", "red")
+    assert len(runs.metrics(folder)) == epoch
+    resume(folder)
+    runs.assert_same_outcome(folder, finished)
+
+
+def test_a_resume_goes_on_where_the_run_stopped(finished: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(runs.quick(data), tmp_path / "run", progress=interrupt_at(1))
+    said = resume(tmp_path / "run")
+    assert "epoch   1/3" not in said
+    assert "epoch   2/3" in said
+    assert "epoch   3/3" in said
+
+
+# --- The run's folder -------------------------------------------------------------------------------
+
+
+def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "fit_and_report", lambda run, recipe: None)
+    assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-1")
+    assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-2")
+
+
+def test_a_run_on_the_current_folder_is_named_after_it_and_lies_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = runs.photos(tmp_path / "photos", images=2)
+    before = pictures.fingerprint(source)
+    monkeypatch.chdir(source)
+    monkeypatch.setattr(run, "fit_and_report", lambda run, recipe: None)
+    try:
+        folder = run.train(runs.quick(Path()), say=lambda line: None)
+    except VitkitError as error:
+        assert "--out" in str(error)  # asking where to is as good
+    else:
+        assert folder.name == "photos-1"
+    assert pictures.fingerprint(source) == before
+
+
+def test_a_run_that_fails_before_there_is_a_model_leaves_no_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_when(monkeypatch, "append_metrics", epoch=0)
+    with pytest.raises(Crash):
+        train(runs.quick(data), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_force_leaves_nothing_of_the_earlier_run(data: Path, tmp_path: Path) -> None:
+    folder, _ = train(runs.quick(data, epochs=2, keep="every"), tmp_path / "run")
+    assert len(list((folder / "checkpoints").glob("epoch-*"))) == 2
+    before = set(folder.rglob("events*"))
+    train(runs.quick(data, epochs=1), folder, force=True)
+    assert list((folder / "checkpoints").glob("epoch-*")) == []
+    assert before & set(folder.rglob("events*")) == set()
+    assert len(runs.metrics(folder)) == 1
+
+
+def test_force_keeps_the_earlier_run_when_the_new_one_cannot_begin(finished: Path, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished, tmp_path / "run")
+    before = pictures.fingerprint(folder)
+    with pytest.raises(VitkitError):
+        train(runs.quick(tmp_path / "nowhere"), folder, force=True)
+    with pytest.raises(VitkitError):
+        train(runs.quick(tmp_path / "nowhere").replace(model="vit_huge_patch13_16"), folder, force=True)
+    assert pictures.fingerprint(folder) == before

@@ -1,0 +1,229 @@
+"""Steps on a GPU ask for their outcome later; blocks computed again; steps that are compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from runs import assert_same_weights, metrics, photos, quick
+from vitkit.errors import VitkitError
+from vitkit.training import setup
+from vitkit.training.later import Later, Place
+from vitkit.training.optim import build_optimizer
+from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.recipe import build as build_recipe
+from vitkit.training.run import train
+from vitkit.training.task import ClassificationTask
+
+QUIET: dict[str, Any] = {"say": lambda line: None}
+
+
+def small(data: Path, **fields: Any) -> Recipe:
+    return quick(data, epochs=2, **fields)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photos(tmp_path_factory.mktemp("steps") / "data")
+
+
+# --- Later --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("bad", ["loss", "norm"])
+def test_a_bad_step_moves_nothing_and_is_told_of(kind: type[torch.optim.Optimizer], bad: str) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], lr=0.1, fused=True)  # type: ignore[call-arg]
+    later, moved = Later(), []
+    for step in range(4):
+        weight.grad = torch.full((3,), float("nan") if step == 1 else 1.0)
+        before = weight.detach().clone()
+        later.note_loss(torch.tensor(float("inf") if step == 1 and bad == "loss" else 1.0))
+        norm = torch.tensor(float("nan") if step == 1 and bad == "norm" else 1.0)
+        later.prepare(optimizer, norm, Place(0, step, step))
+        optimizer.step()
+        moved.append(not torch.equal(weight, before))
+    assert moved == [True, False, True, True]
+    assert later.settle() == [None, Place(0, 1, 1), None, None]
+    assert later.settle() == []
+
+
+def test_one_bad_batch_spoils_the_step_that_it_is_part_of_and_no_other() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
+    later = Later()
+    for losses in ([1.0, float("nan")], [1.0, 1.0], [float("inf"), 1.0]):
+        for loss in losses:
+            later.note_loss(torch.tensor(loss))
+        later.prepare(optimizer, torch.tensor(1.0), Place(0, 0, 0))
+    assert [place is None for place in later.settle()] == [False, True, False]
+
+
+def test_outcomes_are_asked_for_now_and_then() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
+    later = Later()
+    for step in range(50):
+        assert not later.is_due
+        later.prepare(optimizer, torch.tensor(1.0), Place(0, step, step))
+    assert later.is_due
+    assert later.settle() == [None] * 50
+    assert not later.is_due
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused optimisers and outcomes that are asked for later, on the CPU."""
+    begin = ClassificationTask.on_train_start
+
+    def on_train_start(self: ClassificationTask) -> None:
+        begin(self)
+        self.later = Later()
+
+    def configure(self: ClassificationTask) -> torch.optim.Optimizer:
+        optimizer = build_optimizer(self.model, self.recipe)
+        for group in optimizer.param_groups:
+            group["fused"] = True
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        return optimizer
+
+    monkeypatch.setattr(ClassificationTask, "on_train_start", on_train_start)
+    monkeypatch.setattr(ClassificationTask, "configure_optimizers", configure)
+
+
+def test_a_run_that_asks_later_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small(data, accumulate=2, mixup=0.2)
+    train(recipe, tmp_path / "now", **QUIET)
+    with monkeypatch.context() as patched:
+        as_on_a_gpu(patched)
+        train(recipe, tmp_path / "later", **QUIET)
+    for now, later in zip(metrics(tmp_path / "now"), metrics(tmp_path / "later"), strict=True):
+        assert now == pytest.approx(later, rel=1e-3, abs=1e-4)
+
+
+def test_a_run_that_asks_later_leaves_out_the_same_steps(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, {1})
+    as_on_a_gpu(monkeypatch)
+    said: list[str] = []
+    train(small(data), tmp_path / "run", say=said.append)
+    told = [line for line in said if "not finite" in line]
+    assert len(told) == 1
+    assert "the loss or its gradient is not finite in epoch 1, after 1 steps: step left out" in told[0]
+    saved = torch.load(tmp_path / "run" / "bad_batch-1.pt", weights_only=True)
+    assert saved["images"].shape == (8, 3, 16, 16)
+    assert len(saved["paths"]) == 8
+    assert all(torch.isfinite(tensor).all() for tensor in _weights(tmp_path / "run").values())
+
+
+def test_three_bad_steps_in_a_row_end_a_run_that_asks_later(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, set(range(100)))
+    as_on_a_gpu(monkeypatch)
+    with pytest.raises(VitkitError, match="was not finite in 3 steps in a row"):
+        train(small(data), tmp_path / "run", **QUIET)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    from runs import weights
+
+    return weights(folder)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
+    """The loss of these training batches, counted from 0, becomes NaN."""
+    original, count = ClassificationTask.loss_of, iter(range(10**6))
+
+    def loss_of(self: ClassificationTask, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        loss, hits = original(self, images, targets)
+        return loss * float("nan") if next(count) in calls else loss, hits
+
+    monkeypatch.setattr(ClassificationTask, "loss_of", loss_of)
+
+
+# --- Checkpointing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "every"), [("none", 0), ("all", 1), ("1", 1), ("3", 3)])
+def test_the_field_says_how_many_blocks_are_computed_again(text: str, every: int) -> None:
+    assert checkpoint_every(text) == every
+    model, runs = tiny.build(layers=4).train(), [0] * 4
+    for i, block in enumerate(model.blocks):
+
+        def count(*_: object, i: int = i) -> None:
+            runs[i] += 1
+
+        block.register_forward_pre_hook(count)
+    model.checkpointing = every
+    model(tiny.images()).sum().backward()
+    assert runs == [2 if every and i % every == 0 else 1 for i in range(4)]
+
+
+@pytest.mark.parametrize("text", ["some", "0", "-1", "1.5", "", "9" * 9])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(VitkitError, match="checkpointing must be none, all, or a whole number above 0"):
+        build_recipe({"checkpointing": text})
+
+
+def test_checkpointing_changes_no_weight(data: Path, tmp_path: Path) -> None:
+    for policy in ("none", "all", "2"):
+        train(small(data, checkpointing=policy, dropout=0.1), tmp_path / policy, **QUIET)
+    assert_same_weights(tmp_path / "none", tmp_path / "all")
+    assert_same_weights(tmp_path / "none", tmp_path / "2")
+
+
+# --- The cache of a run -------------------------------------------------------------------------------
+
+
+def test_a_run_is_the_same_wherever_its_pictures_are_kept(data: Path, tmp_path: Path) -> None:
+    said: dict[str, list[str]] = {}
+    for cache in ("none", "ram", "disk"):
+        said[cache] = []
+        train(small(data, cache=cache), tmp_path / cache, say=said[cache].append)
+        assert_same_weights(tmp_path / "none", tmp_path / cache)
+        assert metrics(tmp_path / "none") == metrics(tmp_path / cache)
+    told = {cache: [line for line in lines if "decoded pictures" in line] for cache, lines in said.items()}
+    disk = ["decoded pictures are kept in vitkit's cache on disk: about 1 MiB"]
+    assert told == {"none": [], "ram": [], "disk": disk}, "little memory is not worth a word"
+
+
+# --- Compiling ----------------------------------------------------------------------------------------
+
+
+def test_steps_are_compiled_when_asked_for_or_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert setup.choose_compile(Recipe(compile="on"))
+    assert not setup.choose_compile(Recipe())
+    for gpu, compiler in ((True, True), (True, False), (False, True)):
+        with monkeypatch.context() as patched:
+            patched.setattr(setup.torch.cuda, "is_available", lambda gpu=gpu: gpu)
+            patched.setattr(setup.importlib.util, "find_spec", lambda name, found=compiler: found or None)
+            assert setup.choose_compile(Recipe()) == (gpu and compiler)
+            assert not setup.choose_compile(Recipe(compile="off"))
+            assert not setup.choose_compile(Recipe(strategy="fsdp"))
+
+
+def test_a_compiled_run_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = list[Any]()
+
+    def aot_eager(function: Any, **options: Any) -> Any:
+        compiled.append(function)
+        return original(function, backend="aot_eager", fullgraph=True, **options)
+
+    original = torch.compile
+    train(small(data), tmp_path / "eager", **QUIET)
+    monkeypatch.setattr(torch, "compile", aot_eager)
+    train(small(data, compile="on", checkpointing="2", ema=0.0), tmp_path / "compiled", **QUIET)
+    assert len(compiled) == 1
+    for eager, own in zip(metrics(tmp_path / "eager"), metrics(tmp_path / "compiled"), strict=True):
+        assert eager == pytest.approx(own, rel=1e-3, abs=1e-4)
+
+
+def test_optimisers_are_fused_on_gpus_alone() -> None:
+    model = tiny.build()
+    for kind in ("adamw", "adam", "sgd"):
+        assert not build_optimizer(model, Recipe(optimizer=kind)).param_groups[0]["fused"]

@@ -1,0 +1,148 @@
+"""What a run does once it has trained: calibrate, evaluate, doubt labels, and write all of it down."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runs
+from vitkit.data.sources import read_source
+from vitkit.data.splits import groups_from_file, split_from_file
+from vitkit.evaluation.calibration import fit_temperature
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import at_temperature, figures
+from vitkit.evaluation.intervals import intervals
+from vitkit.evaluation.metrics import grouped
+from vitkit.training import suspects
+from vitkit.training.run import resume, train
+from vitkit.training.run_folder import Run
+from vitkit.training.summary import LABEL_ERRORS
+from vitkit.weights import load
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos", noise=90.0)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run", say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of other photographs, to begin from."""
+    root = tmp_path_factory.mktemp("before")
+    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=1), root / "run", say=lambda line: None)
+
+
+def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished: Path) -> None:
+    classifier, table = load(finished), split_from_file(finished / "split.json")
+    assert classifier.temperature != 1
+    calibrated = evaluate(classifier, table, "val")
+    plain = at_temperature(calibrated, 1.0)
+    assert classifier.temperature == pytest.approx(fit_temperature(plain.probabilities, plain.labels), rel=1e-4)
+    assert calibrated.loss <= plain.loss
+
+
+def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> None:
+    outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
+    numbers = json.loads((finished / "evaluation.json").read_text())
+    assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
+    assert numbers == figures(outcome)
+
+
+def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_path: Path) -> None:
+    copied = runs.copy_of(finished, tmp_path / "copy")
+    resume(copied, say=lambda line: None)
+    for name in ("model.json", "evaluation.json", LABEL_ERRORS):
+        assert (copied / name).read_bytes() == (finished / name).read_bytes(), name
+    runs.assert_same_weights(copied, finished)
+
+
+def test_a_run_from_nothing_doubts_held_out_labels_alone(finished: Path) -> None:
+    table = split_from_file(finished / "split.json")
+    held_out = set(table.of_split("val").paths) | set(table.of_split("test").paths)
+    with (finished / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["path"] for row in rows} <= held_out
+    for split in ("val", "test"):
+        outcome = evaluate(load(finished), table, split)
+        wrong = {outcome.paths[i] for i in np.flatnonzero(outcome.predicted != outcome.labels)}
+        assert {row["path"] for row in rows} & set(outcome.paths) <= wrong
+
+
+def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run", say=said.append)
+    assert load(folder).temperature == 1
+    assert "no validation images: the confidences are not calibrated (temperature 1)" in said
+
+
+def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_from(
+    before: Path, data: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
+    recipe = runs.quick(data, weights=str(before), model=None, epochs=1, method="full", **steps)
+    folder = train(recipe, tmp_path / "run", say=said.append)
+    assert any("of 36 labels are doubtful" in line for line in said)
+    with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        rows = [tuple(row.values()) for row in csv.DictReader(file)]
+    table = split_from_file(folder / "split.json")
+    # Other weights than those it began from would not do: the run's own have changed.
+    found = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, None)
+    assert found is not None
+    assert rows == [(*own[:3], f"{own.score:.6f}") for own in found]
+    assert {row[1] for row in rows} <= set(table.classes)
+
+
+def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "MOST", 35)
+    said: list[str] = []
+    table = read_source(data)
+    recipe = runs.quick(data, weights="anything", model=None, method="full")
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
+    assert said == ["label errors are looked for among held-out images only: there are more than 35 images"]
+
+
+def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Path, tmp_path: Path) -> None:
+    copied = runs.copy_of(data, tmp_path / "photos")
+    (copied / "red" / "img1.png").unlink()
+    table = read_source(data)
+    table = type(table)(**{**table.__dict__, "root": copied})
+    said: list[str] = []
+    recipe = runs.quick(data, weights=str(before), model=None, method="full")
+    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) is None
+    assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]
+
+
+def test_the_worst_mistakes_are_explained_on_a_page_that_the_report_links(tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos", images=20, noise=2000.0)  # nothing to learn: there are mistakes
+    folder = train(runs.quick(data, epochs=1), tmp_path / "run", say=lambda line: None)
+    assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
+    assert '<a href="mistakes.html">' in (folder / "report.html").read_text()
+    page = (folder / "mistakes.html").read_text()
+    assert page.count("<h2>") >= 1
+    assert page.count("what speaks for") >= 2
+
+
+def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_path: Path) -> None:
+    source = runs.copy_of(data, tmp_path / "photos")
+    for i in range(1, 13):
+        copied = source / "red" / f"img{i}.png"
+        (source / "red" / f"copy{i}.png").write_bytes(copied.read_bytes())
+    folder = train(runs.quick(source, epochs=1), tmp_path / "run", say=lambda line: None)
+    groups = groups_from_file(folder / "groups.json")
+    assert len(groups) == 24 and groups["red/img3.png"] == groups["red/copy3.png"]
+    outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")
+    told = json.loads((folder / "evaluation.json").read_text())
+    assert told.pop("seen")["images"] == 0
+    assert told == figures(grouped(outcome, groups))
+    assert told["independent_groups"] < told["images"]
+    assert told["intervals_95"]["accuracy"] != list(intervals(outcome)["accuracy"])

@@ -1,0 +1,314 @@
+"""The teacher: whom it may be, what it sees, how it answers; and whole runs with one."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import torch
+from torchvision import models
+from torchvision.models import resnet18, squeezenet1_1
+
+import runs
+import tiny
+from photos import smooth
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.errors import VitkitError
+from vitkit.training import run
+from vitkit.training.recipe import Recipe
+from vitkit.training.task import ClassificationTask
+from vitkit.training.teacher import check_distillation, load_teacher
+from vitkit.weights import load
+
+CLASSES = tuple(runs.COLOURS)
+
+
+def saved_teacher(folder: Path, classes: tuple[str, ...] = CLASSES, always: str | None = None, **pixels: Any) -> Path:
+    """A model folder; `always` is the only class it ever names."""
+    model = tiny.build(image_size=(16, 16), num_classes=len(classes))
+    if always is not None:
+        with torch.no_grad():
+            model.head.bias[classes.index(always)] += 100.0
+    Classifier(model, classes, Preprocess(**{"size": (16, 16), "fit": "squash", **pixels})).save(folder)
+    return folder
+
+
+def test_a_teacher_sees_what_it_would_see_itself(tmp_path: Path) -> None:
+    mean, std = (0.1, 0.5, 0.7), (0.2, 0.3, 0.4)
+    teacher = load_teacher(str(saved_teacher(tmp_path / "t", mean=mean, std=std)), CLASSES, (16, 16))
+    student = Preprocess(size=(16, 16), fit="squash", mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    picture = smooth(16, 16)
+    images = torch.from_numpy(student(picture))[None]
+    own = torch.from_numpy(teacher.preprocess(picture))[None]
+    assert (teacher._see(images, student) - own).abs().max() <= 1e-5
+    expected = load(tmp_path / "t").logits(own)
+    assert torch.allclose(teacher.logits(images, student), expected, atol=1e-4)
+
+
+def test_a_teacher_of_another_size_gets_pictures_of_its_size(tmp_path: Path) -> None:
+    teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (48, 32))
+    student = Preprocess(size=(48, 32), fit="squash")
+    picture = smooth(32, 48)
+    seen = teacher._see(torch.from_numpy(student(picture))[None], student)
+    assert seen.shape == (1, 3, 16, 16)
+    assert (seen[0] - torch.from_numpy(teacher.preprocess(picture))).abs().max() < 0.05  # Pillow rounds to bytes
+
+
+def test_classes_go_by_name_not_by_place(tmp_path: Path) -> None:
+    path = saved_teacher(tmp_path / "t", classes=("red", "grey", "blue", "green"))
+    teacher = load_teacher(str(path), ("blue", "green", "red"), (16, 16))
+    images, pixels = tiny.images(2, config=tiny.tiny(image_size=(16, 16))), teacher.preprocess
+    assert torch.equal(teacher.logits(images, pixels), load(path).logits(images)[:, [2, 3, 0]])
+
+
+def test_a_teacher_that_does_not_know_a_class_is_refused(tmp_path: Path) -> None:
+    path = saved_teacher(tmp_path / "t", classes=("red", "blue"))
+    with pytest.raises(VitkitError, match="does not know the class green"):
+        load_teacher(str(path), CLASSES, (16, 16))
+
+
+def test_a_cnn_of_torchvision_from_a_file(tmp_path: Path) -> None:
+    network = tiny.randomise(resnet18(num_classes=3), std=0.05)
+    torch.save(network.state_dict(), tmp_path / "cnn.pth")
+    teacher = load_teacher(f"resnet18:{tmp_path / 'cnn.pth'}", CLASSES, (32, 32))
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(teacher.logits(images, teacher.preprocess), network.eval()(images), atol=1e-5)
+    assert "order" in teacher.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_the_gradients_go_into_the_student_alone(tmp_path: Path, kind: Any) -> None:
+    teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (16, 16))
+    student = tiny.build(image_size=(16, 16), num_classes=3, distill_token=True, distill_head=True).train()
+    imitate = partial(teacher.logits, student=Preprocess(size=(16, 16)))
+    task = ClassificationTask(student, Recipe(distillation=kind), 10, imitate)
+    task.loss_of(tiny.images(3, config=student.config), torch.tensor([0, 1, 2]))[0].backward()
+    assert [name for name, parameter in student.named_parameters() if parameter.grad is None] == []
+    assert [name for name, parameter in teacher.network.named_parameters() if parameter.grad is not None] == []
+    assert not teacher.network.training
+
+
+def test_a_teacher_answers_in_float32_whatever_the_student_computes_in(tmp_path: Path) -> None:
+    teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (16, 16))
+    images, pixels = tiny.images(2, config=tiny.tiny(image_size=(16, 16))), Preprocess(size=(16, 16))
+    alone = teacher.logits(images, pixels)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(teacher.logits(images, pixels), alone)
+        assert teacher.logits(images.bfloat16(), pixels).dtype == torch.float32
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
+    """ResNet-18 as torchvision publishes it, with weights of chance."""
+    network = tiny.randomise(resnet18(), std=0.05)
+    monkeypatch.setattr(models, "get_model", lambda name, weights: network)
+    return network
+
+
+def test_a_cnn_by_name_sees_its_own_pixels_and_answers_by_its_own_names(published: torch.nn.Module) -> None:
+    official = models.ResNet18_Weights.DEFAULT
+    classes = ("toucan", "goldfish", "tench")
+    teacher = load_teacher("resnet18", classes, (224, 224))
+    assert teacher.columns.tolist() == [official.meta["categories"].index(name) for name in classes]
+    picture = smooth(224, 224)
+    student = Preprocess(size=(224, 224), fit="squash")
+    images = torch.from_numpy(student(picture))[None]
+    own = official.transforms(resize_size=224)(picture)[None]
+    assert (teacher._see(images, student) - own).abs().max() <= 1e-5
+    with torch.no_grad():
+        expected = published.eval()(own)[:, teacher.columns]
+    assert torch.allclose(teacher.logits(images, student), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cnn_by_name_that_does_not_know_a_class_is_refused(published: torch.nn.Module) -> None:
+    with pytest.raises(VitkitError, match="teacher resnet18 does not know the class unicorn"):
+        load_teacher("resnet18", ("goldfish", "unicorn"), (16, 16))
+
+
+@pytest.mark.parametrize("fault", [URLError("no route"), RuntimeError("invalid hash value")])
+def test_a_download_that_fails_names_the_way_without(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(models, "get_model", fail)
+    with pytest.raises(VitkitError, match=r"^teacher resnet18: its weights cannot be downloaded .*resnet18:FILE$"):
+        load_teacher("resnet18", CLASSES, (16, 16))
+
+
+def test_offline_a_cnn_that_is_not_here_is_refused_without_a_try(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the network was tried")
+
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", fail)
+    monkeypatch.setattr(models, "get_model", fail)
+    with pytest.raises(VitkitError, match="VITKIT_OFFLINE=1 forbids downloading") as caught:
+        load_teacher("resnet18", CLASSES, (16, 16))
+    file = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    assert f"its weights are not in {file}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(AssertionError, match="the network was tried"):  # the file is there: torchvision is asked
+        load_teacher("resnet18", CLASSES, (16, 16))
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that are no weights of a ResNet-18 of three classes."""
+    folder = tmp_path_factory.mktemp("spoilt")
+    network = resnet18(num_classes=3)
+    state = network.state_dict()
+    torch.save(state, folder / "cut.pth")
+    (folder / "cut.pth").write_bytes((folder / "cut.pth").read_bytes()[:100_000])
+    (folder / "text.pth").write_text("not weights")
+    (folder / "empty.pth").touch()
+    torch.save(network, folder / "whole.pth")
+    torch.save(resnet18(num_classes=4).state_dict(), folder / "other.pth")
+    torch.save(state | {"fc.bias": torch.full((3,), torch.nan)}, folder / "nan.pth")
+    torch.save(squeezenet1_1(num_classes=3).state_dict(), folder / "squeeze.pth")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("resnet18:nowhere.pth", "no such file: nowhere.pth"),
+        ("resnet18:{folder}/text.pth", "is no checkpoint"),
+        ("resnet18:{folder}/empty.pth", "is empty"),
+        ("resnet18:{folder}/cut.pth", "is damaged"),
+        ("resnet18:{folder}/whole.pth", "holds more than tensors"),
+        ("resnet18:{folder}/other.pth", "is no resnet18 of 3 classes: size mismatch for fc.weight"),
+        ("resnet18:{folder}/nan.pth", "its answer is not finite"),
+        ("squeezenet1_1:{folder}/squeeze.pth", "cannot see the student's 8x8 pictures"),
+        ("resnet81", "did you mean"),
+        ("{folder}/none", "no such file, folder or published weights"),
+    ],
+)
+def test_teachers_that_cannot_be_had(spoilt: Path, name: str, complaint: str) -> None:
+    with pytest.raises(VitkitError, match="teacher") as caught:
+        load_teacher(name.format(folder=spoilt), CLASSES, (8, 8))
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"distillation": "soft"}, "soft distillation needs a teacher"),
+        ({"distillation": "soft-deit"}, "soft distillation needs a teacher"),
+        ({"distill_alpha": 0.5}, "distill_alpha needs a teacher"),
+        ({"teacher": "resnet18", "distill_alpha": 0.5}, "distill_alpha is of soft distillation"),
+        ({"teacher": "resnet18", "distill_temperature": 1.0}, "distill_temperature is of soft distillation"),
+    ],
+)
+def test_choices_that_nothing_would_read_are_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(VitkitError, match=complaint):
+        check_distillation(Recipe(**fields))
+
+
+def test_choices_that_are_read_are_not_refused() -> None:
+    for fields in ({}, {"teacher": "t"}, {"teacher": "t", "distillation": "soft", "distill_alpha": 0.5}):
+        check_distillation(Recipe(**fields))
+
+
+# --- Whole runs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    return saved_teacher(tmp_path / "teacher")
+
+
+STUDENT = "deit_micro_distilled_patch8_16"
+
+
+def silent(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: str) -> None:
+    recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), distillation=kind, epochs=1)
+    out = run.train(recipe, tmp_path / "run", say=silent)
+    alone = run.train(runs.quick(data, model=STUDENT, epochs=1), tmp_path / "alone", say=silent)
+    classifier = load(out)
+    assert classifier.provenance["teacher"]["name"] == teacher.name
+    assert len(classifier.provenance["teacher"]["sha256"]) == 64
+    assert f'teacher = "{teacher}"' in (out / "recipe.toml").read_text()
+    checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    assert {name.removeprefix("model.") for name in checkpoint["state_dict"]} == set(classifier.model.state_dict())
+    with pytest.raises(AssertionError):
+        runs.assert_same_weights(out, alone)
+
+
+def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
+    recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=2)
+    whole = run.train(recipe, tmp_path / "whole", say=silent)
+
+    class Stop(Exception):
+        pass
+
+    def stop(line: str) -> None:
+        if line.startswith("epoch   1/2"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        run.train(recipe, tmp_path / "cut", say=stop)
+    again = runs.copy_of(tmp_path / "cut", tmp_path / "again")
+    runs.assert_same_weights(run.resume(tmp_path / "cut", say=silent), whole)
+
+    description = json.loads((teacher / "model.json").read_text())
+    saved_teacher(teacher, mean=(0.4, 0.4, 0.4))
+    assert json.loads((teacher / "model.json").read_text()) != description
+    model = tiny.build(seed=5, image_size=(16, 16), num_classes=3)
+    Classifier(model, CLASSES, Preprocess(size=(16, 16))).save(teacher)
+    with pytest.raises(VitkitError, match="not the one that the run began with"):
+        run.resume(again, say=silent)
+
+
+def test_a_missing_teacher_is_noticed_before_the_images_are_read(tmp_path: Path, data: Path) -> None:
+    told: list[str] = []
+    recipe = runs.quick(data, teacher="nowhere")
+    with pytest.raises(VitkitError, match="nowhere"):
+        run.train(recipe, tmp_path / "run", say=told.append, progress=lambda what, *_: told.append(what))
+    assert told == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluation_averages_the_heads(data: Path, teacher: Path, tmp_path: Path) -> None:
+    out = run.train(runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=1), tmp_path / "run", say=silent)
+    model = load(out).model
+    images = tiny.images(2, config=model.config)
+    with torch.no_grad():
+        first, second = model.forward_heads(images)
+        assert torch.allclose(model(images), (first + second) / 2)
+    assert math.isfinite(runs.metrics(out)[0]["val_loss"])
+
+
+def test_a_class_without_readable_images_leaves_the_others_their_names(data: Path, tmp_path: Path) -> None:
+    photos = runs.copy_of(data, tmp_path / "photos")
+    (photos / "aqua").mkdir()
+    (photos / "aqua" / "1.png").write_bytes(b"no picture")
+    teacher = saved_teacher(tmp_path / "teacher", classes=("aqua", *CLASSES), always="green")
+    recipe = runs.quick(photos, model=STUDENT, teacher=str(teacher), epochs=8, drop_path=0.0, label_smoothing=0.0)
+    classifier = load(run.train(recipe, tmp_path / "run", say=silent))
+    assert classifier.classes == CLASSES
+    with torch.no_grad():
+        imitation = classifier.model.forward_heads(tiny.images(4, config=classifier.model.config))[1]
+    assert {CLASSES[i] for i in imitation.argmax(1)} == {"green"}

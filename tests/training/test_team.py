@@ -1,0 +1,295 @@
+"""Several processes train as one does: the same weights, and each image counted once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runs
+import tiny
+from vitkit.classifier import Classifier
+from vitkit.data.augment import Augment
+from vitkit.data.loading import ImageData
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.training.callbacks import read_metrics
+from vitkit.training.distributed import ALONE, Team, assemble, check_team, describe_team
+from vitkit.training.recipe import Recipe, load_fields
+
+BIN = Path(sys.executable).parent
+PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 images to train on, of which two are a last short batch, and 21 to validate on."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    every = runs.photos(folder.parent / "every", images=16, noise=250.0)
+    for number, path in enumerate(sorted(every.glob("*/*.png"))):
+        split = "val" if number % 16 < 7 else "train"
+        (folder / split / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / split / path.parent.name)
+    (folder / "train" / "red" / "img9.png").unlink()
+    return folder
+
+
+def run(data: Path, out: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*launcher, BIN / "vitkit", "train", data, *runs.FLAGS, *PLAIN, "--out", out]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    return (str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(processes))
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(data, out)
+    return out
+
+
+def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Path, alone: Path, tmp_path: Path) -> None:
+    done = run(data, tmp_path / "run", launcher=torchrun(3))
+    assert done.stdout.count("epochs of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
+    ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
+    assert ours.keys() == theirs.keys()
+    assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) <= 1e-5
+    for row, expected in zip(runs.metrics(tmp_path / "run"), runs.metrics(alone), strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+        assert row["val_acc"] * 21 == pytest.approx(round(row["val_acc"] * 21), abs=1e-5), "a part of 21 images"
+    evaluations = [json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path / "run", alone)]
+    assert evaluations[0]["images"] == 21
+    for name in ("accuracy", "balanced_accuracy", "loss"):
+        assert evaluations[0][name] == pytest.approx(evaluations[1][name], abs=1e-6)
+
+
+# --- Everything that is random ----------------------------------------------------------------------
+
+TUNED = {
+    "method": "full",
+    "batch_size": 8,
+    "epochs": 2,
+    "precision": "float32",
+    "workers": 0,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+}
+EVERYTHING = TUNED | {
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "drop_path": 0.3,
+    "patch_dropout": 0.3,
+    "erase": 0.5,
+    "rand_augment": 3,
+    "accumulate": 2,
+    "balance": "sampler",
+    "ema": 0.9,
+}
+WAYS = {"two": (2, None), "three": (3, None), "one image at a time": (1, 1)}
+
+
+@pytest.fixture(scope="module")
+def together(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs by name and way, `digits/two` and so on; each has been trained from the same seed."""
+    folder = tmp_path_factory.mktemp("together")
+    for number, name in enumerate(("start", "teacher")):
+        model = tiny.build(image_size=(16, 16), num_classes=3, layers=3 - number)
+        Classifier(model, ("blue", "green", "red"), Preprocess(size=(16, 16))).save(folder / name)
+    tuned = {"data": str(data), "weights": str(folder / "start")}
+    every: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = {
+        "digits": ({**load_fields("digits"), "limit": 200, "epochs": 2}, WAYS),
+        "defaults": (
+            {**tuned, "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32"},
+            {"two": (2, None)},
+        ),
+        "everything": ({**tuned, **EVERYTHING, "teacher": str(folder / "teacher")}, WAYS),
+        "parts": ({**tuned, **EVERYTHING, "ema": 0.0, "strategy": "fsdp"}, {"two": (2, None)}),
+    }
+    jobs = [
+        (str(folder / name / way), processes, fields, at_a_time)
+        for name, (fields, ways) in every.items()
+        for way, (processes, at_a_time) in {"one": (1, None), **ways}.items()
+    ]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, Path(__file__).parents[1] / "together.py", folder / "jobs.json"]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], name: str) -> float:
+    """The largest; but a bias of all keys adds the same to a whole row of the softmax: its gradient is rounding alone,
+    of which Adam makes steps.
+    """
+    apart = (ours[name] - theirs[name]).abs()
+    if name.endswith("attn.qkv.bias"):
+        query, _, value = apart.chunk(3)
+        apart = torch.cat([query, value])
+    return apart.max().item()
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *(("digits", way) for way in WAYS),
+        ("defaults", "two"),
+        *(("everything", way) for way in WAYS),
+        ("parts", "two"),
+    ],
+)
+def test_what_is_random_is_the_same_in_any_number_of_processes_and_pieces(together: Path, name: str, way: str) -> None:
+    ours, theirs = runs.weights(together / name / way), runs.weights(together / name / "one")
+    assert ours.keys() == theirs.keys()
+    assert max(difference(ours, theirs, part) for part in theirs) <= 1e-5
+    for row, expected in zip(*(runs.metrics(together / name / own) for own in (way, "one")), strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
+
+
+def test_ctrl_c_stops_processes_that_the_first_started_after_the_same_step_and_the_run_goes_on(
+    data: Path, tmp_path: Path
+) -> None:
+    flags = [*runs.FLAGS, *PLAIN[:-1], "30", "--devices", "2"]
+    command = [BIN / "vitkit", "train", data, *flags, "--out", tmp_path / "run"]
+    process = subprocess.Popen(
+        command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and len(read_metrics(tmp_path / "run" / "metrics.csv")) < 3:
+        time.sleep(0.05)
+    assert len(read_metrics(tmp_path / "run" / "metrics.csv")) >= 3, "the processes did not get that far"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert b"Traceback" not in output
+    done = len(runs.metrics(tmp_path / "run"))
+    assert 3 <= done < 30
+    (tmp_path / "run" / "recipe.toml").write_text(
+        (tmp_path / "run" / "recipe.toml").read_text().replace("epochs = 30", f"epochs = {done + 1}")
+    )
+    again = [BIN / "vitkit", "train", "--resume", tmp_path / "run"]
+    subprocess.run(again, env=runs.environment(), capture_output=True, timeout=300, check=True)
+    assert [row["epoch"] for row in runs.metrics(tmp_path / "run")] == list(range(done + 1))
+
+
+def test_a_process_parts_from_the_others_before_its_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else, in two or three of twelve processes, a thread that outlives the interpreter aborts a run that went well."""
+
+    class Launcher:
+        def __init__(self, **_options: object) -> None: ...
+
+        def launch(self) -> None:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    farewells: list[Callable[[], None]] = []
+    monkeypatch.setattr("vitkit.training.distributed.Fabric", Launcher)
+    monkeypatch.setattr("atexit.register", farewells.append)
+    team = assemble(2, 1)
+    assert team.gather("a") == ["a"]
+    (farewell,) = farewells
+    farewell()
+    assert not dist.is_initialized()
+
+
+def test_an_error_of_the_first_process_is_told_once(data: Path, tmp_path: Path) -> None:
+    command = [*torchrun(2), BIN / "vitkit", "train", tmp_path / "nothing", *runs.FLAGS, "--out", tmp_path / "run"]
+    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("error: ") == 1
+    assert not (tmp_path / "run").exists()
+
+
+# --- Shares -----------------------------------------------------------------------------------------
+
+
+def images(train: int, val: int, batch_size: int, rank: int, size: int, **options: bool) -> ImageData:
+    labels = tuple(i % 3 for i in range(train + val))
+    splits = tuple("train" if i < train else "val" for i in range(train + val))
+    paths = tuple(f"{i}.png" for i in range(train + val))
+    table = ImageTable("made", Path("/"), ("a", "b", "c"), paths, labels, splits)
+    shape = Preprocess(size=(16, 16))
+    process = (rank, size)
+    return ImageData(table, shape, Augment(), batch_size=batch_size, workers=0, seed=5, process=process, **options)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.booleans())
+def test_the_shares_of_a_batch_are_the_batch(train: int, batch_size: int, size: int, balanced: bool) -> None:
+    whole = list(images(train, 0, batch_size, 0, 1, balanced=balanced).train_dataloader().batch_sampler)
+    shares = [
+        list(images(train, 0, batch_size, rank, size, balanced=balanced).train_dataloader().batch_sampler)
+        for rank in range(size)
+    ]
+    data = [images(train, 0, batch_size, rank, size, balanced=balanced) for rank in range(size)]
+    for number, batch in enumerate(whole):
+        counted = [own.images_in(number, number) for own in data]
+        assert all(share[number] for share in shares), "a process without images would not come to the meeting"
+        keys = [key for share, (own, _) in zip(shares, counted, strict=True) for key in share[number][:own]]
+        assert sorted(keys) == sorted(batch)
+        assert counted == [(len(batch[rank::size]), len(batch)) for rank in range(size)]
+    assert data[0].images_in(0, len(whole) - 1)[1] == train
+    assert {len(share) for share in shares} == {len(whole)}
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 30), st.integers(1, 6))
+def test_validation_images_are_put_together_in_order_and_once(val: int, size: int) -> None:
+    every = [images(3, val, 4, rank, size) for rank in range(size)]
+    shares = [torch.tensor(list(data.val_dataloader().sampler), dtype=torch.float64) for data in every]
+    assert all(len(share) for share in shares), "a process without images would not come to the meeting"
+    assert every[0].put_together(shares).tolist() == list(range(val))
+
+
+# --- What is refused --------------------------------------------------------------------------------
+
+
+def test_a_team_of_one_talks_to_nobody() -> None:
+    assert assemble(None, None) is ALONE
+    assert ALONE.is_first and ALONE.gather(3) == [3] and ALONE.any(True) and not ALONE.any(False)
+    assert ALONE.by_first(lambda: 4) == ALONE.in_turn(lambda: 4) == 4
+
+
+def test_other_numbers_than_were_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x", "RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    for devices, nodes, expected in ((3, None, "--devices 3, but 2 were"), (None, 1, "--nodes 1, but 2 were")):
+        with pytest.raises(VitkitError, match=expected):
+            assemble(devices, nodes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"batch_size": 2}, "batch_size 2 is too small for 3 processes"),
+        ({"strategy": "fsdp", "ema": 0.99}, "ema averages whole models"),
+        ({"strategy": "fsdp", "swa": 0.5}, "swa averages whole models"),
+        ({"strategy": "fsdp", "method": "lora"}, "lora"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(fields: dict[str, object], expected: str) -> None:
+    recipe = Recipe(**fields)  # type: ignore[arg-type]
+    check_team(recipe, ALONE)
+    with pytest.raises(VitkitError, match=expected):
+        check_team(recipe, Team(rank=0, size=3))
+
+
+def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
+    assert describe_team(Recipe(), ALONE) == []
+    assert "of all together" in describe_team(Recipe(), Team(size=2))[0]
+    assert "one of the 2 processes fits it" in describe_team(Recipe(method="head"), Team(size=2))[0]

@@ -1,0 +1,339 @@
+"""Whole runs with the fields that change how a training goes: they learn, resume to the bit, and never keep a NaN."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import photos as pictures
+import runs
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import split, split_from_file
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.training import run
+from vitkit.training.divergence import Guard
+from vitkit.training.recipe import build, load_fields, resolve
+from vitkit.training.task import ClassificationTask
+from vitkit.weights import load
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+def train(recipe: Any, folder: Path, **options: Any) -> tuple[Path, str]:
+    lines: list[str] = []
+    return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+
+
+def interrupt_at(epoch: int) -> Callable[[str, int, int], None]:
+    def progress(what: str, done: int, total: int) -> None:
+        if what.startswith(f"epoch {epoch + 1}/") and done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return progress
+
+
+FIELDS: list[dict[str, Any]] = [
+    {"ema": 0.9, "mixup": 0.4, "cutmix": 1.0, "balance": "loss"},
+    {"swa": 0.7, "swa_lr": 5e-4, "accumulate": 2, "batch_size": 4},
+    {"balance": "sampler", "rand_augment": 6, "erase": 0.5, "step_per": "epoch", "decay_all": True},
+    {"method": "linear"},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: next(iter(fields)))
+def test_an_interrupted_run_resumes_to_the_weights_of_a_whole_one(
+    data: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    recipe = runs.quick(data, **fields)
+    whole, _ = train(recipe, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "run", progress=interrupt_at(2))
+    run.resume(tmp_path / "run", say=lambda _: None)
+    runs.assert_same_weights(tmp_path / "run", whole)
+    assert runs.metrics(tmp_path / "run") == runs.metrics(whole)
+
+
+def test_a_run_that_went_back_resumes_to_the_weights_of_a_whole_one(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second epoch is taken for a collapse, before the run is interrupted in the third."""
+    original = Guard.judge
+
+    def judge(guard: Guard, outcome: Any) -> bool:
+        good = original(guard, outcome)
+        calls.append(1)
+        return good and len(calls) != 2
+
+    monkeypatch.setattr(Guard, "judge", judge)
+    calls: list[int] = []
+    whole, said = train(runs.quick(data), tmp_path / "whole")
+    assert said.count("back to the weights of before") == 1
+    calls.clear()
+    with pytest.raises(Interrupted):
+        train(runs.quick(data), tmp_path / "run", progress=interrupt_at(2))
+    run.resume(tmp_path / "run", say=lambda _: None)
+    runs.assert_same_weights(tmp_path / "run", whole)
+    rows = runs.metrics(whole)
+    assert rows == runs.metrics(tmp_path / "run")
+    assert rows[2]["lr"] < rows[0]["lr"] / 5
+
+
+def test_the_model_of_an_averaged_run_has_the_validation_figures_that_were_logged(data: Path, tmp_path: Path) -> None:
+    from vitkit.evaluation.evaluator import evaluate
+
+    folder, _ = train(runs.quick(data, ema=0.8), tmp_path / "run")
+    classifier = load(folder)
+    classifier.temperature = 1.0  # what is logged is not calibrated yet
+    outcome = evaluate(classifier, split_from_file(folder / "split.json"), "val")
+    assert outcome.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
+
+
+def test_batches_added_up_are_steps_of_as_many_images(data: Path, tmp_path: Path) -> None:
+    """27 training images: 6 batches of 4 and one of 3, in two steps an epoch."""
+    seen: list[str] = []
+    folder, said = train(
+        runs.quick(data, batch_size=4, accumulate=4, epochs=2),
+        tmp_path / "run",
+        progress=lambda *a: seen.append(str(a)),
+    )
+    assert [row["step"] for row in runs.metrics(folder)] == [2, 4]
+    assert "2 epochs of 2 steps" in said
+    assert "batch 4 x 4" in said
+    assert "('epoch 1/2', 2, 2)" in seen
+
+
+def test_memory_that_runs_out_changes_the_outcome_by_rounding_alone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"drop_path": 0.0, "optimizer": "sgd", "lr": 0.05}
+    whole, _ = train(runs.quick(data, **fields), tmp_path / "whole")
+    original = ClassificationTask.loss_of
+
+    def loss_of(task: ClassificationTask, images: torch.Tensor, targets: torch.Tensor) -> Any:
+        if len(images) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(task, images, targets)
+
+    monkeypatch.setattr(ClassificationTask, "loss_of", loss_of)
+    short, said = train(runs.quick(data, **fields), tmp_path / "short")
+    assert said.count("out of memory") == 2
+    a, b = runs.weights(whole), runs.weights(short)
+    assert max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-5
+
+
+# --- What diverges ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_learning_rate_of_10_ends_in_a_message_and_never_in_a_model_that_is_not_finite(
+    tmp_path: Path, optimizer: str
+) -> None:
+    source = runs.photos(tmp_path / "photos", images=40)
+    recipe = runs.quick(source, lr=10.0, optimizer=optimizer, warmup=0.0, clip_grad=0.0, epochs=4, schedule="constant")
+    with pytest.raises(VitkitError, match="try a lower --lr"):
+        train(recipe, tmp_path / "run")
+    if (tmp_path / "run" / "model.safetensors").exists():
+        assert all(tensor.isfinite().all() for tensor in runs.weights(tmp_path / "run").values())
+
+
+def test_three_bad_steps_end_the_run_and_leave_the_best_model_and_the_batches(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ClassificationTask.loss_of
+
+    def loss_of(task: ClassificationTask, images: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss, hits = original(task, images, targets)
+        return (loss * (float("nan") if task.current_epoch >= 1 else 1.0)), hits
+
+    monkeypatch.setattr(ClassificationTask, "loss_of", loss_of)
+    lines: list[str] = []
+    with pytest.raises(VitkitError, match=r"not finite in 3 steps in a row.*--precision float32"):
+        run.train(runs.quick(data), tmp_path / "run", say=lines.append)
+    assert lines[-1] == f"the best model so far is in {tmp_path / 'run'}"
+    assert load(tmp_path / "run").provenance["metrics"]["epoch"] == 0
+    saved = [torch.load(path, weights_only=True) for path in sorted((tmp_path / "run").glob("bad_batch-*.pt"))]
+    assert [batch["epoch"] for batch in saved] == [1, 1, 1]
+    train_paths = split_from_file(tmp_path / "run" / "split.json").of_split("train").paths
+    assert all(len(batch["paths"]) == 8 and set(batch["paths"]) <= set(train_paths) for batch in saved)
+    monkeypatch.setattr(ClassificationTask, "loss_of", original)
+    train(runs.quick(data, epochs=1), tmp_path / "run", force=True)
+    assert not list((tmp_path / "run").glob("bad_batch-*.pt"))
+
+
+# --- Balance ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("blue", "said"), [(10, False), (3, True)])
+def test_uneven_classes_are_weighed_and_said(tmp_path: Path, blue: int, said: bool, monkeypatch: Any) -> None:
+    source = runs.photos(tmp_path / "photos")
+    for image in sorted((source / "blue").iterdir())[blue:]:
+        image.unlink()
+    weights: list[Any] = []
+    original = ClassificationTask.__init__
+
+    def init(task: ClassificationTask, *args: Any, **kwargs: Any) -> None:
+        weights.append(kwargs["class_weights"])
+        original(task, *args, **kwargs)
+
+    monkeypatch.setattr(ClassificationTask, "__init__", init)
+    folder, lines = train(runs.quick(source, epochs=1), tmp_path / "run")
+    assert ("balance loss" in lines) == said
+    assert (weights[0] is not None) == said
+    if said:
+        counts = list(split_from_file(folder / "split.json").of_split("train").counts().values())
+        assert (weights[0] * torch.tensor(counts)).sum() / sum(counts) == pytest.approx(1)
+
+
+# --- The bundled recipes ----------------------------------------------------------------------------
+
+
+def test_the_flowers_are_split_into_2939_and_731() -> None:
+    counts = {"daisy": 633, "dandelion": 898, "roses": 641, "sunflowers": 699, "tulips": 799}
+    labels = tuple(label for label, n in enumerate(counts.values()) for _ in range(n))
+    table = ImageTable(
+        name="flowers",
+        root=Path(),
+        classes=tuple(counts),
+        paths=tuple(f"{i}.jpg" for i in range(len(labels))),
+        labels=labels,
+        splits=(None,) * len(labels),
+    )
+    recipe = build(load_fields("flowers-head"), "flowers-head")
+    outcome = split(table, recipe.split, recipe.seed)
+    assert outcome.of_split("val").counts() == {name: int(n * 0.2) for name, n in counts.items()}
+    assert (len(outcome.of_split("train")), len(outcome.of_split("val")), len(outcome.of_split("test"))) == (
+        2939,
+        731,
+        0,
+    )
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The flowers' recipe with a small model that has a representation layer, on small photographs."""
+    tmp = tmp_path_factory.mktemp("flowers")
+    source = pictures.folder(tmp / "photos", {"daisy": 10, "roses": 15, "tulips": 10})
+    torch.manual_seed(0)
+    small = load_small(tmp / "small")
+    given = {"data": str(source), "weights": str(small), "model": "vit_micro_patch8_16", "workers": 0}
+    return train(resolve(given, "flowers-head"), tmp / "run")
+
+
+def load_small(folder: Path) -> Path:
+    """A model folder to start from, with a representation layer that fine-tuning drops."""
+    from vitkit.classifier import Classifier
+    from vitkit.data.preprocess import Preprocess
+    from vitkit.model.names import config_for
+    from vitkit.model.vit import VisionTransformer
+
+    config = config_for("vit_micro_patch8_16", 4).replace(representation_size=24)
+    Classifier(VisionTransformer(config), tuple("abcd"), Preprocess(size=(16, 16))).save(folder)
+    return folder
+
+
+def test_the_flowers_recipe_trains_the_head_alone_and_says_so(flowers: tuple[Path, str]) -> None:
+    folder, said = flowers
+    assert "trained: head.weight, head.bias\n" in said
+    start, end = runs.weights(folder.parent / "small"), runs.weights(folder)
+    assert {name for name in end if not torch.equal(end[name], start.get(name, end[name] + 1))} == {
+        "head.weight",
+        "head.bias",
+    }
+    assert not any(name.startswith("pre_logits") for name in end)
+
+
+def test_the_flowers_recipe_has_the_learning_rates_of_the_script(flowers: tuple[Path, str]) -> None:
+    with (flowers[0] / "metrics.csv").open(newline="") as file:
+        rates = [f"{float(row['lr']):.3e}" for row in csv.DictReader(file)]
+    assert len(rates) == 10
+    assert (rates[0], rates[5], rates[8]) == ("1.000e-03", "5.050e-04", "1.045e-04")
+
+
+def test_the_flowers_recipe_leaves_the_scripts_artefacts(flowers: tuple[Path, str]) -> None:
+    folder = flowers[0]
+    assert json.loads((folder / "class_indices.json").read_text()) == {"0": "daisy", "1": "roses", "2": "tulips"}
+    assert (folder / "classes.png").exists()
+    kept = sorted((folder / "checkpoints").glob("epoch-*"))
+    assert [path.name[:10] for path in kept] == [f"epoch-{epoch:04d}" for epoch in range(10)]
+    assert load(kept[-1]).preprocess.crop_pct == 0.875
+    names = set(scalars(folder))
+    assert {"train_loss", "train_acc", "val_loss", "val_acc", "lr"} <= names
+    assert [row for row in runs.metrics(folder) if "train_acc" not in row] == []
+
+
+def scalars(folder: Path) -> list[str]:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return list(events.Tags()["scalars"])
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+    """The CIFAR recipe for three epochs on 200 random pictures; and the weights at the end of each epoch."""
+    tmp = tmp_path_factory.mktemp("cifar")
+    rng = np.random.default_rng(0)
+    for i in range(200):
+        path = tmp / "photos" / ("train" if i < 160 else "test") / f"class{i % 10}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    ends: list[dict[str, torch.Tensor]] = []
+    original = ClassificationTask.on_validation_epoch_start
+
+    def note(task: ClassificationTask) -> None:
+        ends.append({name: own.detach().clone() for name, own in task.model.state_dict().items()})
+        original(task)
+
+    small = {"model": "vit_micro_patch8_16", "weights": "none", "method": "scratch", "precision": "float32"}
+    given = {"data": str(tmp / "photos"), "epochs": 5, "swa": 0.5, "batch_size": 16, "workers": 0, **small}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClassificationTask, "on_validation_epoch_start", note)
+        return train(resolve(given, "cifar10-vit-tiny"), tmp / "run")[0], ends
+
+
+def test_the_cifar_recipe_follows_the_cosine_per_epoch_and_stays_where_averaging_begins(cifar: Any) -> None:
+    rates = [row["lr"] for row in runs.metrics(cifar[0])]
+    cosine = [1e-3 * (1 + np.cos(np.pi * epoch / 5)) / 2 for epoch in range(5)]
+    start = 5 - round(0.5 * 5)
+    assert rates == pytest.approx(cosine[:start] + [cosine[start]] * (5 - start))
+
+
+def test_the_cifar_recipes_model_is_the_mean_of_its_last_epochs(cifar: Any) -> None:
+    folder, ends = cifar
+    kept = sorted((folder / "checkpoints").glob("epoch-*"))
+    start = 5 - round(0.5 * 5)
+    for epoch in range(5):
+        own = ends[start : epoch + 1] or [ends[epoch]]
+        saved = runs.weights(kept[epoch])
+        for name, tensor in saved.items():
+            assert torch.allclose(tensor, torch.stack([end[name] for end in own]).mean(dim=0), atol=1e-6), name
+
+
+def test_the_cifar_recipe_monitors_the_loss_and_names_each_epoch_by_its_figures(cifar: Any) -> None:
+    folder = cifar[0]
+    rows = runs.metrics(folder)
+    assert sorted(path.name for path in (folder / "checkpoints").glob("epoch-*")) == [
+        f"epoch-{int(r['epoch']):04d}-val_loss={r['val_loss']:.4f}-val_acc={r['val_acc']:.4f}" for r in rows
+    ]
+    averaged = rows[5 - round(0.5 * 5) :]
+    best = min(averaged, key=lambda row: row["val_loss"])
+    assert load(folder).provenance["metrics"]["epoch"] == best["epoch"]
+
+
+def test_the_cifar_recipe_keeps_its_ten_epochs() -> None:
+    recipe = build(load_fields("cifar10-vit-tiny"), "cifar10-vit-tiny")
+    assert (recipe.epochs, recipe.batch_size, recipe.seed, recipe.monitor) == (10, 128, 42, "val_loss")
+    assert (recipe.optimizer, recipe.lr, recipe.weight_decay) == ("adam", 1e-3, 0.0)

@@ -1,0 +1,70 @@
+"""Processes that prepare images, and that die: a line with the cure, and the best model stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import runs
+import tiny
+from vitkit.data.loading import EvaluationImages
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import read_source
+from vitkit.errors import VitkitError
+from vitkit.training import probe, run, setup
+from vitkit.training.recipe import Recipe
+
+
+def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def kill(what: str, done: int, total: int) -> None:
+        if what == "epoch 2/3" and done == 1:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+
+    recipe = runs.quick(runs.photos(tmp_path / "photos", images=40), workers=1)
+    with pytest.raises(VitkitError) as caught:
+        run.train(recipe, folder, say=lambda _: None, progress=kill)
+    said = str(caught.value)
+    assert "a process that prepares images ended" in said
+    assert f"set workers = 0 in {folder / 'recipe.toml'}; the best model so far is in {folder}" in said
+    assert len(said.splitlines()) == 1
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("workers = 1", "workers = 0"))
+    run.resume(folder, say=lambda _: None)
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("free", "workers"), [(2**40, 7), (64 * 2**20, 0), (4 * 38_535_168, 1), (4 * 38_535_168 - 1, 0), (2**28, 1)]
+)
+def test_there_are_as_many_workers_as_shared_memory_has_room_for(
+    free: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "cores", lambda: 8)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    recipe = Recipe(batch_size=64)
+    assert setup.choose_workers(recipe, (224, 224)) == workers  # 38,535,168 bytes a batch
+    assert setup.choose_workers(recipe.replace(workers=3), (224, 224)) == 3
+
+
+def test_a_worker_lost_where_features_are_computed_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, **__: object) -> Iterator[object]:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.")
+        yield
+
+    monkeypatch.setattr(probe, "DataLoader", lost)
+    recipe = runs.quick(runs.photos(tmp_path / "photos"), workers=2)
+    table = read_source(tmp_path / "photos")
+    images = EvaluationImages(table, Preprocess(size=(16, 16)))
+    with pytest.raises(VitkitError, match=r"process that prepares images ended.* --workers 2; take --workers 0"):
+        probe.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
