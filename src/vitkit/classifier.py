@@ -177,6 +177,7 @@ class Classifier:
 
         Raises:
             VitkitError: batch_size is not at least 1, or the model has no head.
+            ShortageError: memory runs out, for a picture or for a batch: what came before can be kept.
         """
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
