@@ -130,7 +130,7 @@ def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]
     probabilities = rng.dirichlet(np.ones(k), 121).astype(np.float32)
     drawn(plots.ranking(dict(standings(labels, probabilities)), labels, probabilities, classes), tmp_path)
     points = rng.normal(size=(121, 2)).astype(np.float32)
-    drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes), tmp_path)
+    drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes, 121), tmp_path)
 
 
 def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside_the_mean() -> None:
@@ -173,7 +173,8 @@ def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path) -> None:
 def test_a_picture_of_a_thousand_classes_is_drawn_in_as_many_strokes_as_of_a_few() -> None:
     rng = np.random.default_rng(0)
     points, labels = rng.normal(size=(1000, 2)).astype(np.float32), np.arange(1000)
-    figure = plots.embedding(points, labels, labels % 3 == 0, names(1000))
+    figure = plots.embedding(points, labels, labels % 3 == 0, names(1000), 50_000)
+    assert "1000 of 50,000 images" in figure.axes[0].get_title()
     (axis,) = figure.axes
     assert len(axis.collections) <= 13, "a marker each"
     assert sum(len(own.get_offsets()) for own in axis.collections) == 1000

@@ -13,7 +13,7 @@ from sklearn.manifold import TSNE
 from vitkit.classifier import Classifier
 from vitkit.evaluation.metrics import Evaluation
 
-MOST = 1000  # images; more are neither legible nor quick
+MOST = 500  # images; more are neither legible nor quick
 _FEWEST, _COMPONENTS = 20, 50
 
 
@@ -30,7 +30,7 @@ def embed(
         seed: of the choice and the layout.
 
     Returns:
-        Numbers of m <= 1000 images, (m,), and their points, (m, 2); None where there are too few to say anything.
+        Numbers of m <= 500 images, (m,), and their points, (m, 2); None where there are too few to say anything.
     """
     n = len(evaluation.paths)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:MOST])

@@ -116,7 +116,9 @@ def draw(
     if laid_out is not None:
         chosen, points = laid_out
         is_right = (evaluation.predicted == labels)[chosen]
-        figures["Held-out images as the model sees them"] = plots.embedding(points, labels[chosen], is_right, classes)
+        figures["Held-out images as the model sees them"] = plots.embedding(
+            points, labels[chosen], is_right, classes, len(labels)
+        )
     return figures
 
 

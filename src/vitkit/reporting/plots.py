@@ -189,6 +189,7 @@ def embedding(
     labels: npt.NDArray[np.int64],
     is_right: npt.NDArray[np.bool_],
     classes: Sequence[str],
+    images: int,
 ) -> Figure:
     """Images as points, each class in a colour and a marker of its own; those that were mistaken have a black edge.
 
@@ -199,6 +200,7 @@ def embedding(
         labels: (n,) true classes.
         is_right: (n,).
         classes: names.
+        images: that they were drawn from.
     """
     own, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_legend = len(own) <= _MOST_LINES
@@ -220,7 +222,10 @@ def embedding(
             x, y = np.median(points[labels == label], axis=0)
             name = _shorten(classes[label], 16)
             axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
-    axis.set(xticks=[], yticks=[], title="Images that the model sees alike lie together (t-SNE); black edge: mistaken")
+    title = "Images that the model sees alike lie together (t-SNE); black edge: mistaken"
+    if images > len(points):
+        title += f"\n{len(points)} of {images:,} images, drawn by lot"
+    axis.set(xticks=[], yticks=[], title=title)
     return figure
 
 
