@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from photos import folder, noise, save
-from vitkit.data.doctor import readers
+from vitkit.data.doctor import contents, readers
 from vitkit.data.doctor import scan as module
 from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
@@ -57,13 +57,13 @@ def truth(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def here(monkeypatch: pytest.MonkeyPatch, truth: list[Facts]) -> list[str]:
     """The names of the files that this process looks at, from now on; two others take what they can."""
     names: list[str] = []
-    original = module.picture_of
+    original = contents.picture_of
 
     def spy(file: Path, *args: Any, **options: Any) -> Any:
         names.append(file.name)
         return original(file, *args, **options)
 
-    monkeypatch.setattr(module, "picture_of", spy)
+    monkeypatch.setattr(contents, "picture_of", spy)
     monkeypatch.setattr(module, "_MANY", 1)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
     return names
