@@ -305,6 +305,7 @@ def _quiet_lightning() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The '.*_dataloader' does not have many workers")  # chosen in setup
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # or too many
             warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec", FutureWarning)  # Lightning's own use
             yield
     finally:

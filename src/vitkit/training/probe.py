@@ -7,6 +7,7 @@ say more than either (docs/log.md). Its penalty is chosen on the validation imag
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,12 @@ def compute_features(
 
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     try:
-        yield from DataLoader(images, recipe.batch_size, num_workers=workers)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "This DataLoader will create"
+            )  # more workers than cores, as was asked for
+            batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
+        yield from batches
     except (RuntimeError, ConnectionError, EOFError) as error:
         if not is_worker_lost(error):
             raise
