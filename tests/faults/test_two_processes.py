@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "embed": ("embed", "RUN", "PHOTOS", "-o", "features.npz"),
     "doctor": ("doctor", "PHOTOS", "-o", "page.html"),
     "eval": ("eval", "RUN", "PHOTOS", "-o", "evaluation"),
-    "explain": ("explain", "RUN", "PHOTOS/red/img1.png", "PHOTOS/blue", "-o", "explained"),
+    "explain": ("explain", "RUN", "PHOTOS/red/img1.png", "PHOTOS/blue/img2.png", "-o", "explained"),
 }
 
 
