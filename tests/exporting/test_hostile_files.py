@@ -231,6 +231,7 @@ XML_ATTACKS = {
     "a graph within": (b"<edges>", b"<body></body><edges>"),
     "weights from elsewhere": (b'offset="0"', b'offset="99999999"'),
     "weights before the beginning": (b'offset="0"', b'offset="-8"'),
+    "a constant that lies nowhere": (b'type="MatMul"', b'type="Const"'),
     "a word of a newer runtime": (b"<data shape", b'<data library="evil.so" shape'),
     "another encoding": (b'<?xml version="1.0"?>', b'<?xml version="1.0" encoding="UTF-16"?>'),
 }

@@ -108,6 +108,6 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
     if len(data) > 1 or (data and not set(data[0]) <= _DATA):
         raise VitkitError(f"its operation {kind[0]!r} says more than vitkit writes")
     if kind[0] == "Const":
-        start, size = (int(data[0][name]) for name in ("offset", "size")) if data else (0, -1)
+        start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
         if start < 0 or size < 0 or start + size > weights:
             raise VitkitError("a constant lies outside of its weights")
