@@ -39,7 +39,7 @@ def features_of(data: Path, weights: Path, classes: tuple[str, str]) -> tuple[Te
     table = read_source(data)
     own = [table.classes.index(name) for name in classes]
     table = table.take([i for i, label in enumerate(table.labels) if label in own])
-    frozen = new_classifier(Recipe(data=str(data), weights=str(weights), method="head"), table, "", lambda *_: None)
+    frozen = new_classifier(Recipe(data=str(data), weights=str(weights), method="probe"), table, "", lambda *_: None)
     images = EvaluationImages(table, frozen.preprocess)
     recipe = Recipe(data=str(data))
     x, y = compute_features(frozen.model, images, recipe, choose_precision(recipe.precision), lambda *_: None)
@@ -54,7 +54,7 @@ def clouds() -> tuple[Tensor, Tensor]:
 
 
 def train_head(x: Tensor, y: Tensor, balance: Balance, seed: int, epochs: int) -> nn.Linear:
-    """By AdamW, as `--method linear` trains one."""
+    """By AdamW, as `--method probe-sgd` trains one."""
     torch.manual_seed(seed)
     head = nn.Linear(x.shape[1], 2)
     nn.init.zeros_(head.weight)

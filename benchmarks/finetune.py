@@ -2,7 +2,7 @@
 
 FLOWERS is a folder of photographs in class folders, WEIGHTS DeiT-Ti's ImageNet checkpoint.
 
-head      `--method head`, without and with views, beside ten epochs that recompute the frozen backbone (batch 8, SGD,
+head      `--method probe`, without and with views, beside ten epochs that recompute the frozen backbone (batch 8, SGD,
           random crops, float32: the usual script); one of its epochs is timed and counted ten times. In turn.
 accuracy  of `vitkit train` without flags on the test images, of three seeds.
 race      seconds until 95 % validation accuracy: `vitkit train` beside timm's model, AdamW 5e-4 with layer decay 0.75,
@@ -95,7 +95,7 @@ def measure_head(flowers: Path, weights: Path, rounds: int = 2, views: int = 3) 
     model = timm_model(weights, 5)
     for seed in range(rounds):
         for number in rows:
-            run, seconds, numbers = ours(flowers, weights, method="head", views=number, seed=seed)
+            run, seconds, numbers = ours(flowers, weights, method="probe", views=number, seed=seed)
             rows[number].append((seconds, numbers["accuracy"]))
         usual.append(10 * usual_epoch(split_from_file(run / "split.json"), model))
     base = statistics.median(usual)
@@ -104,7 +104,7 @@ def measure_head(flowers: Path, weights: Path, rounds: int = 2, views: int = 3) 
         seconds = statistics.median(own[0] for own in outcomes)
         accuracies = [own[1] for own in outcomes]
         mean = f"{statistics.mean(accuracies):.4f} ({', '.join(f'{own:.4f}' for own in accuracies)})"
-        what = f"--method head --views {number}"
+        what = f"--method probe --views {number}"
         found.append({"what": what, "seconds": round(seconds, 1), "ratio": round(seconds / base, 3), "accuracy": mean})
     return found
 

@@ -1,7 +1,7 @@
 """A folder of photographs to classes, end to end: `python benchmarks/folder.py [--rounds 3] [--files 20000]`.
 
 DeiT-Ti over the flowers of VITKIT_TEST_DATA, and over 12-megapixel JPEGs made of them by upsampling. Whole passes, in
-turn in one process (A B C ... A B C ...): `Classifier.stream` by the engine that `use()` chooses and by eager; a loop
+turn in one process (A B C ... A B C ...): `Classifier.stream` by the backend that `use()` chooses and by eager; a loop
 over timm's `create_transform` and a DataLoader with a worker a core, in float32 and bfloat16; reading alone and the
 model alone, of which the bound is made: 1 / (1 / model + 1 / reading), what one would reach who wastes nothing on
 bringing them together. Then the memory of a process that streams more and more files (hard links of the photographs).
@@ -122,7 +122,7 @@ def ways(classifier: Classifier, workers: int, images: int) -> tuple[dict[str, P
     found: dict[str, Pass] = {READING: reading_alone(classifier)}
     alone = {}
     for name, own in streams.items():
-        alone[name] = f"model alone, {own.engine} {own.precision}"
+        alone[name] = f"model alone, {own.backend} {own.precision}"
         found[alone[name]] = model_alone(own)
         found[name] = stream(own)
     for precision in DTYPES:

@@ -25,7 +25,7 @@ SEEDS, PER_CLASS, PLANTED, SHOWN = 5, 100, 12, 25
 def measure(data: Path, weights: Path, seeds: int = SEEDS) -> list[int]:
     """Of each seed, how many of the planted errors are among those shown."""
     whole = read_source(data)
-    recipe = Recipe(data=str(data), weights=str(weights), method="head")
+    recipe = Recipe(data=str(data), weights=str(weights), method="probe")
     found = []
     drawn = [np.random.default_rng(seed) for seed in range(seeds)]
     own = np.array(whole.labels)

@@ -1,7 +1,7 @@
 """Speed beside other libraries: `python benchmarks/peers.py [--models Ti/16,S/16] [--batches 1,8] [--rounds 15]`.
 
 For each model and batch everything takes its turn in one process, round after round (A B C ... A B C ...): ours by each
-engine; timm, torchvision, transformers and vit-pytorch; ONNX Runtime and OpenVINO on timm's exports; and the model's
+backend; timm, torchvision, transformers and vit-pytorch; ONNX Runtime and OpenVINO on timm's exports; and the model's
 matrix products alone, which are the ceiling. Where a layout allows they share one model's random weights (Ti/16: the
 published DeiT-Ti's, if VITKIT_TEST_DATA has them), and each one's logits are compared with ours in float32 on the same
 images (photographs, if VITKIT_TEST_DATA has them). How to read the table: benchmarks/README.md.
@@ -30,7 +30,7 @@ from vitkit.data.walk import find_images
 from vitkit.inference.backends.optimized import prepare
 from vitkit.model.names import config_for
 from vitkit.profiling.chart import chart
-from vitkit.profiling.speed import Contender, Speed, compare, open_engines, random_model, row
+from vitkit.profiling.speed import Contender, Speed, compare, open_backends, random_model, row
 from vitkit.reporting.plots import save_figure
 from vitkit.weights import load
 
@@ -78,21 +78,21 @@ def read_images(size: tuple[int, int], count: int) -> Tensor:
 
 
 def ours(model: VisionTransformer, images: Tensor, wanted: Wanted) -> tuple[list[Contender], list[str]]:
-    """Our engines, and what is left out; on a GPU the model itself, so that no copy to the CPU is timed."""
+    """Our backends, and what is left out; on a GPU the model itself, so that no copy to the CPU is timed."""
     if images.device.type == "cuda":
         return [
-            Contender(f"vitkit {engine}", precision, _on_device(model, engine, precision))
-            for engine, precision in OURS
-            if engine in ("eager", "compile") and wanted(f"vitkit {engine} {precision}")
+            Contender(f"vitkit {backend}", precision, _on_device(model, backend, precision))
+            for backend, precision in OURS
+            if backend in ("eager", "compile") and wanted(f"vitkit {backend} {precision}")
         ], []
-    chosen = [(engine, precision) for engine, precision in OURS if wanted(f"vitkit {engine} {precision}")]
-    opened = open_engines(model, chosen, images)
+    chosen = [(backend, precision) for backend, precision in OURS if wanted(f"vitkit {backend} {precision}")]
+    opened = open_backends(model, chosen, images)
     return opened.contenders, [f"vitkit {name} is left out: {reason}" for name, reason in opened.missing.items()]
 
 
-def _on_device(model: VisionTransformer, engine: str, precision: str) -> Callable[[Tensor], Tensor]:
+def _on_device(model: VisionTransformer, backend: str, precision: str) -> Callable[[Tensor], Tensor]:
     double = prepare(model, DTYPES[precision], "cuda", pack=False)
-    return torch.compile(double, dynamic=False) if engine == "compile" else double
+    return torch.compile(double, dynamic=False) if backend == "compile" else double
 
 
 def measure(label: str, name: str, batch: int, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def one_seed(folder: Path, seed: int) -> dict[str, Interval]:
     for file in sorted(other.rglob("*.png")):
         Image.open(file).resize((COPIES, COPIES)).save(file.with_name(f"new-{file.stem}.png"))
         file.unlink()
-    going_on = {**RECIPE, "weights": str(folder / "first"), "method": "full", "head_start": False, "seed": seed + 100}
+    going_on = {**RECIPE, "weights": str(folder / "first"), "method": "full", "lp_ft": False, "seed": seed + 100}
     told = {
         "from scratch": train(data, folder / "first", **SCRATCH, seed=seed),
         "from that run, another seed": train(data, folder / "second", **going_on),

@@ -63,17 +63,17 @@ def test_an_answer_that_is_not_finite_is_an_error(picture: Path, value: float, t
     assert (found.label, found.confidence, found.ranking, found.error) == (None, None, (), NOT_FINITE)
 
 
-@pytest.mark.parametrize("engine", ["eager", "onnx", "openvino"])
+@pytest.mark.parametrize("backend", ["eager", "onnx", "openvino"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_by_every_engine(picture: Path, engine: str, precision: str) -> None:
-    if engine == "onnx":
+def test_by_every_backend(picture: Path, backend: str, precision: str) -> None:
+    if backend == "onnx":
         pytest.importorskip("onnxruntime")
-    if engine == "openvino":
+    if backend == "openvino":
         pytest.importorskip("openvino")
     try:
-        one = overflow(classifier()).use(engine, precision)
+        one = overflow(classifier()).use(backend, precision)
     except VitkitError as error:
-        assert precision in str(error)  # the engine has no such precision here
+        assert precision in str(error)  # the backend has no such precision here
         return
     assert [found.error for found in one.predict([picture] * 3)] == [NOT_FINITE] * 3
 

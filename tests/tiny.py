@@ -27,12 +27,12 @@ TINY: dict[str, Any] = {
 # One of each way a model can differ inside; a name for test ids, and the fields that differ from TINY.
 VARIETY: dict[str, dict[str, Any]] = {
     "token": {},
-    "gap": {"classifier": "gap"},
-    "token+gap": {"classifier": "token+gap"},
+    "gap": {"pool": "gap"},
+    "token+gap": {"pool": "token+gap"},
     "distilled": {"distill_token": True, "distill_head": True},
     "distil token alone": {"distill_token": True},
     "representation": {"representation_size": 20},
-    "token+gap representation": {"classifier": "token+gap", "representation_size": 20},
+    "token+gap representation": {"pool": "token+gap", "representation_size": 20},
     "post-norm": {"norm": "post"},
     "patch norm": {"patch_norm": True},
     "no qkv bias": {"qkv_bias": False},
@@ -47,17 +47,17 @@ VARIETY: dict[str, dict[str, Any]] = {
     "sincos_1d": {"position": "sincos_1d"},
     "sincos_2d": {"position": "sincos_2d"},
     "sincos_2d every_layer": {"position": "sincos_2d", "position_at": "every_layer"},
-    "gap with a class token": {"classifier": "gap", "class_token": True},
-    "fc_norm": {"classifier": "gap", "fc_norm": True},
+    "gap with a class token": {"pool": "gap", "class_token": True},
+    "fc_norm": {"pool": "gap", "fc_norm": True},
     "fc_norm of the token": {"fc_norm": True, "representation_size": 20},
     "registers": {"registers": 3},
-    "registers without positions": {"registers": 3, "prefix_positions": False, "classifier": "token+gap"},
+    "registers without positions": {"registers": 3, "prefix_positions": False, "pool": "token+gap"},
     "no prefix positions": {"prefix_positions": False},
     "no prefix positions every_layer": {"prefix_positions": False, "position_at": "every_layer"},
     "layer scale": {"layer_scale": 0.1},
     "swiglu": {"mlp_kind": "swiglu"},
     "conv MLP": {"mlp_kind": "conv"},
-    "conv MLP gap": {"mlp_kind": "conv", "classifier": "gap"},
+    "conv MLP gap": {"mlp_kind": "conv", "pool": "gap"},
     "conv MLP distilled registers": {
         "mlp_kind": "conv",
         "distill_token": True,
@@ -65,15 +65,15 @@ VARIETY: dict[str, dict[str, Any]] = {
         "registers": 2,
     },
     "conv projection": {"projection": "conv"},
-    "conv projection no bias": {"projection": "conv", "qkv_bias": False, "classifier": "gap"},
+    "conv projection no bias": {"projection": "conv", "qkv_bias": False, "pool": "gap"},
     "interleaved": {"conv_layers": (0,)},
-    "interleaved gap": {"conv_layers": (0, 2), "classifier": "gap"},
-    "interleaved last attends": {"conv_layers": (1,), "classifier": "token+gap"},
+    "interleaved gap": {"conv_layers": (0, 2), "pool": "gap"},
+    "interleaved last attends": {"conv_layers": (1,), "pool": "token+gap"},
     "all mixtures post-norm": {"conv_layers": (1,), "projection": "conv", "mlp_kind": "conv", "norm": "post"},
     "relative every_layer": {"position": "relative", "position_at": "every_layer"},
     "relative shared": {"position": "relative", "position_at": "shared"},
     "relative post-norm": {"position": "relative", "position_at": "every_layer", "norm": "post"},
-    "relative gap": {"position": "relative", "position_at": "shared", "classifier": "gap"},
+    "relative gap": {"position": "relative", "position_at": "shared", "pool": "gap"},
     "relative distilled": {
         "position": "relative",
         "position_at": "every_layer",
@@ -130,23 +130,23 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     """Any small configuration that can be built."""
     heads, head_size = draw(st.integers(1, 3)), draw(st.sampled_from([4, 8]))
     patch, grid = [draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in range(2)]
-    classifier = draw(st.sampled_from(["token", "gap", "token+gap"]))
-    distill_token = classifier == "token" and draw(st.booleans())
+    pool = draw(st.sampled_from(["token", "gap", "token+gap"]))
+    distill_token = pool == "token" and draw(st.booleans())
     position = draw(st.sampled_from(["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]))
     rate = st.sampled_from([0.0, 0.1, 0.5])
     layers, norm = draw(st.integers(1, 3)), draw(st.sampled_from(["pre", "post"]))
-    last = layers - (classifier == "token")  # whose class token must read the patches
+    last = layers - (pool == "token")  # whose class token must read the patches
     is_plain = position == "relative" or not draw(st.booleans())
     distill_head = distill_token and draw(st.booleans())
     return ViTConfig(
         registers=draw(st.integers(0, 2)),
-        class_token=True if classifier != "gap" else draw(st.sampled_from([None, True])),
+        class_token=True if pool != "gap" else draw(st.sampled_from([None, True])),
         prefix_positions=position in ("sincos_1d", "relative") or draw(st.booleans()),
         layer_scale=draw(st.sampled_from([None, 0.1])),
         mlp_kind=draw(st.sampled_from(["mlp", "swiglu", "conv"])),
         projection=draw(st.sampled_from(["linear", "conv"])),
         conv_layers=() if is_plain else tuple(layer for layer in range(last) if draw(st.booleans())),
-        fc_norm=norm == "pre" and classifier != "token+gap" and not distill_head and draw(st.booleans()),
+        fc_norm=norm == "pre" and pool != "token+gap" and not distill_head and draw(st.booleans()),
         image_size=(patch[0] * grid[0], patch[1] * grid[1]),
         patch_size=patch,
         in_channels=draw(st.integers(1, 4)),
@@ -155,7 +155,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         hidden_size=heads * head_size,
         heads=heads,
         mlp_size=draw(st.integers(1, 20)),
-        classifier=classifier,
+        pool=pool,
         distill_token=distill_token,
         distill_head=distill_head,
         representation_size=None if distill_token else draw(st.sampled_from([None, 6])),

@@ -84,7 +84,7 @@ class Classifier:
 
     def use(
         self,
-        engine: str = "auto",
+        backend: str = "auto",
         precision: str = "auto",
         images: int | None = None,
         merge: int = 0,
@@ -94,25 +94,25 @@ class Classifier:
         """This classifier, with logits by one of `inference.backends` from the weights that the model has now.
 
         Args:
-            engine: `eager`, `compile`, `openvino` or `onnx`; `auto` takes the fastest that is there.
+            backend: `eager`, `compile`, `openvino` or `onnx`; `auto` takes the fastest that is there.
             precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
             images: how many will be asked, for `auto`; None for many.
-            merge: patches that are merged with others in every layer, by engine eager.
-            plan: how engine eager computes in bfloat16 on a CPU; `auto` takes the fastest, as measured here.
+            merge: patches that are merged with others in every layer, by backend eager.
+            plan: how backend eager computes in bfloat16 on a CPU; `auto` takes the fastest, as measured here.
             say: is told what was measured.
 
         Raises:
-            VitkitError: there is no such engine, precision or plan, it does not work here, or the model cannot be
+            VitkitError: there is no such backend, precision or plan, it does not work here, or the model cannot be
                 merged.
         """
         from vitkit.inference.backends import open_runner
 
-        return replace(self, runner=open_runner(self.model, engine, precision, images, merge, plan, say))
+        return replace(self, runner=open_runner(self.model, backend, precision, images, merge, plan, say))
 
     @property
-    def engine(self) -> str:
+    def backend(self) -> str:
         """What computes logits."""
-        return "eager" if self.runner is None else self.runner.engine
+        return "eager" if self.runner is None else self.runner.backend
 
     @property
     def precision(self) -> str:
@@ -123,7 +123,7 @@ class Classifier:
     def computed(self) -> str:
         """What computes logits and in what precision, in words."""
         merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
-        words = [self.engine, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
+        words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
         return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
 
     def probabilities(self, images: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def test_the_largest_model_is_described_in_three_seconds() -> None:
 @pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA is not set")
 def test_real_photographs_train_from_scratch(tmp_path: Path) -> None:
     flowers = Path(str(DATA)) / "data" / "flowers"
-    model = ("--model", "vit_tiny_patch16_224", "--method", "scratch", "--epochs", 1, "--limit", 200)
+    model = ("--model", "vit_tiny_patch16_224", "--method", "scratch", "--epochs", 1, "--max-images", 200)
     vitkit("train", flowers, *model, "--out", tmp_path / "run")
     numbers = json.loads(vitkit("eval", tmp_path / "run", "--json"))
     assert numbers["images"] == 500

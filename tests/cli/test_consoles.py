@@ -55,7 +55,7 @@ def test_any_text_can_be_said_on_any_console(encoding: str, monkeypatch: pytest.
 
 
 def test_rows_for_an_ascii_console_hold_escapes(place: Path) -> None:
-    done = shell(place, "vitkit predict model photos --engine eager", "ascii")
+    done = shell(place, "vitkit predict model photos --backend eager", "ascii")
     assert done.returncode == 0, done.stderr
     assert b"\\u0394.png" in done.stdout and b"\x1b" not in done.stdout and len(done.stdout.splitlines()) == 5
 

@@ -102,7 +102,7 @@ def test_no_readable_image_is_an_error(vitkit: Any, model: Path, pictures: Path)
 
 
 def test_a_model_without_a_class_token_says_so(tmp_path: Path, pictures: Path, vitkit: Any) -> None:
-    source = Classifier(build(image_size=(16, 16), classifier="gap"), tuple("abcdefg"), Preprocess(size=(16, 16)))
+    source = Classifier(build(image_size=(16, 16), pool="gap"), tuple("abcdefg"), Preprocess(size=(16, 16)))
     source.save(tmp_path / "gap")
     outcome = vitkit("embed", tmp_path / "gap", pictures, "--what", "class", "-o", tmp_path / "f.npz")
     assert outcome.code == 2

@@ -1,4 +1,4 @@
-"""`--engine` and `--precision`: said at the end, near to the API's answers, and no obstacle to going on."""
+"""`--backend` and `--precision`: said at the end, near to the API's answers, and no obstacle to going on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_predict_says_what_computed_and_answers_as_the_api(
     vitkit: Any, trained: Path, here: Path, precision: str
 ) -> None:
     rounding = {"float32": 2e-6, "bfloat16": 0.02}[precision]
-    flags = ("--engine", "eager", "--precision", precision)
+    flags = ("--backend", "eager", "--precision", precision)
     outcome = vitkit("predict", trained, "photos", "-o", "out.csv", *flags)
     assert outcome.out.splitlines()[-1] == f"36 images (0 unreadable), eager, {precision}: out.csv"
     found = rows()
@@ -60,21 +60,21 @@ def test_few_images_are_computed_eagerly_in_the_best_precision(
 
 def test_eval_says_what_computed(vitkit: Any, trained: Path) -> None:
     exact, rounded = (
-        json.loads(vitkit("eval", trained, "--json", "--engine", "eager", "--precision", precision).out)
+        json.loads(vitkit("eval", trained, "--json", "--backend", "eager", "--precision", precision).out)
         for precision in ("float32", "bfloat16")
     )
-    assert (exact["engine"], exact["precision"]) == ("eager", "float32")
-    assert (rounded["engine"], rounded["precision"]) == ("eager", "bfloat16")
+    assert (exact["backend"], exact["precision"]) == ("eager", "float32")
+    assert (rounded["backend"], rounded["precision"]) == ("eager", "bfloat16")
     assert rounded["loss"] == pytest.approx(exact["loss"], abs=0.02)
-    assert "(eager, bfloat16)" in vitkit("eval", trained, "--engine", "eager", "--precision", "bfloat16").out
+    assert "(eager, bfloat16)" in vitkit("eval", trained, "--backend", "eager", "--precision", "bfloat16").out
 
 
 @pytest.mark.parametrize("verb", ["predict", "eval"])
-def test_an_engine_that_is_not_installed_is_told_in_a_line(
+def test_an_backend_that_is_not_installed_is_told_in_a_line(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr("vitkit.inference.backends.find_spec", lambda _: None)
-    outcome = vitkit(verb, trained, "photos", "--engine", "openvino")
+    outcome = vitkit(verb, trained, "photos", "--backend", "openvino")
     assert (outcome.code, outcome.out) == (2, "")
     assert "pip install 'vitkit[export]'" in outcome.err
     assert len(outcome.err.splitlines()) == 1
@@ -88,7 +88,7 @@ def test_an_engine_that_is_not_installed_is_told_in_a_line(
 def test_rows_of_another_precision_are_the_models_own(
     vitkit: Any, trained: Path, here: Path, first: str, then: str, lines: int
 ) -> None:
-    assert vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", first, "--engine", "eager").code == 0
+    assert vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", first, "--backend", "eager").code == 0
     cut(lines)
     outcome = vitkit("predict", trained, "photos", "-o", "out.csv", "--resume", "--precision", then)
     assert (outcome.code, len(rows())) == (0, 36)
@@ -112,7 +112,7 @@ def shaken(model: Path, folder: Path, std: float, seed: int) -> Path:
 def test_rows_of_a_model_trained_a_little_further_are_refused(
     vitkit: Any, trained: Path, here: Path, seed: int, precision: str
 ) -> None:
-    vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", precision, "--engine", "eager")
+    vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", precision, "--backend", "eager")
     cut(20)
     other = shaken(trained, here / "other", 0.1, seed)
     outcome = vitkit("predict", other, "photos", "-o", "out.csv", "--resume", "--precision", precision)
@@ -129,7 +129,7 @@ def test_rows_of_several_classes_are_recognised_in_another_precision(vitkit: Any
         return here / folder
 
     own, other = multi(0, "own"), multi(1, "other")
-    vitkit("predict", own, "photos", "-o", "out.csv", "--precision", first, "--engine", "eager")
+    vitkit("predict", own, "photos", "-o", "out.csv", "--precision", first, "--backend", "eager")
     cut(20)
     assert vitkit("predict", other, "photos", "-o", "out.csv", "--resume", "--precision", "bfloat16").code == 2
     assert vitkit("predict", own, "photos", "-o", "out.csv", "--resume", "--precision", "bfloat16").code == 0

@@ -30,15 +30,15 @@ def test_prediction_is_the_merging_doubles(vitkit: Any, trained: Path, data: Pat
 
 def test_evaluation_takes_it_too(vitkit: Any, trained: Path) -> None:
     numbers = json.loads(vitkit("eval", trained, "--merge", 1, "--json").out)
-    assert numbers["engine"] == "eager"
+    assert numbers["backend"] == "eager"
     assert 0 <= numbers["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("engine", ["openvino", "onnx", "compile"])
-def test_other_engines_are_refused(vitkit: Any, trained: Path, data: Path, engine: str) -> None:
-    outcome = vitkit("predict", trained, data / "red", "--merge", 2, "--engine", engine)
+@pytest.mark.parametrize("backend", ["openvino", "onnx", "compile"])
+def test_other_backends_are_refused(vitkit: Any, trained: Path, data: Path, backend: str) -> None:
+    outcome = vitkit("predict", trained, data / "red", "--merge", 2, "--backend", backend)
     assert outcome.code == 2
-    assert f"--merge is computed by engine eager: leave out --engine {engine}" in outcome.err
+    assert f"--merge is computed by backend eager: leave out --backend {backend}" in outcome.err
 
 
 def test_from_python_the_plain_model_stays_as_it_is(trained: Path) -> None:

@@ -13,7 +13,7 @@ from photos import fingerprint
 from vitkit.errors import VitkitError
 from vitkit.system.files import sole, sole_in
 
-BENCH = ("bench", "{run}", "--batch-sizes", "1", "--engines", "eager", "--precisions", "float32", "--rounds", "1")
+BENCH = ("bench", "{run}", "--batch-sizes", "1", "--backends", "eager", "--precisions", "float32", "--rounds", "1")
 COMMANDS = {
     "embed": ("embed", "{run}", "{photos}", "-o", "out.npz"),
     "doctor": ("doctor", "{photos}", "-o", "out.html"),

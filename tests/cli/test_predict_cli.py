@@ -36,7 +36,7 @@ from vitkit.text.cells import restored
 from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")
-EXACT = ("--engine", "eager", "--precision", "float32")  # as the Python API computes by default
+EXACT = ("--backend", "eager", "--precision", "float32")  # as the Python API computes by default
 NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.png")
 
 

@@ -133,20 +133,20 @@ def test_mixing_small_numbers_collides_nowhere() -> None:
 
 
 def test_erasing_puts_the_mean_colour_into_one_rectangle() -> None:
-    erase = Augment(erase=1.0).build_pixels()
+    random_erasing = Augment(random_erasing=1.0).build_pixels()
     pixels = torch.rand(3, 24, 32) + 1
-    erased = apply_seeded(erase, pixels, 3)
+    erased = apply_seeded(random_erasing, pixels, 3)
     hole = (erased == 0).all(dim=0)
     assert torch.equal(erased[:, ~hole], pixels[:, ~hole])
     rows, columns = hole.any(dim=1).nonzero().flatten(), hole.any(dim=0).nonzero().flatten()
     assert hole[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
     assert 0 < hole.sum() == len(rows) * len(columns) < hole.numel() / 2
-    assert torch.equal(apply_seeded(erase, pixels, 3), erased)
+    assert torch.equal(apply_seeded(random_erasing, pixels, 3), erased)
 
 
 def test_erasing_happens_as_often_as_asked() -> None:
-    erase, pixels = Augment(erase=0.25).build_pixels(), torch.ones(3, 24, 32)
-    erased = [bool((apply_seeded(erase, pixels, seed) == 0).any()) for seed in range(400)]
+    random_erasing, pixels = Augment(random_erasing=0.25).build_pixels(), torch.ones(3, 24, 32)
+    erased = [bool((apply_seeded(random_erasing, pixels, seed) == 0).any()) for seed in range(400)]
     assert 70 <= sum(erased) <= 130
     assert torch.equal(apply_seeded(Augment().build_pixels(), pixels, 0), pixels)
 

@@ -66,7 +66,7 @@ def test_fewer_than_two_classes_left_is_an_error_that_names_a_file(photos: Path)
 
 
 def test_a_table_of_one_class_is_an_error_even_when_all_is_readable(photos: Path) -> None:
-    table = read_source(photos).take([0, 1])  # as `--limit 1` leaves it
+    table = read_source(photos).take([0, 1])  # as `--max-images 1` leaves it
     with pytest.raises(VitkitError):
         examine(table)
 

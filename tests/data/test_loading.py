@@ -221,7 +221,7 @@ def test_the_paths_of_a_batch_are_those_of_its_images(table: ImageTable, balance
 
 
 def test_erased_pictures_are_the_same_for_the_same_key(table: ImageTable) -> None:
-    images = TrainingImages(table, PREPROCESS, Augment(erase=1.0), 7)
+    images = TrainingImages(table, PREPROCESS, Augment(random_erasing=1.0), 7)
     plain = TrainingImages(table, PREPROCESS, Augment(), 7)
     assert torch.equal(images[1, 2][0], images[1, 2][0])
     hole = (images[1, 2][0] == 0).all(dim=0)

@@ -148,7 +148,7 @@ def test_a_limit_cuts_training_images_alone_in_proportion_and_nested(
     cut = []
     for limit in limits:
         if limit < min(len(images), len(trained)):
-            with pytest.raises(VitkitError, match=f"--limit {limit} is too few"):
+            with pytest.raises(VitkitError, match=f"--max-images {limit} is too few"):
                 limit_training(table, limit, seed)
             return
         some = limit_training(table, limit, seed)

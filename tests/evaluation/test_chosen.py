@@ -20,11 +20,11 @@ from vitkit.reporting.tables import multi_headline
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"method": "head", "monitor": "val_acc"}, ("penalty by log loss",)),
+        ({"method": "probe", "monitor": "val_acc"}, ("penalty by log loss",)),
         ({"method": "scratch", "monitor": "val_acc", "keep": "best"}, ("epoch by val_acc",)),
         ({"method": "scratch", "monitor": "val_loss", "keep": "last"}, ()),
         (
-            {"method": "full", "monitor": "val_loss", "keep": "best", "head_start": True},
+            {"method": "full", "monitor": "val_loss", "keep": "best", "lp_ft": True},
             ("penalty of the first head by log loss", "epoch by val_loss"),
         ),
     ],

@@ -25,7 +25,7 @@ from vitkit.training.lora import add_low_rank, merged
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # our fields, timm's arguments
     "token": ({}, {}),
-    "gap": ({"classifier": "gap"}, {"class_token": False, "global_pool": "avg", "fc_norm": False}),
+    "gap": ({"pool": "gap"}, {"class_token": False, "global_pool": "avg", "fc_norm": False}),
     "no qkv bias": ({"qkv_bias": False}, {"qkv_bias": False}),
     "one head": ({"heads": 1}, {"num_heads": 1}),
     "eps": ({"norm_eps": 0.1}, {"norm_layer": partial(nn.LayerNorm, eps=0.1)}),
@@ -253,9 +253,9 @@ def test_head_maps_are_the_class_tokens_rows() -> None:
 @pytest.mark.parametrize(
     ("fields", "rows"),
     [
-        ({"classifier": "gap"}, dict.fromkeys(range(12), 1 / 12)),
-        ({"classifier": "gap", "class_token": True}, dict.fromkeys(range(1, 13), 1 / 12)),
-        ({"classifier": "token+gap", "registers": 2}, {0: 0.5} | dict.fromkeys(range(3, 15), 1 / 24)),
+        ({"pool": "gap"}, dict.fromkeys(range(12), 1 / 12)),
+        ({"pool": "gap", "class_token": True}, dict.fromkeys(range(1, 13), 1 / 12)),
+        ({"pool": "token+gap", "registers": 2}, {0: 0.5} | dict.fromkeys(range(3, 15), 1 / 24)),
         ({"distill_token": True, "distill_head": True}, {0: 0.5, 1: 0.5}),
         ({"distill_token": True}, {0: 1.0}),
     ],
@@ -277,7 +277,7 @@ def test_heads_are_fused_entry_by_entry() -> None:
 
 
 def test_where_the_last_layer_convolves_the_last_that_attends_is_shown() -> None:
-    model = build(conv_layers=(0, 2), classifier="gap")
+    model = build(conv_layers=(0, 2), pool="gap")
     assert torch.equal(last_attention(model, images()), last_attention(model, images(), 1))
     assert torch.equal(
         explain.gradient_attention(model, images()), explain.gradient_attention(model, images(), None, 1)
@@ -289,7 +289,7 @@ def test_where_the_last_layer_convolves_the_last_that_attends_is_shown() -> None
 
 @pytest.mark.parametrize("name", [name for name in explain.METHODS if name != "occlusion"])
 def test_a_model_without_attention_is_refused(name: str) -> None:
-    model = build(conv_layers=(0, 1, 2), classifier="gap")
+    model = build(conv_layers=(0, 1, 2), pool="gap")
     with pytest.raises(VitkitError, match="every layer of the model convolves"):
         explain.METHODS[name](model, images())
     assert explain.occlusion(model, images()).shape == (2, 3, 4)

@@ -281,7 +281,7 @@ def test_the_model_is_left_as_it_was(photograph: Path) -> None:
 def reddish() -> Classifier:
     """A model that averages its 8x8 patches; its class `rose` is how much redder than green they are."""
     fields = {"image_size": (64, 64), "patch_size": (8, 8), "norm_eps": 1e4}  # so large that the norm keeps proportions
-    model = VisionTransformer(build(classifier="gap", position="none", layers=1).config.replace(**fields))
+    model = VisionTransformer(build(pool="gap", position="none", layers=1).config.replace(**fields))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name:

@@ -22,7 +22,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "96/8": {"image_size": 96, "patch_size": 8},
 }
 PREFIXES: dict[int, dict[str, Any]] = {
-    0: {"classifier": "gap"},
+    0: {"pool": "gap"},
     1: {},
     2: {"distill_token": True, "distill_head": True},
     5: {"registers": 4},
@@ -113,7 +113,7 @@ def _both(table: Tensor, part: int, value: float) -> None:
 
 
 @cache
-def corner_model(corner: tuple[int, int], classifier: Any, layers: int) -> VisionTransformer:
+def corner_model(corner: tuple[int, int], pool: Any, layers: int) -> VisionTransformer:
     """Every weight set by hand, so that one corner decides the class whatever this processor rounds.
 
     Every token attends by its first head to the corner (0.9 of its attention), which moves the corner's brightness
@@ -121,7 +121,7 @@ def corner_model(corner: tuple[int, int], classifier: Any, layers: int) -> Visio
     brightness to where no class looks.
     """
     sizes = {"image_size": (20, 24), "patch_size": 4, "hidden_size": 16, "heads": 2, "mlp_size": 4}
-    config = ViTConfig(**sizes, in_channels=1, layers=layers, num_classes=2, classifier=classifier)
+    config = ViTConfig(**sizes, in_channels=1, layers=layers, num_classes=2, pool=pool)
     model = VisionTransformer(config).requires_grad_(False).eval()
     for name, parameter in model.named_parameters():
         parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
@@ -145,31 +145,29 @@ def corner_model(corner: tuple[int, int], classifier: Any, layers: int) -> Visio
 
 
 CORNERS = pytest.mark.parametrize("corner", [(0, 0), (4, 5), (0, 5)])
-CLASSIFIERS = pytest.mark.parametrize("classifier", ["token", "gap"])
+POOLS = pytest.mark.parametrize("pool", ["token", "gap"])
 
 
 def peaks(maps: Tensor) -> list[tuple[int, int]]:
     return [divmod(peak, GRID[1]) for peak in maps.flatten(1).argmax(dim=1).tolist()]
 
 
-@CLASSIFIERS
+@POOLS
 @CORNERS
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", ["gradient", "occlusion", "gradient-attention"])
-def test_the_map_peaks_where_the_class_is_decided(
-    name: str, layers: int, corner: tuple[int, int], classifier: str
-) -> None:
-    model = corner_model(corner, classifier, layers)
+def test_the_map_peaks_where_the_class_is_decided(name: str, layers: int, corner: tuple[int, int], pool: str) -> None:
+    model = corner_model(corner, pool, layers)
     batch, labels = corner_images(16, corner)
     assert (model(batch).argmax(-1) == labels).all()
     options = {"square": 1} if name == "occlusion" else {}
     assert peaks(METHODS[name](model, batch, labels, **options)) == [corner] * 16
 
 
-@CLASSIFIERS
+@POOLS
 @CORNERS
 @pytest.mark.parametrize("name", ["raw", "rollout"])
-def test_attention_alone_peaks_where_most_of_it_goes(name: str, corner: tuple[int, int], classifier: str) -> None:
+def test_attention_alone_peaks_where_most_of_it_goes(name: str, corner: tuple[int, int], pool: str) -> None:
     """So the model above tells a map of the class from a map of the attention."""
     batch, _ = corner_images(16, corner)
-    assert peaks(METHODS[name](corner_model(corner, classifier, 1), batch)) == [decoy_of(corner)] * 16
+    assert peaks(METHODS[name](corner_model(corner, pool, 1), batch)) == [decoy_of(corner)] * 16

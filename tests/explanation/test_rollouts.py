@@ -39,7 +39,7 @@ def by_loops(layers: list[Array], fusion: Any, discard: float, prefix: int) -> A
 
 @pytest.mark.parametrize("discard", [0.0, 0.3, 0.99])
 @pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("fields", [{}, {"classifier": "gap"}, {"registers": 3}, {"conv_layers": (1,)}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"pool": "gap"}, {"registers": 3}, {"conv_layers": (1,)}], ids=str)
 def test_rollout_is_the_product_written_with_loops(fields: dict[str, Any], fusion: Any, discard: float) -> None:
     model = build(**fields)
     prefix = model.config.prefix_tokens

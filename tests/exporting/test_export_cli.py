@@ -38,18 +38,18 @@ def test_predict_and_eval_take_the_file_for_the_run(
 ) -> None:
     file = tmp_path / f"run{suffix}"
     assert vitkit("export", trained, "-o", file).code == 0
-    plain = ("--engine", "eager", "--precision", "float32")
-    engine = FORMATS["onnx" if suffix == ".onnx" else "openvino"].engine
-    exact = ("--engine", engine, "--precision", "float32")
+    plain = ("--backend", "eager", "--precision", "float32")
+    backend = FORMATS["onnx" if suffix == ".onnx" else "openvino"].backend
+    exact = ("--backend", backend, "--precision", "float32")
     found, expected = vitkit("predict", file, data, *exact), vitkit("predict", trained, data, *plain)
     assert found.code == 0
-    assert f"36 images (0 unreadable), {engine}, float32" in found.err
+    assert f"36 images (0 unreadable), {backend}, float32" in found.err
     rows, own = (list(csv.DictReader(io.StringIO(each.out))) for each in (found, expected))
     assert [row["label"] for row in rows] == [row["label"] for row in own]
     assert all(abs(float(a["confidence"]) - float(b["confidence"])) < 1e-5 for a, b in zip(rows, own, strict=True))
     numbers = json.loads(vitkit("eval", file, data, "--json", *exact).out)
     same = json.loads(vitkit("eval", trained, data, "--split", "all", "--json", *plain).out)
-    assert numbers["engine"] == engine
+    assert numbers["backend"] == backend
     assert numbers["accuracy"] == same["accuracy"]
     assert numbers["log_loss"] == pytest.approx(same["log_loss"], abs=1e-5) if "log_loss" in same else True
 
@@ -94,7 +94,7 @@ def test_at_most_200_images_of_every_class(tmp_path: Path) -> None:
 
 
 def test_another_size_and_another_format(vitkit: Any, trained: Path, tmp_path: Path) -> None:
-    outcome = vitkit("export", trained, "--size", "16,24", "-o", tmp_path / "wide.xml", "--no-dynamic-batch")
+    outcome = vitkit("export", trained, "--image-size", "16,24", "-o", tmp_path / "wide.xml", "--no-dynamic-batch")
     assert outcome.code == 0
     assert "16x24 pixels, batch 1)" in outcome.out
     assert "OpenVINO, float32: max |Δlogit|" in outcome.out
@@ -130,8 +130,8 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
         (("-o", "there.onnx"), "there.onnx exists: choose a new name, or --force"),
         (("-o", "half.xml"), "half.bin exists: choose a new name, or --force"),
         (("-o", "folder.onnx"), "folder.onnx is a folder"),
-        (("-o", "new.onnx", "--size", "0"), "--size 0 must be one number of pixels, or height,width"),
-        (("-o", "new.onnx", "--size", "13,16"), "not divisible by patch_size"),
+        (("-o", "new.onnx", "--image-size", "0"), "--image-size 0 must be one number of pixels, or height,width"),
+        (("-o", "new.onnx", "--image-size", "13,16"), "not divisible by patch_size"),
         (("-o", "new.onnx", "--data", "nowhere"), "no such folder: nowhere"),
         (("-o", "photos/red/new.onnx", "--data", "photos"), "nothing is written beside the photographs"),
     ],
@@ -197,7 +197,7 @@ def test_nothing_asks_the_network(model: Path, tmp_path: Path) -> None:
     for suffix in (".onnx", ".xml"):
         file = tmp_path / f"model{suffix}"
         commands += [["export", model, "-o", file], ["predict", file, photo]]
-    commands.append(["predict", model, photo, "--engine", "openvino"])
+    commands.append(["predict", model, photo, "--backend", "openvino"])
     done = _on_its_own(0, *commands)
     assert done.returncode == 0, done.stderr
     assert "network" not in done.stderr

@@ -33,8 +33,8 @@ FILES = ("model.onnx", "model.xml", "model.pt2")
 FAMILIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "distilled": {"distill_token": True, "distill_head": True},
-    "gap": {"classifier": "gap"},
-    "token+gap": {"classifier": "token+gap"},
+    "gap": {"pool": "gap"},
+    "token+gap": {"pool": "token+gap"},
     "hybrid": {"stem": (1,), "patch_size": 1, "image_size": (12, 16)},
     "registers": {"registers": 3, "layer_scale": 0.1},
     "swiglu": {"mlp_kind": "swiglu"},
@@ -113,10 +113,10 @@ def test_a_file_has_no_model_to_look_into(exported: Path, file: str, tmp_path: P
             ask()
 
 
-def test_a_file_runs_by_its_own_engine(exported: Path) -> None:
+def test_a_file_runs_by_its_own_backend(exported: Path) -> None:
     again = load_exported(exported / "model.xml", "float32")
     assert again.use("openvino", "float32") is again
-    with pytest.raises(VitkitError, match="runs by the engine openvino, not eager"):
+    with pytest.raises(VitkitError, match="runs by the backend openvino, not eager"):
         again.use("eager")
     with pytest.raises(VitkitError, match="computes in float32"):
         load_exported(exported / "model.onnx").use(precision="bfloat16")
@@ -138,7 +138,7 @@ def test_a_fixed_batch_takes_any_number_one_by_one(file: str, tmp_path: Path) ->
 )
 def test_half_as_many_bytes(file: str, dtype: str, tmp_path: Path) -> None:
     own = classifier(hidden_size=192, mlp_size=384, layers=1)
-    size = export(own, tmp_path / file, pictures(), dtype=dtype).size
+    size = export(own, tmp_path / file, pictures(), precision=dtype).size
     assert size < 0.65 * 4 * sum(parameter.numel() for parameter in own.model.parameters())
     again = load_exported(tmp_path / file, "float32" if file != "model.pt2" else "auto")
     difference = largest_difference(again.logits(images(3)), own.logits(images(3)))
@@ -258,7 +258,7 @@ def test_logits_of_another_scale_are_refused_in_every_precision(
     form = FORMATS[to]
     monkeypatch.setitem(FORMATS, to, dataclasses.replace(form, write=broken(form.write, MISSCALED[name])))
     with pytest.raises(Refused, match="does not answer as the model does"):
-        export(classifier(layers=1), tmp_path / f"model{form.suffix}", pictures(), dtype=dtype)
+        export(classifier(layers=1), tmp_path / f"model{form.suffix}", pictures(), precision=dtype)
     assert everything(tmp_path) == []
 
 
@@ -268,16 +268,16 @@ def test_logits_of_another_scale_are_refused_in_every_precision(
 def test_honest_rounding_passes_of_every_family(file: str, dtype: str, fields: Any, tmp_path: Path) -> None:
     """Over so many pictures some classes all but tie: rounding may turn those."""
     own = dataclasses.replace(classifier(**fields), temperature=0.7)
-    comparison = export(own, tmp_path / file, pictures(32), dtype=dtype).comparison
+    comparison = export(own, tmp_path / file, pictures(32), precision=dtype).comparison
     assert 0 < comparison.noise < 1.1 * NOISE[dtype] / 3
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_an_honest_program_passes(dtype: str, tmp_path: Path) -> None:
-    export(classifier(layers=1), tmp_path / "model.pt2", pictures(32), dtype=dtype)
+    export(classifier(layers=1), tmp_path / "model.pt2", pictures(32), precision=dtype)
 
 
-def test_an_engine_that_spoils_bfloat16_is_found_where_predict_would_ask_it(
+def test_an_backend_that_spoils_bfloat16_is_found_where_predict_would_ask_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoiled(path: Path, precision: str = "auto") -> Any:

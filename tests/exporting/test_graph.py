@@ -18,7 +18,7 @@ from vitkit.inference.pipeline import cores, flow
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 
-ENGINES = {"onnx": onnx.from_model, "openvino": openvino.from_model}
+BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
 
 # What tiny.VARIETY has not: hybrids, images of another size, models without a head or with a single patch.
 MORE: dict[str, dict[str, Any]] = {
@@ -32,9 +32,9 @@ MORE: dict[str, dict[str, Any]] = {
     "larger relative": {"image_size": (8, 24), "position": "relative", "position_at": "shared"},
     "no head": {"num_classes": 0},
     "no head, two tokens": {"num_classes": 0, "distill_token": True, "distill_head": True},
-    "one patch": {"classifier": "gap", "image_size": (4, 4)},
+    "one patch": {"pool": "gap", "image_size": (4, 4)},
     "one relative patch": {
-        "classifier": "gap", "image_size": (4, 4), "position": "relative", "position_at": "shared",
+        "pool": "gap", "image_size": (4, 4), "position": "relative", "position_at": "shared",
     },
     "one channel": {"in_channels": 1},
 }  # fmt: skip
@@ -50,12 +50,12 @@ def asked(runner: Runner, model: VisionTransformer, batch: int) -> float:
     return largest_difference(found, expected) / expected.abs().max().item()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fields", [*VARIETY.values(), *MORE.values()], ids=[*VARIETY, *MORE])
-def test_every_model_answers_alike_for_one_image_and_for_four(engine: str, fields: dict[str, Any]) -> None:
+def test_every_model_answers_alike_for_one_image_and_for_four(backend: str, fields: dict[str, Any]) -> None:
     model = build(**fields)
-    runner = ENGINES[engine](model, "float32")
-    assert (runner.engine, runner.precision) == (engine, "float32")
+    runner = BACKENDS[backend](model, "float32")
+    assert (runner.backend, runner.precision) == (backend, "float32")
     assert max(asked(runner, model, 1), asked(runner, model, 4)) < 1e-5
 
 
@@ -66,24 +66,24 @@ def test_any_configuration_answers_alike(config: ViTConfig) -> None:
     pictures = images(3, config=config)
     with torch.no_grad():
         expected = model(pictures)
-    for engine in ENGINES.values():
-        torch.testing.assert_close(engine(model, "float32")(pictures), expected, rtol=1e-4, atol=1e-4)
+    for backend in BACKENDS.values():
+        torch.testing.assert_close(backend(model, "float32")(pictures), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_runner_keeps_the_weights_that_the_model_had(engine: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_runner_keeps_the_weights_that_the_model_had(backend: str) -> None:
     model = build()
-    runner = ENGINES[engine](model, "float32")
+    runner = BACKENDS[backend](model, "float32")
     before = runner(images(2))
     randomise(model, seed=5)
     assert largest_difference(runner(images(2)), before) == 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_model_is_left_as_it_was(engine: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_model_is_left_as_it_was(backend: str) -> None:
     model = build(layer_scale=0.1)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ENGINES[engine](model, "float32")(images(2))
+    BACKENDS[backend](model, "float32")(images(2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -151,9 +151,9 @@ def test_a_model_too_large_for_onnx_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_installed_is_said_in_one_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     openvino._core.cache_clear()
-    engine = openvino.from_model if package == "openvino" else onnx.from_model
+    backend = openvino.from_model if package == "openvino" else onnx.from_model
     with pytest.raises(VitkitError, match=r"is not installed: pip install 'vitkit\[export\]'"):
-        engine(build(), "float32")
+        backend(build(), "float32")
 
 
 def test_the_shortcut_and_the_folding_are_in_the_graph() -> None:

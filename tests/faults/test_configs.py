@@ -86,7 +86,7 @@ def test_recipes(tmp_path: Path, watch: Watch) -> None:
         if count % 2:
             path.write_text(mutations.mutate_text(text, rng), encoding="utf-8")
         else:
-            name = rng.choice([*runs.QUICK, "data", "lr", "momentum", "beta2", "limit", "fit", "image_size"])
+            name = rng.choice([*runs.QUICK, "data", "lr", "momentum", "beta2", "max_images", "fit", "image_size"])
             value = rng.choice(
                 ["-1", "0", "1e308", "nan", "inf", '"x"', "[]", "{}", "true", "10" + "0" * 400, "1979-05-27"]
             )

@@ -17,7 +17,9 @@ from vitkit.training import run
 
 pytestmark = pytest.mark.accept
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
-FAULTS = dict.fromkeys(("scratch", "linear", "lora", "full", "head", "export", "embed", "doctor"), 10) | {"predict": 20}
+FAULTS = dict.fromkeys(("scratch", "probe-sgd", "lora", "full", "probe", "export", "embed", "doctor"), 10) | {
+    "predict": 20
+}
 FEW = 2  # seconds in which Python itself starts, and nobody listens yet
 
 
@@ -32,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(verb: str, place: Path, out: Path) -> list[str | Path]:
     photos, source = place / "photos", place / "source"
     others: dict[str, list[str | Path]] = {
-        "predict": ["predict", source, place / "many", "-o", out.with_suffix(".csv"), "--engine", "eager"],
+        "predict": ["predict", source, place / "many", "-o", out.with_suffix(".csv"), "--backend", "eager"],
         "export": ["export", source, "--to", "torch", "-o", out.with_suffix(".pt2")],
         "embed": ["embed", source, place / "many", "-o", out.with_suffix(".npz")],
         "doctor": ["doctor", place / "many", "-o", out.with_suffix(".html")],
@@ -41,7 +43,7 @@ def command(verb: str, place: Path, out: Path) -> list[str | Path]:
         return others[verb]
     weights = ["--model", "vit_micro_patch8_16", "--weights", "none"] if verb == "scratch" else ["--weights", source]
     fixed: list[str | Path] = ["--batch-size", "8", "--precision", "float32", "--workers", "0", "--seed", "1"]
-    epochs = [] if verb == "head" else ["--epochs", "20"]
+    epochs = [] if verb == "probe" else ["--epochs", "20"]
     return ["train", photos, *weights, "--method", verb, *fixed, *epochs, "--out", out]
 
 

@@ -16,7 +16,7 @@ from vitkit.weights import load
 pytestmark = pytest.mark.accept
 MANY = 10
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "predict": ("predict", "RUN", "PHOTOS", "-o", "answers.csv", "--engine", "eager"),
+    "predict": ("predict", "RUN", "PHOTOS", "-o", "answers.csv", "--backend", "eager"),
     "embed": ("embed", "RUN", "PHOTOS", "-o", "features.npz"),
     "doctor": ("doctor", "PHOTOS", "-o", "page.html"),
     "eval": ("eval", "RUN", "PHOTOS", "-o", "evaluation"),

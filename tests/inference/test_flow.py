@@ -74,7 +74,7 @@ def test_an_endless_supply_is_read_a_few_batches_ahead(is_concurrent: bool) -> N
     assert not READ, "nothing is read when nobody waits"
 
 
-def test_an_engine_that_is_not_concurrent_computes_one_batch_at_a_time() -> None:
+def test_an_backend_that_is_not_concurrent_computes_one_batch_at_a_time() -> None:
     inside: list[int] = []
     most: list[int] = []
 

@@ -102,7 +102,7 @@ def logits_by_the_paper(model: VisionTransformer, image: torch.Tensor, r: int) -
     c, w = model.config, numpy_of(model)
     sizes = np.array([token.size for token in tokens])[c.prefix_tokens :, None]
     pooled = (x[c.prefix_tokens :] * sizes).sum(axis=0) / c.patches
-    read = {"token": x[0], "gap": pooled, "token+gap": np.concatenate([x[0], pooled])}[c.classifier]
+    read = {"token": x[0], "gap": pooled, "token+gap": np.concatenate([x[0], pooled])}[c.pool]
     logits = normalised(read, w, "fc_norm", c.norm_eps) @ w["head.weight"].T + w["head.bias"]
     if c.distill_head:
         logits = (logits + x[1] @ w["head_dist.weight"].T + w["head_dist.bias"]) / 2
@@ -139,7 +139,7 @@ def test_merged_tokens_are_those_of_the_paper(ahead: int, patches: int, r: int, 
     n = ahead + patches
     x, metric = rng.normal(size=(2, n, 6)), rng.normal(size=(2, n, 3))
     sizes = np.concatenate([np.ones((2, ahead)), rng.integers(1, 9, (2, patches))], axis=1) if old else None
-    config = tiny(class_token=ahead > 0, classifier="token" if ahead else "gap", registers=max(ahead - 1, 0))
+    config = tiny(class_token=ahead > 0, pool="token" if ahead else "gap", registers=max(ahead - 1, 0))
     found, grown = merge_tokens(
         torch.tensor(x), torch.tensor(metric), None if sizes is None else torch.tensor(sizes).float(), r, config
     )
@@ -181,7 +181,7 @@ def test_a_negative_number_is_refused() -> None:
 
 
 def test_an_image_is_merged_alike_whatever_is_beside_it() -> None:
-    double, batch = merge(build(classifier="gap"), 2), images(5)
+    double, batch = merge(build(pool="gap"), 2), images(5)
     with torch.inference_mode():
         alone = torch.cat([double(image[None]) for image in batch])
         assert largest_difference(double(batch), alone) < 1e-5
@@ -189,14 +189,14 @@ def test_an_image_is_merged_alike_whatever_is_beside_it() -> None:
 
 def test_patches_that_are_all_alike_lose_nothing_by_merging() -> None:
     """With the same token everywhere, proportional attention and the weighted mean give the plain model's answer."""
-    model = build(position="none", classifier="token+gap")
+    model = build(position="none", pool="token+gap")
     flat = torch.ones(2, 3, *model.config.image_size)
     with torch.inference_mode():
         assert largest_difference(merge(model, 4)(flat), model(flat)) < 1e-5
 
 
 def test_bfloat16_is_close_and_answers_in_float32() -> None:
-    model = build(classifier="token+gap")
+    model = build(pool="token+gap")
     with torch.inference_mode():
         exact, coarse = (merge(model, 2, dtype)(images()) for dtype in (torch.float32, torch.bfloat16))
     assert coarse.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Engines by name, and the one that `auto` takes."""
+"""Backends by name, and the one that `auto` takes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 
 from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.inference import backends as engine
+from vitkit.inference import backends as backend
 from vitkit.inference.backends import best_precision, open_runner
 from vitkit.inference.backends import torch as own
-from vitkit.inference.backends.base import ENGINES, PRECISIONS
+from vitkit.inference.backends.base import BACKENDS, PRECISIONS
 
 
 class Stand:
     """A runner in another's place."""
 
-    def __init__(self, engine: str, precision: str) -> None:
-        self.engine, self.precision = engine, precision
+    def __init__(self, backend: str, precision: str) -> None:
+        self.backend, self.precision = backend, precision
 
 
 @pytest.fixture
 def stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every engine that takes long to start is there, and no GPU is."""
+    """Every backend that takes long to start is there, and no GPU is."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(engine, "find_spec", lambda _: object())
+    monkeypatch.setattr(backend, "find_spec", lambda _: object())
     monkeypatch.setattr(own, "compiled", lambda _, precision: Stand("compile", precision))
     for name in ("openvino", "onnx"):
         module = ModuleType(name)
@@ -45,7 +45,7 @@ def fail(*_: Any) -> None:
 def test_eager_answers_as_the_model_does(precision: str) -> None:
     model = build()
     runner = open_runner(model, "eager", precision)
-    assert (runner.engine, runner.precision) == ("eager", precision)
+    assert (runner.backend, runner.precision) == ("eager", precision)
     found = runner(images(3))
     assert (found.dtype, found.device.type, found.requires_grad) == (torch.float32, "cpu", False)
     assert largest_difference(found, model(images(3)).detach()) <= {"float32": 1e-5, "bfloat16": 0.1}[precision]
@@ -60,45 +60,45 @@ def test_eager_in_float32_is_the_model_itself_as_it_was() -> None:
     assert torch.equal(runner(x), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != "auto"])
-def test_an_engine_is_opened_by_its_name(stands: None, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
+def test_an_backend_is_opened_by_its_name(stands: None, name: str) -> None:
     for precision in ("float32", "bfloat16"):
         runner = open_runner(build(), name, precision)
-        assert (runner.engine, runner.precision) == (name, precision)
+        assert (runner.backend, runner.precision) == (name, precision)
 
 
 @pytest.mark.parametrize(
     ("images", "expected"), [(0, "eager"), (1, "eager"), (100, "eager"), (1_000_000, "openvino"), (None, "openvino")]
 )
 def test_auto_takes_eager_for_few_images_and_openvino_for_many(stands: None, images: int | None, expected: str) -> None:
-    assert open_runner(build(), "auto", "float32", images).engine == expected
+    assert open_runner(build(), "auto", "float32", images).backend == expected
 
 
 def test_auto_takes_eager_where_the_other_fails(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["vitkit.inference.backends.openvino"], "from_model", fail)
-    assert open_runner(build()).engine == "eager"
+    assert open_runner(build()).backend == "eager"
 
 
 def test_auto_takes_eager_where_a_package_is_missing(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "find_spec", lambda _: None)
-    assert open_runner(build()).engine == "eager"
+    monkeypatch.setattr(backend, "find_spec", lambda _: None)
+    assert open_runner(build()).backend == "eager"
 
 
 def test_auto_compiles_for_many_images_on_a_gpu(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert open_runner(build(), "auto", "float32").engine == "compile"
+    assert open_runner(build(), "auto", "float32").backend == "compile"
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnx"])
-def test_an_engine_that_is_not_installed_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "find_spec", lambda _: None)
+def test_an_backend_that_is_not_installed_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "find_spec", lambda _: None)
     with pytest.raises(VitkitError, match=r"pip install 'vitkit\[export\]'") as caught:
         open_runner(build(), name)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_engine_asked_for_by_name_is_not_replaced(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_backend_asked_for_by_name_is_not_replaced(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["vitkit.inference.backends.openvino"], "from_model", fail)
     with pytest.raises(VitkitError, match="cannot run"):
         open_runner(build(), "openvino")
@@ -138,7 +138,7 @@ def test_the_compiled_double_answers_as_the_model_does_and_is_compiled_once(monk
 
 
 def test_names_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(VitkitError, match="engine must be one of auto, eager"):
+    with pytest.raises(VitkitError, match="backend must be one of auto, eager"):
         open_runner(build(), "tensorrt")
     with pytest.raises(VitkitError, match="precision must be one of auto, float32"):
         open_runner(build(), "eager", "float16")
@@ -162,7 +162,7 @@ def test_precision_follows_the_hardware(
 
 
 def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "best_precision", lambda: "bfloat16")
+    monkeypatch.setattr(backend, "best_precision", lambda: "bfloat16")
     assert open_runner(build(), "onnx").precision == "float32"
     assert open_runner(build(), "openvino").precision == "bfloat16"
 
@@ -172,10 +172,10 @@ def test_the_command_line_offers_the_same_names() -> None:
 
     from vitkit.cli import arguments
 
-    assert (get_args(arguments.Engine), get_args(arguments.Precision)) == (ENGINES, PRECISIONS)
+    assert (get_args(arguments.Backend), get_args(arguments.Precision)) == (BACKENDS, PRECISIONS)
 
 
-def test_asking_few_images_loads_no_other_engine() -> None:
+def test_asking_few_images_loads_no_other_backend() -> None:
     code = (
         "import sys; sys.path.insert(0, 'tests')\nfrom tiny import build\n"
         "from vitkit.inference.backends import open_runner\n"

@@ -171,13 +171,13 @@ def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache
 
 def test_a_fixed_plan_is_taken_and_is_of_eager_in_bfloat16(measured: list[str]) -> None:
     runner = open_runner(build(), "auto", "bfloat16", plan="folded-batch")
-    assert (runner.engine, runner.plan) == ("eager", "folded-batch")
+    assert (runner.backend, runner.plan) == ("eager", "folded-batch")
     assert measured == [] and not (cache_folder() / "plans").exists()
     with pytest.raises(VitkitError, match="plan must be one of auto, plain"):
         open_runner(build(), plan="quickest")
-    with pytest.raises(VitkitError, match="--plan is of engine eager: leave it out with --engine openvino"):
+    with pytest.raises(VitkitError, match="--plan is of backend eager: leave it out with --backend openvino"):
         open_runner(build(), "openvino", plan="plain")
-    with pytest.raises(VitkitError, match="--plan is of engine eager: leave it out with --merge"):
+    with pytest.raises(VitkitError, match="--plan is of backend eager: leave it out with --merge"):
         open_runner(build(), merge=2, plan="plain")
     with pytest.raises(VitkitError, match="--plan folded-batch is for bfloat16 on a CPU, not for float32"):
         open_runner(build(), "eager", "float32", plan="folded-batch")

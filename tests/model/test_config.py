@@ -49,11 +49,11 @@ def test_the_defaults_are_base_16() -> None:
     ("name", "expected"),
     [
         ("vit_base_patch16_224", {"image_size": (224, 224), "patch_size": (16, 16), "num_classes": 1000}),
-        ("vit_base_patch16_224", {"representation_size": None, "classifier": "token", "distill_token": False}),
+        ("vit_base_patch16_224", {"representation_size": None, "pool": "token", "distill_token": False}),
         ("vit_base_patch32_224_in21k", {"patch_size": (32, 32), "num_classes": 21843, "representation_size": 768}),
         ("vit_huge_patch14_224_in21k", {"patch_size": (14, 14), "num_classes": 21843, "representation_size": 1280}),
         ("vit_large_patch16_384", {"image_size": (384, 384), "num_classes": 1000, "hidden_size": 1024}),
-        ("vit_small_patch32_224_gap", {"classifier": "gap", "class_token": False, "tokens": 49}),
+        ("vit_small_patch32_224_gap", {"pool": "gap", "class_token": False, "tokens": 49}),
         ("deit_small_patch16_224", {"distill_token": False, "distill_head": False, "tokens": 197}),
         ("deit_tiny_distilled_patch16_224", {"distill_token": True, "distill_head": True, "tokens": 198}),
         ("vit_tiny_patch8_96", {"image_size": (96, 96), "patch_size": (8, 8), "grid": (12, 12), "hidden_size": 192}),
@@ -92,7 +92,7 @@ def test_every_listed_name_is_unique_and_builds_a_configuration() -> None:
     for name in names:
         config = config_for(name)
         assert name.endswith("_in21k") == (config.num_classes == 21843) == (config.representation_size is not None)
-        assert name.endswith("_gap") == (config.classifier == "gap")
+        assert name.endswith("_gap") == (config.pool == "gap")
         assert ("distilled" in name) == config.distill_token == config.distill_head
 
 
@@ -264,7 +264,7 @@ WRONG_TYPES = [
     ],
     *[
         (name, value)
-        for name in ("classifier", "position", "position_at", "norm", "gelu", "init")
+        for name in ("pool", "position", "position_at", "norm", "gelu", "init")
         for value in ("nonsense", None, 1, ["token"], "")
     ],
     *[
@@ -303,8 +303,8 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(name: str, value: Any
         ({"image_size": (13, 16)}, ("image_size 13x16", "patch_size 4x4")),
         ({"patch_size": 32}, ("image_size 12x16", "patch_size 32x32")),
         ({"distill_head": True}, ("distill_head", "distill_token")),
-        ({"distill_token": True, "classifier": "gap"}, ("distill_token", "classifier", "gap")),
-        ({"distill_token": True, "classifier": "token+gap"}, ("distill_token", "classifier", "token+gap")),
+        ({"distill_token": True, "pool": "gap"}, ("distill_token", "pool", "gap")),
+        ({"distill_token": True, "pool": "token+gap"}, ("distill_token", "pool", "token+gap")),
         ({"distill_token": True, "representation_size": 8}, ("representation_size", "distill_token")),
         ({"hidden_size": 33, "heads": 3, "position": "learned_2d"}, ("learned_2d", "hidden_size", "33")),
         ({"hidden_size": 33, "heads": 3, "position": "sincos_1d"}, ("sincos_1d", "hidden_size", "33")),
@@ -372,9 +372,9 @@ def test_height_comes_first() -> None:
     ("fields", "prefix", "feature"),
     [
         ({}, 1, 32),
-        ({"classifier": "gap"}, 0, 32),
-        ({"classifier": "token+gap"}, 1, 64),
-        ({"classifier": "token+gap", "representation_size": 9}, 1, 9),
+        ({"pool": "gap"}, 0, 32),
+        ({"pool": "token+gap"}, 1, 64),
+        ({"pool": "token+gap", "representation_size": 9}, 1, 9),
         ({"representation_size": 9}, 1, 9),
         ({"distill_token": True}, 2, 32),
     ],
@@ -421,3 +421,8 @@ def test_every_public_name_can_be_imported() -> None:
         assert getattr(vitkit, name).__name__ == name
     with pytest.raises(AttributeError, match="nonsense"):
         _ = vitkit.nonsense
+
+
+def test_the_field_of_before_is_refused_with_its_new_name() -> None:
+    with pytest.raises(VitkitError, match="classifier is called pool now"):
+        ViTConfig.from_dict({**config_for("vit_tiny_patch16_224").to_dict(), "classifier": "gap"})

@@ -170,8 +170,8 @@ def test_a_block_shows_its_rate() -> None:
     "fields",
     [
         {},
-        {"classifier": "gap"},
-        {"classifier": "token+gap", "representation_size": 20},
+        {"pool": "gap"},
+        {"pool": "token+gap", "representation_size": 20},
         {"distill_token": True, "distill_head": True},
     ],
     ids=str,

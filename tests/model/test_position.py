@@ -63,9 +63,7 @@ def test_sincos_2d_at_one_known_place() -> None:
 # --- Tables -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"classifier": "gap"}, {"distill_token": True}, {"classifier": "token+gap"}], ids=str
-)
+@pytest.mark.parametrize("fields", [{}, {"pool": "gap"}, {"distill_token": True}, {"pool": "token+gap"}], ids=str)
 def test_two_dimensional_tables_leave_the_prefix_tokens_alone(fields: dict[str, Any]) -> None:
     for position in ("learned_2d", "sincos_2d"):
         model = build(position=position, **fields)
@@ -88,7 +86,7 @@ def test_learned_2d_is_the_row_half_beside_the_column_half() -> None:
 
 
 def test_one_dimensional_tables_number_the_prefix_tokens_too() -> None:
-    for fields, tokens in (({}, 13), ({"classifier": "gap"}, 12), ({"distill_token": True}, 14)):
+    for fields, tokens in (({}, 13), ({"pool": "gap"}, 12), ({"distill_token": True}, 14)):
         sines = build(position="sincos_1d", **fields).positions()
         assert sines is not None
         torch.testing.assert_close(sines.double(), torch.tensor([wave(p, 32) for p in range(tokens)]).double())
@@ -189,7 +187,7 @@ def test_relative_tables_are_one_a_layer_or_one_for_all() -> None:
     assert shapes(position_at="every_layer") == [(25, 8)] * 3
     assert shapes(position_at="shared") == [(25, 8)]
     assert shapes(position_at="shared", distill_token=True) == [(27, 8)]
-    assert shapes(position_at="shared", classifier="gap") == [(23, 8)]
+    assert shapes(position_at="shared", pool="gap") == [(23, 8)]
 
 
 @torch.no_grad()
@@ -216,14 +214,12 @@ def shuffle_patches(batch: Tensor, order: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("position_at", ["input", "every_layer", "shared"])
-@pytest.mark.parametrize("classifier", ["token", "gap", "token+gap"])
+@pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
 @settings(derandomize=True, deadline=None, max_examples=10)
 @given(order=st.permutations(range(12)))
 @torch.no_grad()
-def test_without_positions_the_order_of_the_patches_is_nothing(
-    classifier: str, position_at: str, order: list[int]
-) -> None:
-    model = build(position="none", position_at=position_at, classifier=classifier)
+def test_without_positions_the_order_of_the_patches_is_nothing(pool: str, position_at: str, order: list[int]) -> None:
+    model = build(position="none", position_at=position_at, pool=pool)
     shuffled = shuffle_patches(images(), torch.tensor(order))
     torch.testing.assert_close(model(shuffled), model(images()), rtol=0, atol=1e-5)
     tokens, prefix = model.forward_features(images()), model.config.prefix_tokens
@@ -232,9 +228,9 @@ def test_without_positions_the_order_of_the_patches_is_nothing(
 
 
 @pytest.mark.parametrize("fields", (TABLES | RELATIVE).values(), ids=(TABLES | RELATIVE).keys())
-@pytest.mark.parametrize("classifier", ["token", "gap", "token+gap"])
+@pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
 @torch.no_grad()
-def test_with_positions_the_order_of_the_patches_matters(classifier: str, fields: dict[str, Any]) -> None:
-    model = build(classifier=classifier, **fields)
+def test_with_positions_the_order_of_the_patches_matters(pool: str, fields: dict[str, Any]) -> None:
+    model = build(pool=pool, **fields)
     for order in (torch.arange(12).roll(1), torch.arange(12).view(3, 4).flip(0).flatten()):
         assert largest_difference(model(shuffle_patches(images(), order)), model(images())) > 1e-3

@@ -121,7 +121,7 @@ def test_the_papers_hybrids_have_the_papers_grid(name: str, grid: tuple[int, int
         ({"registers": -1}, "registers"),
         ({"class_token": False}, "class_token"),
         ({"fc_norm": True, "norm": "post"}, "fc_norm"),
-        ({"fc_norm": True, "classifier": "token+gap"}, "fc_norm"),
+        ({"fc_norm": True, "pool": "token+gap"}, "fc_norm"),
         ({"prefix_positions": False, "position": "sincos_1d"}, "prefix_positions"),
     ],
 )

@@ -203,7 +203,7 @@ def macs_by_hand(config: ViTConfig, shortcut: bool) -> int:
     N, D, M = config.tokens, config.hidden_size, config.mlp_size
     total = config.patches * config.in_channels * math.prod(config.patch_size) * D
     for layer in range(config.layers):
-        last = shortcut and config.classifier == "token" and layer == config.layers - 1
+        last = shortcut and config.pool == "token" and layer == config.layers - 1
         n = 1 + config.distill_head if last else N
         total += 2 * N * D * D + 2 * n * D * D  # k, v; q, projection
         total += 2 * n * N * D  # logits; weighted sum
@@ -307,7 +307,7 @@ def test_the_shortcut_holds_in_shallow_models(layers: int) -> None:
     assert_same_answers(whole, short, 1e-13)
 
 
-@pytest.mark.parametrize("fields", [{}, {"classifier": "gap"}, {"classifier": "token+gap"}, {"distill_token": True}])
+@pytest.mark.parametrize("fields", [{}, {"pool": "gap"}, {"pool": "token+gap"}, {"distill_token": True}])
 @torch.no_grad()
 def test_the_shortcut_is_taken_by_token_heads_in_forward_alone(fields: dict[str, Any]) -> None:
     model = build(**fields)
@@ -315,7 +315,7 @@ def test_the_shortcut_is_taken_by_token_heads_in_forward_alone(fields: dict[str,
     model.norm.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
     tokens = model.config.tokens
     model(images()), model.forward_features(images())
-    assert [shape[1] for shape in shapes] == [1 if model.config.classifier == "token" else tokens, tokens]
+    assert [shape[1] for shape in shapes] == [1 if model.config.pool == "token" else tokens, tokens]
 
 
 def test_the_shortcut_drops_the_same_samples_in_training() -> None:
@@ -394,8 +394,8 @@ NAMED: dict[str, ViTConfig] = {
     "plain": tiny(layers=1),
     "in21k": config_for("vit_micro_patch4_16_in21k", layers=1, num_classes=9),
     "distilled": tiny(layers=1, distill_token=True, distill_head=True),
-    "gap": tiny(layers=1, classifier="gap"),
-    "token+gap": tiny(layers=1, classifier="token+gap"),
+    "gap": tiny(layers=1, pool="gap"),
+    "token+gap": tiny(layers=1, pool="token+gap"),
     "learned_2d": tiny(layers=1, position="learned_2d"),
     "relative every_layer": tiny(layers=2, position="relative", position_at="every_layer"),
     "shared": tiny(layers=2, position="relative", position_at="shared"),
@@ -454,9 +454,9 @@ def test_the_head_reads_what_the_classifier_says() -> None:
     tokens = torch.randn(2, 13, 32)
     token, mean = tokens[:, 0], tokens[:, 1:].mean(dim=1)
     assert torch.equal(build().forward_head(tokens, pre_logits=True), token)
-    read = build(classifier="token+gap").forward_head(tokens, pre_logits=True)
+    read = build(pool="token+gap").forward_head(tokens, pre_logits=True)
     torch.testing.assert_close(read, torch.cat([token, mean], dim=1))
-    read = build(classifier="gap").forward_head(tokens[:, 1:], pre_logits=True)
+    read = build(pool="gap").forward_head(tokens[:, 1:], pre_logits=True)
     torch.testing.assert_close(read, mean)
     read = build(distill_token=True).forward_head(tokens, pre_logits=True)
     assert torch.equal(read, token)

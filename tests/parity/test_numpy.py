@@ -147,7 +147,7 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
     ahead = sum(w[token].shape[1] for token in ("cls_token", "dist_token", "reg_token") if token in w)
     pooled = {"token": x[:, 0], "gap": x[:, ahead:].mean(1)}
     pooled["token+gap"] = np.concatenate([pooled["token"], pooled["gap"]], axis=-1)
-    feature = pooled[config.classifier]
+    feature = pooled[config.pool]
     if config.fc_norm:
         feature = layer_norm(feature, w, "fc_norm", eps)
     if config.representation_size:

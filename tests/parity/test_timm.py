@@ -35,7 +35,7 @@ class Case:
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 CASES = {
     "token": Case(),
-    "gap": Case({"classifier": "gap"}, GAP),
+    "gap": Case({"pool": "gap"}, GAP),
     "no qkv bias": Case({"qkv_bias": False}, {"qkv_bias": False}),
     "patch 8": Case({"image_size": (16, 24), "patch_size": 8}, {"img_size": (16, 24), "patch_size": 8}),
     "one row of patches": Case({"image_size": (4, 20)}, {"img_size": (4, 20)}),
@@ -200,8 +200,8 @@ def timm_count(name: str) -> int:
 
 RATES = {
     "token": (Case(), timm.VisionTransformer),
-    "gap": (Case({"classifier": "gap"}, GAP), timm.VisionTransformer),
-    "fc_norm": (Case({"classifier": "gap", "fc_norm": True}, GAP | {"fc_norm": True}), timm.VisionTransformer),
+    "gap": (Case({"pool": "gap"}, GAP), timm.VisionTransformer),
+    "fc_norm": (Case({"pool": "gap", "fc_norm": True}, GAP | {"fc_norm": True}), timm.VisionTransformer),
     "registers": (Case({"registers": 3}, {"reg_tokens": 3}), timm.VisionTransformer),
     "layer scale": (Case({"layer_scale": 0.1}, {"init_values": 0.1}), timm.VisionTransformer),
     "patch norm": (CASES["patch norm"], timm.VisionTransformer),

@@ -26,7 +26,7 @@ from vitkit.profiling.model_info import describe
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MICRO = "vit_micro_patch8_16"
-FLAGS = ("--engines", "eager", "--batch-sizes", "2,1", "--rounds", "2")
+FLAGS = ("--backends", "eager", "--batch-sizes", "2,1", "--rounds", "2")
 
 
 def run(
@@ -44,7 +44,7 @@ def vitkit_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     return lambda *arguments: run(capsys, monkeypatch, *arguments)
 
 
-def test_json_has_every_engine_precision_and_batch(vitkit_bench: Any) -> None:
+def test_json_has_every_backend_precision_and_batch(vitkit_bench: Any) -> None:
     code, out, _ = vitkit_bench(MICRO, *FLAGS, "--json")
     found = json.loads(out)
     assert code == 0
@@ -110,7 +110,7 @@ def test_a_model_folder_is_measured_with_its_own_weights(vitkit_bench: Any, tmp_
         (("vit_hug_patch16_224",), "did you mean vit_huge_patch14_224"),
         ((MICRO, "--batch-sizes", "1,x"), "error: --batch-sizes '1,x' must be whole numbers above 0"),
         ((MICRO, "--batch-sizes", "0"), "error: --batch-sizes '0' must be"),
-        ((MICRO, "--engines", "auto"), "error: --engines 'auto' is none of eager, compile, openvino, onnx"),
+        ((MICRO, "--backends", "auto"), "error: --backends 'auto' is none of eager, compile, openvino, onnx"),
         ((MICRO, "--precisions", "int8"), "error: --precisions 'int8' is none of float32, bfloat16"),
         ((MICRO, "--rounds", "0"), "error: Invalid value for '--rounds'"),
         ((MICRO, "-o", __file__), "is a file; name a folder"),
@@ -129,29 +129,29 @@ def only_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = vitkit.inference.backends.open_runner
 
-    def open_runner(model: Any, engine: str, precision: str, images: int | None = None) -> Any:
-        if engine != "eager":
-            raise VitkitError(f"engine {engine} needs {engine}: pip install")
-        return real(model, engine, precision, images)
+    def open_runner(model: Any, backend: str, precision: str, images: int | None = None) -> Any:
+        if backend != "eager":
+            raise VitkitError(f"backend {backend} needs {backend}: pip install")
+        return real(model, backend, precision, images)
 
     monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner)
 
 
 @pytest.mark.usefixtures("only_eager")
-def test_an_engine_that_is_not_installed_is_left_out_with_a_note(vitkit_bench: Any) -> None:
+def test_an_backend_that_is_not_installed_is_left_out_with_a_note(vitkit_bench: Any) -> None:
     code, out, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--json")
     assert code == 0
     assert set(json.loads(out)["missing"]) == {
-        f"{engine} {precision}" for engine in ("compile", "openvino", "onnx") for precision in ("float32", "bfloat16")
+        f"{backend} {precision}" for backend in ("compile", "openvino", "onnx") for precision in ("float32", "bfloat16")
     }
-    assert "note: openvino bfloat16 is left out: engine openvino needs openvino: pip install" in err
+    assert "note: openvino bfloat16 is left out: backend openvino needs openvino: pip install" in err
 
 
 @pytest.mark.usefixtures("only_eager")
-def test_an_engine_that_is_asked_for_and_not_installed_is_refused(vitkit_bench: Any) -> None:
-    code, _, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--engines", "openvino")
+def test_an_backend_that_is_asked_for_and_not_installed_is_refused(vitkit_bench: Any) -> None:
+    code, _, err = vitkit_bench(MICRO, "--batch-sizes", "1", "--rounds", "1", "--backends", "openvino")
     assert code == 2
-    assert err.startswith("error: --engines openvino does not work here: engine openvino needs openvino")
+    assert err.startswith("error: --backends openvino does not work here: backend openvino needs openvino")
 
 
 # --- The benchmarks -----------------------------------------------------------------------------------------

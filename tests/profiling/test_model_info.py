@@ -117,7 +117,7 @@ def test_the_walk_follows_the_configuration() -> None:
     assert distilled["classes, distilled"] == (7,)
     assert "relative positions" in stage_shapes(describe(tiny(position="relative", position_at="shared")))
     assert "classes" not in stage_shapes(describe(tiny(num_classes=0)))
-    assert stage_shapes(describe(tiny(classifier="token+gap")))["what the head reads"] == (64,)
+    assert stage_shapes(describe(tiny(pool="token+gap")))["what the head reads"] == (64,)
 
 
 def test_published_figures_of_base_16() -> None:

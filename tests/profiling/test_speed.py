@@ -11,7 +11,7 @@ from torch import Tensor
 import tiny
 from vitkit.errors import VitkitError
 from vitkit.profiling import speed
-from vitkit.profiling.speed import Contender, Speed, compare, drift_of, open_engines, random_model, row
+from vitkit.profiling.speed import Contender, Speed, compare, drift_of, open_backends, random_model, row
 from vitkit.profiling.timing import Timing
 
 
@@ -67,38 +67,38 @@ def test_random_weights_come_from_the_seed_and_tell_images_apart() -> None:
 
 
 class Runner:
-    """What an engine gives."""
+    """What a backend gives."""
 
-    def __init__(self, engine: str, precision: str) -> None:
-        self.engine, self.precision = engine, precision
+    def __init__(self, backend: str, precision: str) -> None:
+        self.backend, self.precision = backend, precision
 
     def __call__(self, images: Tensor) -> Tensor:
         return torch.zeros(len(images), 7)
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """eager and onnx; onnx knows float32 alone."""
 
-    def open_runner(_model: Any, engine: str, precision: str, images: int | None = None) -> Runner:
+    def open_runner(_model: Any, backend: str, precision: str, images: int | None = None) -> Runner:
         assert images is not None and images > 1000
-        if engine not in ("eager", "onnx"):
-            raise VitkitError(f"engine {engine} is not installed")
-        return Runner(engine, "float32" if engine == "onnx" else precision)
+        if backend not in ("eager", "onnx"):
+            raise VitkitError(f"backend {backend} is not installed")
+        return Runner(backend, "float32" if backend == "onnx" else precision)
 
     monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner, raising=False)
 
 
-@pytest.mark.usefixtures("engines")
-def test_engines_that_do_not_work_are_left_out_with_their_reason() -> None:
-    opened = open_engines(tiny.build(), [("eager", "bfloat16"), ("openvino", "float32")], tiny.images())
+@pytest.mark.usefixtures("backends")
+def test_backends_that_do_not_work_are_left_out_with_their_reason() -> None:
+    opened = open_backends(tiny.build(), [("eager", "bfloat16"), ("openvino", "float32")], tiny.images())
     assert [own.key for own in opened.contenders] == ["vitkit eager bfloat16"]
-    assert opened.missing == {"openvino float32": "engine openvino is not installed"}
+    assert opened.missing == {"openvino float32": "backend openvino is not installed"}
 
 
-@pytest.mark.usefixtures("engines")
-def test_an_engine_that_falls_back_to_a_precision_is_there_once() -> None:
-    opened = open_engines(tiny.build(), [("onnx", "float32"), ("onnx", "bfloat16")], tiny.images())
+@pytest.mark.usefixtures("backends")
+def test_an_backend_that_falls_back_to_a_precision_is_there_once() -> None:
+    opened = open_backends(tiny.build(), [("onnx", "float32"), ("onnx", "bfloat16")], tiny.images())
     assert [own.key for own in opened.contenders] == ["vitkit onnx float32"]
     assert set(opened.memory) == {"vitkit onnx float32"}
 

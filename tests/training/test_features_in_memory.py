@@ -59,7 +59,7 @@ def test_features_of_many_images_are_one_array() -> None:
     assert not features.is_inference() and not labels.is_inference()
 
 
-@pytest.mark.parametrize("config", [{}, {"class_token": False, "classifier": "gap"}, {"classifier": "token+gap"}])
+@pytest.mark.parametrize("config", [{}, {"class_token": False, "pool": "gap"}, {"pool": "token+gap"}])
 @pytest.mark.parametrize("what", ["head", "class", "mean"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_feature_holds_no_other_token(config: dict[str, Any], what: Any, batch: int) -> None:

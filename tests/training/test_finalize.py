@@ -354,7 +354,7 @@ def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Pa
 @pytest.mark.parametrize("prior", ["data", "uniform"])
 def test_a_head_is_fitted_as_the_recipe_records(noise: Path, tmp_path: Path, prior: str) -> None:
     before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before", say=lambda _: None)
-    fields = {"method": "head", "weights": str(before), "prior": prior, "batch_size": 64}
+    fields = {"method": "probe", "weights": str(before), "prior": prior, "batch_size": 64}
     run, _ = go(noise, tmp_path / "run", **fields)
     assert 'balance = "none"' in (run / "recipe.toml").read_text()
     standing = standing_of(load(run))
@@ -367,7 +367,7 @@ def test_a_head_is_fitted_as_the_recipe_records(noise: Path, tmp_path: Path, pri
 
 def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, tmp_path: Path) -> None:
     before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before", say=lambda _: None)
-    fields = {"method": "full", "head_start": True, "weights": str(before), **STILL}
+    fields = {"method": "full", "lp_ft": True, "weights": str(before), **STILL}
     run, _ = go(noise, tmp_path / "run", balance="loss", patch_dropout=0.0, **fields)
     _, trained, standing = saved_and_trained(run)
     plain, _ = go(noise, tmp_path / "plain", balance="none", patch_dropout=0.0, **fields)

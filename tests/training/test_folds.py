@@ -348,7 +348,7 @@ def test_a_limit_cuts_the_training_images_of_each_fold_alone(
 ) -> None:
     monkeypatch.setattr(run, "_go", lambda *_: None)  # what is trained on is settled before
     cross_validate(recipe_for(data), tmp_path / "all")
-    cross_validate(recipe_for(data, limit=6), tmp_path / "some")
+    cross_validate(recipe_for(data, max_images=6), tmp_path / "some")
     for number in (1, 2, 3):
         whole, some = (split_from_file(tmp_path / name / f"fold-{number}" / "split.json") for name in ("all", "some"))
         assert some.of_split("train").counts() == {"blue": 2, "green": 2, "red": 2}

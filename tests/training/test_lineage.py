@@ -22,7 +22,7 @@ from vitkit.weights import load
 from vitkit.weights.formats.writing import write
 
 CLASSES = ("a", "b", "c")
-START = {"weights": "WEIGHTS", "model": None, "method": "linear", "epochs": 1}
+START = {"weights": "WEIGHTS", "model": None, "method": "probe-sgd", "epochs": 1}
 
 
 def scene(seed: int, side: int = 32) -> Image.Image:

@@ -98,7 +98,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(data: Path, source: Path, **fields: Any) -> Recipe:
-    quick = {**runs.QUICK, "model": None, "weights": str(source), "method": "lora", "rank": RANK, "lr": 5e-3}
+    quick = {**runs.QUICK, "model": None, "weights": str(source), "method": "lora", "lora_rank": RANK, "lr": 5e-3}
     return Recipe(**{"data": str(data), **quick, **fields})
 
 
@@ -162,4 +162,4 @@ def test_a_learning_rate_that_leads_nowhere_is_not_taken(data: Path, source: Pat
 
 def test_a_head_on_frozen_features_has_no_learning_rate_to_find() -> None:
     with pytest.raises(VitkitError, match="leave out --find-lr"):
-        Recipe(method="head", find_lr=True)
+        Recipe(method="probe", find_lr=True)

@@ -143,8 +143,8 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
 @pytest.mark.parametrize(
     ("method", "fields"),
     [
-        ("head", {"views": 1}),
-        ("linear", {}),
+        ("probe", {"views": 1}),
+        ("probe-sgd", {}),
         ("lora", {"balance": "loss"}),
         ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1, "find_lr": True}),
     ],
@@ -163,7 +163,7 @@ def test_every_method_learns_from_weights(
 
 def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: Path, tmp_path: Path) -> None:
     folder = runs.photos(tmp_path / "photos", images=6)
-    recipe = {**quick(folder, method="head", weights=str(scratch), epochs=1)}
+    recipe = {**quick(folder, method="probe", weights=str(scratch), epochs=1)}
     del recipe["model"]
     classifier = load(train(recipe, tmp_path / "run", say=silent))
     assert classifier.task == "single" and classifier.thresholds is None

@@ -174,12 +174,12 @@ def test_the_factor_is_between_0_and_1(progress: float, stride: float, recipe: R
     st.integers(1, 4),
 )
 def test_no_step_is_trained_at_rate_0_the_peak_is_reached_and_either_side_of_it_is_monotone(
-    batches: int, warmup: float, schedule: Any, min_lr: float, step_per: Any, epochs: int, accumulate: int
+    batches: int, warmup: float, schedule: Any, min_lr: float, step_per: Any, epochs: int, grad_accum: int
 ) -> None:
     recipe = Recipe(
-        warmup=warmup, schedule=schedule, min_lr=min_lr, step_per=step_per, epochs=epochs, accumulate=accumulate
+        warmup=warmup, schedule=schedule, min_lr=min_lr, step_per=step_per, epochs=epochs, grad_accum=grad_accum
     )
-    steps = math.ceil(batches / accumulate) * epochs
+    steps = math.ceil(batches / grad_accum) * epochs
     task = ClassificationTask(_NO_MODEL, recipe, steps)
     rates = []
     for step in range(steps):

@@ -84,7 +84,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("after") / "photos")
 
 
-FIELDS = {"method": "head", "precision": "float32", "workers": 0, "batch_size": 8, "limit": None}
+FIELDS = {"method": "probe", "precision": "float32", "workers": 0, "batch_size": 8, "max_images": None}
 
 
 def head_run(data: Path, pretrained: Path, out: Path, **fields: object) -> Path:
@@ -100,7 +100,7 @@ def test_the_backbone_stays_and_the_head_learns(data: Path, pretrained: Path, tm
     before, after = runs.weights(pretrained), runs.weights(folder)
     assert [name for name in before if not name.startswith("head") and not torch.equal(before[name], after[name])] == []
     model = load(folder).model
-    assert model.config.classifier == "token+gap"
+    assert model.config.pool == "token+gap"
     runs.assert_learned(folder, data)
     assert (folder / "report.html").is_file()
 
@@ -125,12 +125,12 @@ def test_a_run_that_was_stopped_before_its_head_goes_on(data: Path, pretrained: 
 def test_few_images_get_a_head_and_many_the_whole_model(data: Path, pretrained: Path) -> None:
     table = split_from_file(pretrained / "split.json")
     few, reasons = complete({"data": str(data), "weights": str(pretrained)}, table)
-    assert few.method == "head"
+    assert few.method == "probe"
     assert "training images per class are too few" in reasons[0]
     many = table.take([i % len(table) for i in range(40 * len(table))])
     assert complete({"data": str(data), "weights": str(pretrained)}, many)[0].method == "full"
-    limited, reasons = complete({"data": str(data), "weights": str(pretrained), "limit": 30}, many)
-    assert limited.method == "head"
+    limited, reasons = complete({"data": str(data), "weights": str(pretrained), "max_images": 30}, many)
+    assert limited.method == "probe"
     assert "about 10 training images per class" in reasons[0], "a limit is of training images"
     assert complete({"data": str(data), "weights": "none"}, many)[0].method == "scratch"
     assert complete({"data": str(data), "method": "scratch"}, many)[0].weights == "none"

@@ -16,7 +16,17 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
 from vitkit.training.defaults import PRESETS, complete, spare_patches
-from vitkit.training.recipe import BY_METHOD, Recipe, build, bundled, departures, load_fields, parse_duration, resolve
+from vitkit.training.recipe import (
+    BY_METHOD,
+    RENAMED,
+    Recipe,
+    build,
+    bundled,
+    departures,
+    load_fields,
+    parse_duration,
+    resolve,
+)
 from vitkit.weights.catalog import find
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
@@ -28,17 +38,17 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "epochs": st.integers(1, 10**9),
     "batch_size": st.integers(1, 10**9),
     "image_size": st.none() | st.integers(1, 10**5),
-    "limit": st.none() | st.integers(2, 10**12),
+    "max_images": st.none() | st.integers(2, 10**12),
     "patience": st.none() | st.integers(1, 10**9),
     "seed": st.integers(0, 2**63 - 1),
     "workers": st.none() | st.integers(0, 10**4),
     "views": st.integers(0, 10**4),
     "layer_decay": st.floats(1e-3, 1),
-    "rank": st.integers(1, 10**4),
-    "accumulate": st.integers(1, 10**6),
+    "lora_rank": st.integers(1, 10**4),
+    "grad_accum": st.integers(1, 10**6),
     "devices": st.none() | st.integers(1, 10**4),
     "nodes": st.none() | st.integers(1, 10**4),
-    "method": st.sampled_from(["auto", "linear", "full", "scratch"]),  # lora wants weights, head no steps
+    "method": st.sampled_from(["auto", "probe-sgd", "full", "scratch"]),  # lora wants weights, head no steps
     "momentum": st.floats(0, 0.999999),
     "beta2": st.floats(0, 0.999999),
     "ema": st.floats(0, 0.999),
@@ -168,9 +178,20 @@ def test_a_bundled_recipe_is_headed_by_its_command(name: str) -> None:
 
 
 # What a published recipe may leave open: it is off unless asked for, or changes nothing but rounding and speed.
-OPEN = {"image_size", "rank", "time", "swa_lr", "teacher", "distillation", "distill_alpha", "distill_temperature"}
-OPEN |= {"group_by", "folds", "limit", "patience", "devices", "nodes", "strategy", "checkpointing", "compile", "cache"}
-OPEN |= {"workers", "distill_scale", "split_from", "layout", "init"}
+OPEN = {"image_size", "lora_rank", "time", "swa_lr", "teacher", "distillation", "distill_alpha", "distill_temperature"}
+OPEN |= {
+    "group_by",
+    "folds",
+    "max_images",
+    "patience",
+    "devices",
+    "nodes",
+    "strategy",
+    "checkpointing",
+    "compile",
+    "cache",
+}
+OPEN |= {"cache", "workers", "distill_scale", "split_from", "layout", "init"}
 
 
 @pytest.mark.parametrize("name", sorted(bundled()))
@@ -205,7 +226,7 @@ def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
             {
                 "model": "vit_base_patch16_224_in21k",
                 "weights": "vit_base_patch16_224.jx_in21k",
-                "method": "linear",
+                "method": "probe-sgd",
                 "epochs": 10,
                 "batch_size": 8,
                 "optimizer": "sgd",
@@ -230,7 +251,7 @@ def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
                 "label_smoothing": 0.0,
                 "color_jitter": 0.0,
                 "drop_path": 0.0,
-                "head_start": False,
+                "lp_ft": False,
                 "keep": "every",
             },
         ),
@@ -261,7 +282,7 @@ def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
                 "clip_grad": 0.0,
                 "label_smoothing": 0.0,
                 "drop_path": 0.0,
-                "head_start": False,
+                "lp_ft": False,
                 "layer_decay": 1.0,
                 "keep": "every",
             },
@@ -284,7 +305,9 @@ def test_flags_go_before_a_published_recipe_and_what_they_change_is_said(here: P
     (line,) = departures(flags, "flowers-head")
     assert line == "recipe flowers-head, changed: epochs 2 (published: 10), patch_dropout 0.3 (published: 0.0)"
     assert departures({"data": "digits"}) == departures({}, "flowers-head") == departures({"data": "photos"}) == []
-    assert departures({"data": "digits", "limit": 300}) == ["recipe digits, changed: limit 300 (published: None)"]
+    assert departures({"data": "digits", "max_images": 300}) == [
+        "recipe digits, changed: max_images 300 (published: None)"
+    ]
 
 
 def test_another_model_than_the_published_one_does_not_start_from_its_weights(here: Path) -> None:
@@ -347,19 +370,19 @@ OUT_OF_RANGE: dict[str, Any] = {
     "zoom": 1.0,
     "shear": 90.0,
     "color_jitter": -0.1,
-    "limit": 1,
+    "max_images": 1,
     "patience": 0,
     "workers": -1,
     "folds": 1,
     "layer_decay": 0.0,
-    "accumulate": 0,
+    "grad_accum": 0,
     "ema": 1.0,
     "swa": 1.5,
     "swa_lr": 0.0,
     "mixup": -0.1,
     "cutmix": 101.0,
     "rand_augment": 11,
-    "erase": 1.5,
+    "random_erasing": 1.5,
     "balance": "undersample",
     "step_per": "batch",
     "views": -1,
@@ -402,9 +425,9 @@ def test_swa_with_another_average_or_no_known_end_is_refused(other: dict[str, An
     ("name", "value"), [("mixup", 0.2), ("ema", 0.9), ("swa", 0.2), ("patch_dropout", 0.5), ("balance", "loss")]
 )
 def test_what_acts_on_steps_is_refused_of_a_head_that_is_fitted_at_once(name: str, value: Any) -> None:
-    build({"method": "linear", name: value})
-    with pytest.raises(VitkitError, match=f"head takes no steps, so {name} has nothing to act on"):
-        build({"method": "head", name: value})
+    build({"method": "probe-sgd", name: value})
+    with pytest.raises(VitkitError, match=f"probe takes no steps, so {name} has nothing to act on"):
+        build({"method": "probe", name: value})
 
 
 def test_text_that_is_no_toml_is_refused_with_the_file(tmp_path: Path) -> None:
@@ -440,3 +463,18 @@ def test_no_time_is_no_budget() -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(VitkitError, match="time must be a duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(("before", "now"), RENAMED.items())
+def test_a_field_of_before_is_refused_with_its_new_name(before: str, now: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(f"{before} = 1\n")
+    with pytest.raises(VitkitError, match=f"{before} is called {now} now"):
+        build(load_fields(tmp_path / "recipe.toml"), "recipe.toml")
+    assert now in Recipe.__dataclass_fields__ and before not in Recipe.__dataclass_fields__
+
+
+@pytest.mark.parametrize(("before", "now"), [("head", "probe"), ("linear", "probe-sgd")])
+def test_a_method_of_before_is_refused_with_its_new_name(before: str, now: str) -> None:
+    with pytest.raises(VitkitError, match=f"method {before} is called {now} now"):
+        build({"method": before})
+    assert build({"method": now}).method == now

@@ -229,14 +229,14 @@ def test_limit_trains_on_a_few_of_each_class_and_tests_on_as_many_as_without(
     data: Path, finished: Path, tmp_path: Path
 ) -> None:
     whole = split_from_file(finished / "split.json")
-    folder, said = train(runs.quick(data, epochs=1, limit=15), tmp_path / "run")
+    folder, said = train(runs.quick(data, epochs=1, max_images=15), tmp_path / "run")
     table = split_from_file(folder / "split.json")
     assert table.of_split("train").counts() == {"blue": 5, "green": 5, "red": 5}
     for name in ("val", "test"):
         assert table.of_split(name).paths == whole.of_split(name).paths
     assert f"images: 15 train, {len(whole.of_split('val'))} val, {len(whole.of_split('test'))} test" in said
-    with pytest.raises(VitkitError, match="--limit 2 is too few to train on: the 3 classes need 3 images"):
-        train(runs.quick(data, limit=2), tmp_path / "none")
+    with pytest.raises(VitkitError, match="--max-images 2 is too few to train on: the 3 classes need 3 images"):
+        train(runs.quick(data, max_images=2), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

@@ -52,7 +52,7 @@ def linear_model() -> VisionTransformer:
 
 
 def find(data: ImageData, model: VisionTransformer | None = None) -> list[float]:
-    recipe = Recipe(method="linear", optimizer="sgd", lr=0.01, label_smoothing=0.0)
+    recipe = Recipe(method="probe-sgd", optimizer="sgd", lr=0.01, label_smoothing=0.0)
     with fit._quiet_lightning():
         found = search.find_lr(model or linear_model(), recipe, data, "float32", lambda done, total: None)
     return list(found.values())
@@ -96,7 +96,7 @@ def test_a_sample_has_the_classes_in_their_proportions(tmp_path: Path) -> None:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "mixing, smoothing, class weights": {"mixup": 0.5, "cutmix": 1.0, "label_smoothing": 0.4, "balance": "loss"},
-    "sampler, accumulation": {"balance": "sampler", "accumulate": 2, "batch_size": 1},
+    "sampler, accumulation": {"balance": "sampler", "grad_accum": 2, "batch_size": 1},
     "what is dropped, bfloat16": {"patch_dropout": 0.5, "dropout": 0.3, "drop_path": 0.3, "precision": "bfloat16"},
     "layers, clipping": {"layer_decay": 0.5, "clip_grad": 0.05, "optimizer": "sgd", "decay_all": True},
 }

@@ -79,7 +79,7 @@ def test_rates_for_training_are_the_recipes(source: Path, table: ImageTable) -> 
 
 
 def test_what_is_looked_at_first_is_what_is_loaded(source: Path, table: ImageTable) -> None:
-    for method in ("full", "head", "lora"):
+    for method in ("full", "probe", "lora"):
         recipe = Recipe(data=str(table.root), weights=str(source), method=method)  # type: ignore[arg-type]
         config, preprocess = start_of(recipe, table.classes, lambda *_: None)
         classifier = new_classifier(recipe, table, "hash", lambda *_: None)

@@ -95,7 +95,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_asks_later_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = small(data, accumulate=2, mixup=0.2)
+    recipe = small(data, grad_accum=2, mixup=0.2)
     train(recipe, tmp_path / "now", **QUIET)
     with monkeypatch.context() as patched:
         as_on_a_gpu(patched)

@@ -280,7 +280,7 @@ def test_another_seed_or_step_drops_otherwise() -> None:
 
 
 def test_two_batches_of_one_step_drop_and_mix_otherwise() -> None:
-    task = task_at(0, Recipe(accumulate=2, mixup=0.5), batches=2, **DROPPING)
+    task = task_at(0, Recipe(grad_accum=2, mixup=0.5), batches=2, **DROPPING)
     seen: list[Tensor] = []
     original: Callable[..., Any] = task.loss_of
     task.loss_of = lambda x, y: (seen.append(x), original(x, y))[1]  # type: ignore[method-assign]
@@ -368,10 +368,10 @@ BATCHES = [(tiny.images(4, seed=s), torch.tensor([s, 1, 2, (s + 3) % 7])) for s 
 
 
 @pytest.mark.parametrize("short", [1, 3, 4])
-@pytest.mark.parametrize("accumulate", [1, 2, 3, 5, 8])
-def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(accumulate: int, short: int) -> None:
+@pytest.mark.parametrize("grad_accum", [1, 2, 3, 5, 8])
+def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(grad_accum: int, short: int) -> None:
     """The last batch of the epoch may be short: it counts for as many images as it has."""
-    recipe = Recipe(accumulate=accumulate, label_smoothing=0.0, clip_grad=0.0)
+    recipe = Recipe(grad_accum=grad_accum, label_smoothing=0.0, clip_grad=0.0)
     task = task_at(0, recipe, batches=5, images=16 + short)
     batches = [*BATCHES[:4], (BATCHES[4][0][:short], BATCHES[4][1][:short])]
     found: list[dict[str, Tensor]] = []
@@ -379,9 +379,9 @@ def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(acc
         step=lambda: found.append({n: p.grad.clone() for n, p in task.model.named_parameters() if p.grad is not None})
     )
     train(task, batches)
-    assert len(found) == math.ceil(5 / accumulate)
+    assert len(found) == math.ceil(5 / grad_accum)
     for i, own in enumerate(found):
-        assert_close(own, whole_gradient(batches[i * accumulate : (i + 1) * accumulate]))
+        assert_close(own, whole_gradient(batches[i * grad_accum : (i + 1) * grad_accum]))
 
 
 @pytest.mark.parametrize("fields", [{"mixup": 0.5}, {"cutmix": 1.0}, {"mixup": 0.5, "cutmix": 1.0}], ids=str)
@@ -478,7 +478,7 @@ def test_where_memory_runs_out_the_same_step_is_done_in_halves_and_said_in_a_lin
 
 
 def test_memory_that_runs_out_in_a_later_batch_of_a_step_loses_nothing_of_the_earlier_ones() -> None:
-    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, accumulate=3), batches=3, guard=Guard(lambda _: None))
+    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, grad_accum=3), batches=3, guard=Guard(lambda _: None))
     original: Callable[..., Any] = task.loss_of
     calls: list[int] = []
 
@@ -583,7 +583,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_as_well(tmp_path: Path, monke
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_one_bad_batch_spoils_the_whole_of_its_step_and_is_the_one_saved(tmp_path: Path, bad: int) -> None:
-    task = task_at(0, Recipe(accumulate=2), batches=2, guard=Guard(lambda _: None, tmp_path))
+    task = task_at(0, Recipe(grad_accum=2), batches=2, guard=Guard(lambda _: None, tmp_path))
     before = weights_of(task)
     train(task, [BAD, BATCH] if bad == 0 else [BATCH, BAD])
     assert all(torch.equal(before[name], own) for name, own in weights_of(task).items())

@@ -97,9 +97,9 @@ EVERYTHING = TUNED | {
     "attention_dropout": 0.1,
     "drop_path": 0.3,
     "patch_dropout": 0.3,
-    "erase": 0.5,
+    "random_erasing": 0.5,
     "rand_augment": 3,
-    "accumulate": 2,
+    "grad_accum": 2,
     "balance": "sampler",
     "ema": 0.9,
 }
@@ -115,7 +115,7 @@ def together(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         Classifier(model, ("blue", "green", "red"), Preprocess(size=(16, 16))).save(folder / name)
     tuned = {"data": str(data), "weights": str(folder / "start")}
     every: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = {
-        "digits": ({**load_fields("digits"), "limit": 200, "epochs": 2}, WAYS),
+        "digits": ({**load_fields("digits"), "max_images": 200, "epochs": 2}, WAYS),
         "defaults": (
             {**tuned, "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32"},
             {"two": (2, None)},
@@ -292,4 +292,4 @@ def test_what_several_processes_cannot_do_is_refused(fields: dict[str, object], 
 def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
     assert describe_team(Recipe(), ALONE) == []
     assert "of all together" in describe_team(Recipe(), Team(size=2))[0]
-    assert "one of the 2 processes fits it" in describe_team(Recipe(method="head"), Team(size=2))[0]
+    assert "one of the 2 processes fits it" in describe_team(Recipe(method="probe"), Team(size=2))[0]

@@ -47,9 +47,9 @@ def interrupt_at(epoch: int) -> Callable[[str, int, int], None]:
 
 FIELDS: list[dict[str, Any]] = [
     {"ema": 0.9, "mixup": 0.4, "cutmix": 1.0, "balance": "loss"},
-    {"swa": 0.7, "swa_lr": 5e-4, "accumulate": 2, "batch_size": 4},
-    {"balance": "sampler", "rand_augment": 6, "erase": 0.5, "step_per": "epoch", "decay_all": True},
-    {"method": "linear"},
+    {"swa": 0.7, "swa_lr": 5e-4, "grad_accum": 2, "batch_size": 4},
+    {"balance": "sampler", "rand_augment": 6, "random_erasing": 0.5, "step_per": "epoch", "decay_all": True},
+    {"method": "probe-sgd"},
 ]
 
 
@@ -105,7 +105,7 @@ def test_batches_added_up_are_steps_of_as_many_images(data: Path, tmp_path: Path
     """27 training images: 6 batches of 4 and one of 3, in two steps an epoch."""
     seen: list[str] = []
     folder, said = train(
-        runs.quick(data, batch_size=4, accumulate=4, epochs=2),
+        runs.quick(data, batch_size=4, grad_accum=4, epochs=2),
         tmp_path / "run",
         progress=lambda *a: seen.append(str(a)),
     )

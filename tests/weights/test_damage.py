@@ -41,7 +41,7 @@ from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
 NPZ: dict[str, dict[str, Any]] = {
     "npz token": {},
     "npz representation": {"representation_size": 20},
-    "npz gap": {"classifier": "gap"},
+    "npz gap": {"pool": "gap"},
     "npz hybrid": {"stem": (1, 2), "image_size": (32, 32), "patch_size": 1},
 }
 HF = tuple(name for name in foreign.NAMES if name.startswith("HF"))

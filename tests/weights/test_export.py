@@ -22,14 +22,14 @@ from vitkit.weights import inspect, load
 from vitkit.weights.formats.writing import To, write
 
 SQUARE = {"image_size": (16, 16)}
-DINO = {"layer_scale": 0.1, "classifier": "token+gap", "mlp_size": 64}
+DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
 # Models that a layout can express: the layouts, and the fields that differ from the tiny model.
 EXPRESSIBLE: dict[str, tuple[tuple[To, ...], dict[str, Any]]] = {
     "token": (("npz", "timm", "hf"), {}),
     "tanh": (("npz", "timm", "hf"), {"gelu": "tanh"}),
     "one channel": (("npz", "timm", "hf"), {"in_channels": 1}),
     "no head": (("npz", "timm", "hf"), {"num_classes": 0}),
-    "gap": (("npz", "timm"), {"classifier": "gap"}),
+    "gap": (("npz", "timm"), {"pool": "gap"}),
     "representation": (("npz",), {"representation_size": 20}),
     "representation without a head": (("npz", "hf"), {"representation_size": 32, "num_classes": 0}),
     "no qkv bias": (("timm", "hf"), {"qkv_bias": False}),
@@ -37,7 +37,7 @@ EXPRESSIBLE: dict[str, tuple[tuple[To, ...], dict[str, Any]]] = {
     "distilled": (("timm", "hf"), {"distill_token": True, "distill_head": True}),
     "distil token alone": (("hf",), {"distill_token": True}),
     "DeiT III": (("timm",), {"layer_scale": 0.1, "prefix_positions": False}),
-    "fc_norm": (("timm",), {"classifier": "gap", "class_token": True, "fc_norm": True}),
+    "fc_norm": (("timm",), {"pool": "gap", "class_token": True, "fc_norm": True}),
     "registers": (("timm",), {"registers": 3, "layer_scale": 0.1, "prefix_positions": False}),
     "registers with positions": (("timm",), {"registers": 3}),
     "swiglu": (("timm",), {"mlp_kind": "swiglu", "layer_scale": 0.1, "mlp_size": 88}),
@@ -122,7 +122,7 @@ def transformers_output(path: Path, batch: torch.Tensor) -> torch.Tensor:
     return output.last_hidden_state[:, 0] if loading["missing_keys"] else output.pooler_output
 
 
-@pytest.mark.parametrize("fields", [{}, {"classifier": "gap"}], ids=["token", "gap"])
+@pytest.mark.parametrize("fields", [{}, {"pool": "gap"}], ids=["token", "gap"])
 def test_timm_reads_our_npz(tmp_path: Path, fields: dict[str, Any]) -> None:
     source = classifier(**fields)
     config = source.model.config
@@ -186,15 +186,15 @@ REFUSED: list[tuple[To, dict[str, Any], str]] = [
     ("npz", {"qkv_bias": False}, "qkv_bias"),
     ("npz", {"norm_eps": 1e-5}, "norm_eps"),
     ("npz", {"mlp_kind": "swiglu"}, "mlp_kind"),
-    ("npz", {"classifier": "token+gap"}, "classifier"),
+    ("npz", {"pool": "token+gap"}, "pool"),
     ("npz", {"stem": (), "stem_kind": "timm", "image_size": (32, 32)}, "stem_kind"),
     ("timm", {"representation_size": 20}, "representation_size"),
     ("timm", {"stem": (1, 1), "stem_kind": "timm", "image_size": (32, 32)}, "stem"),
     ("timm", {"norm_eps": 1e-5}, "norm_eps"),
-    ("timm", {"classifier": "token+gap"}, "classifier"),
-    ("hf", {"classifier": "gap"}, "classifier"),
+    ("timm", {"pool": "token+gap"}, "pool"),
+    ("hf", {"pool": "gap"}, "pool"),
     ("hf", {"representation_size": 32}, "representation_size"),
-    ("hf", {**DINO, "classifier": "token"}, "classifier"),
+    ("hf", {**DINO, "pool": "token"}, "pool"),
     ("hf", {**DINO, "mlp_size": 48}, "mlp_size"),
     ("hf", {"stem": (), "image_size": (32, 32)}, "stem"),
     *[

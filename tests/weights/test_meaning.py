@@ -27,7 +27,7 @@ from vitkit.weights.meaning import Use, meaning_of, weights_for
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "meanings.json").read_text(encoding="utf-8"))
 NAME = "vit_tiny_patch16_224"
 ANSWERS, TRAINING = f"{NAME}.augreg_in21k_ft_in1k", f"{NAME}.augreg_best_in21k"
-FIELDS = ("layers", "hidden_size", "heads", "mlp_size", "patch_size", "stem", "distill_token", "classifier")
+FIELDS = ("layers", "hidden_size", "heads", "mlp_size", "patch_size", "stem", "distill_token", "pool")
 
 
 def put(name: str) -> None:
@@ -80,7 +80,7 @@ def test_what_it_means_is_that_model_with_the_classes_that_its_name_says(name: s
             "patch_size",
             "stem",
             "distill_token",
-            "classifier",
+            "pool",
         ):
             assert getattr(wanted, field) == getattr(given, field), field
         assert entry.url

@@ -18,7 +18,7 @@ from vitkit.system.files import is_empty, sole, sole_in
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
-Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `inference.backends.base`, which loads torch
+Backend = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `inference.backends.base`, which loads torch
 Precision = Literal["auto", "float32", "bfloat16"]
 Plan = Literal[
     "auto", "plain", "folded-fused", "folded-batch", "folded-image", "packed-fused", "packed-batch", "packed-image"
@@ -34,8 +34,8 @@ ModelSource = Annotated[
 
 EXPORTED = (".onnx", ".xml", ".pt2")  # as `vitkit.exporting` writes them
 
-EngineName = Annotated[
-    Engine, typer.Option("--engine", help="What computes; auto: the fastest that is installed and worth its start.")
+BackendName = Annotated[
+    Backend, typer.Option("--backend", help="What computes; auto: the fastest that is installed and worth its start.")
 ]
 PrecisionName = Annotated[
     Precision, typer.Option("--precision", help="auto: bfloat16 where the hardware multiplies such numbers.")

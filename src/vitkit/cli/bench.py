@@ -1,4 +1,4 @@
-"""`vitkit bench`: how fast a model runs on this machine, by each engine."""
+"""`vitkit bench`: how fast a model runs on this machine, by each backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _RATIO = "times_eager_float32"
 _TABLE, _PICTURE = "bench.csv", "bench.png"
 _COLUMNS = {  # of a row: heading and form
-    "name": ("engine", "{}"),
+    "name": ("backend", "{}"),
     "batch": ("batch", "{}"),
     "images_per_s": ("images/s", "{}"),
     "quartiles": ("quartiles", "{}"),
@@ -41,9 +41,9 @@ def bench(
         str, typer.Argument(help="A model name (random weights), a run or model folder, or a checkpoint.")
     ] = "vit_small_patch16_224",
     batch_sizes: Annotated[str, typer.Option("--batch-sizes", help="Images at a time, with commas.")] = "1,8,32",
-    engines: Annotated[
+    backends: Annotated[
         str | None,
-        typer.Option("--engines", help="With commas: eager, compile, openvino, onnx; default: all that work."),
+        typer.Option("--backends", help="With commas: eager, compile, openvino, onnx; default: all that work."),
     ] = None,
     precisions: Annotated[
         str, typer.Option("--precisions", help="With commas: float32, bfloat16.")
@@ -55,7 +55,7 @@ def bench(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over what is in --out.")] = False,
 ) -> None:
-    """Images per second of each engine and precision, timed in turn: A B C ... A B C ...
+    """Images per second of each backend and precision, timed in turn: A B C ... A B C ...
 
     Beside each: its speed relative to eager float32; the share it reaches of the ceiling, which is the model's matrix
     products alone; how far its logits and first classes are from float32; the memory it took to open and run it.
@@ -63,9 +63,9 @@ def bench(
     Example: vitkit bench vit_base_patch16_224 --batch-sizes 1,8
     """
     sizes = _numbers(batch_sizes)
-    from vitkit.inference.backends.base import ENGINES, PRECISIONS
+    from vitkit.inference.backends.base import BACKENDS, PRECISIONS
 
-    asked = None if engines is None else _choices("--engines", engines, ENGINES)
+    asked = None if backends is None else _choices("--backends", backends, BACKENDS)
     wanted = _choices("--precisions", precisions, PRECISIONS)
     from vitkit.cli.progress import Bar
 
@@ -127,7 +127,7 @@ def _model(source: str) -> VisionTransformer:
 def _measure(
     model: VisionTransformer,
     batches: Sequence[int],
-    engines: list[str] | None,
+    backends: list[str] | None,
     precisions: list[str],
     rounds: int,
     bar: Any,
@@ -136,8 +136,8 @@ def _measure(
 
     from vitkit.profiling.speed import compare, row
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as engines choose
-    opened = _open(model, engines, precisions, min(batches), bar)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as backends choose
+    opened = _open(model, backends, precisions, min(batches), bar)
     results = []
     for batch in batches:
         speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, bar, device)
@@ -149,19 +149,19 @@ def _measure(
     return {"machine": _machine(), "rounds": rounds, "results": results, "missing": dict(opened.missing)}
 
 
-def _open(model: VisionTransformer, engines: list[str] | None, precisions: list[str], batch: int, bar: Any) -> Opened:
+def _open(model: VisionTransformer, backends: list[str] | None, precisions: list[str], batch: int, bar: Any) -> Opened:
     """Those asked for, and eager float32 ahead of them: the others are measured by it."""
-    from vitkit.inference.backends.base import ENGINES
-    from vitkit.profiling.speed import Opened, open_engines
+    from vitkit.inference.backends.base import BACKENDS
+    from vitkit.profiling.speed import Opened, open_backends
 
     images = _images(model, batch)
-    first = open_engines(model, [("eager", "float32")], images, bar)
-    asked = engines or [name for name in ENGINES if name != "auto"]
-    wanted = [(engine, precision) for engine in asked for precision in precisions]
-    rest = open_engines(model, [own for own in wanted if own != ("eager", "float32")], images, bar)
-    if engines is not None and rest.missing:
+    first = open_backends(model, [("eager", "float32")], images, bar)
+    asked = backends or [name for name in BACKENDS if name != "auto"]
+    wanted = [(backend, precision) for backend in asked for precision in precisions]
+    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, bar)
+    if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
-        raise VitkitError(f"--engines {name.split()[0]} does not work here: {reason}")
+        raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")
     return Opened([*first.contenders, *rest.contenders], {**first.memory, **rest.memory}, rest.missing)
 
 
@@ -214,7 +214,7 @@ def _print(model: str, found: dict[str, Any]) -> None:
 
         table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for heading, _ in _COLUMNS.values():
-            table.add_column(heading, justify="left" if heading == "engine" else "right", no_wrap=True)
+            table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
         for cells in rows:
             table.add_row(*cells)
         Console().print(table)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitkit.cli.arguments import (
+    BackendName,
     DataRoot,
-    EngineName,
     FolderLayout,
     MergeNumber,
     ModelSource,
@@ -47,7 +47,7 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Write report.html, evaluation.json and predictions.csv into this folder."),
     ] = None,
-    engine: EngineName = "auto",
+    backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
     merge: MergeNumber = 0,
@@ -72,7 +72,7 @@ def evaluate(
             _ = classifier.model  # the report looks inside; an exported file says that it has none
         name = split or metrics.held_out_split(table)
         images = len(table) if name == "all" else len(table.of_split(name))
-        classifier = classifier.use(engine, precision, images, merge, plan, tell)
+        classifier = classifier.use(backend, precision, images, merge, plan, tell)
         outcome = evaluator.evaluate(classifier, table, name, partial(bar, "evaluating"))
         if data is None:
             outcome = metrics.grouped(outcome, groups_of_run(Path(model), table))
@@ -83,7 +83,7 @@ def evaluate(
             record = PictureRecord.from_bytes(classifier.pictures, model)
             seen = unseen.find_seen(record, table, name, bar, is_own=data is None)
         found = unseen.all_figures(outcome, seen, classifier.provenance.get("balance"))
-        computed = {"engine": classifier.engine, "precision": classifier.precision, "merge": merge}
+        computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
         numbers = {"accuracy": found["accuracy"], **computed, **found}
         notes = [*_notes(outcome), *filter(None, [unseen.describe(numbers)])]
         for note in notes:

@@ -41,11 +41,12 @@ def export(
     ] = None,
     layout: FolderLayout = "auto",
     data_root: DataRoot = None,
-    size: Annotated[
-        str | None, typer.Option("--size", metavar="H,W", help="Another image size, in pixels; positions are resized.")
+    image_size: Annotated[
+        str | None,
+        typer.Option("--image-size", metavar="H,W", help="Another size, in pixels; positions are resized."),
     ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="In which the weights are stored.")
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option("--precision", help="In which the weights are stored.")
     ] = "float32",
     dynamic_batch: Annotated[
         bool, typer.Option("--dynamic-batch/--no-dynamic-batch", help="Any number of images at a time, or only one.")
@@ -59,7 +60,7 @@ def export(
 
     Example: vitkit export runs/digits-1 --to onnx -o digits.onnx
     """
-    pixels = None if size is None else _parse_size(size)
+    pixels = None if image_size is None else _parse_size(image_size)
     name, out = _destination(model, to, out)
     if not out.parent.is_dir():
         raise VitkitError(f"--out {out}: there is no folder {out.parent}")
@@ -77,19 +78,19 @@ def export(
         classifier = _load(model, pixels, bar)
         try:
             batch = None if dynamic_batch else 1
-            outcome = write(classifier, out, pictures, force=force, batch=batch, dtype=dtype, progress=bar)
+            outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision, progress=bar)
         except Refused as error:
             say(f"refused: {error}; nothing was written", file=sys.stderr)
             raise typer.Exit(1) from error
     if as_json:
         print(to_json(_figures(outcome, out, pictures), indent=2))
     else:
-        _print(outcome, out, pictures, classifier, name, dtype, "any batch" if dynamic_batch else "batch 1")
+        _print(outcome, out, pictures, classifier, name, precision, "any batch" if dynamic_batch else "batch 1")
 
 
 def _parse_size(size: str) -> tuple[int, int]:
     if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", size) is None:
-        raise VitkitError(f"--size {size} must be one number of pixels, or height,width as in 384,512")
+        raise VitkitError(f"--image-size {size} must be one number of pixels, or height,width as in 384,512")
     sides = [int(side) for side in re.split("[,x]", size)]
     return sides[0], sides[-1]
 
@@ -125,14 +126,14 @@ def _figures(outcome: Outcome, out: Path, pictures: Pictures) -> dict[str, objec
 
 
 def _print(
-    outcome: Outcome, out: Path, pictures: Pictures, classifier: Classifier, to: str, dtype: str, batch: str
+    outcome: Outcome, out: Path, pictures: Pictures, classifier: Classifier, to: str, precision: str, batch: str
 ) -> None:
     height, width = classifier.preprocess.size
     say(f"compared on {pictures.what} with the model in float32:")
     say(f"  {_RUNTIMES[to]}, {outcome.precision}: {_say(outcome.comparison)}")
     if outcome.in_bfloat16 is not None:
         say(f"  {_RUNTIMES[to]}, bfloat16, as predict asks it here: {_say(outcome.in_bfloat16)}")
-    weights = f"weights {dtype}, {height}x{width} pixels, {batch}"
+    weights = f"weights {precision}, {height}x{width} pixels, {batch}"
     say(f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s ({weights})")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitkit.cli.arguments import (
-    EngineName,
+    BackendName,
     MergeNumber,
     ModelSource,
     PlanName,
@@ -53,12 +53,12 @@ def predict(
     reject: Annotated[
         float | None, typer.Option("--reject", help="Withhold the label below this confidence, 0 to 1.")
     ] = None,
-    engine: EngineName = "auto",
+    backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
     merge: MergeNumber = 0,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Images at a time; by default as suits the engine.")
+        int | None, typer.Option("--batch-size", min=1, help="Images at a time; by default as suits the backend.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
@@ -90,7 +90,7 @@ def predict(
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths) if out is not None and resume else Stock(paths)
-        classifier = classifier.use(engine, precision, len(stock.missing), merge, plan, tell)
+        classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, tell)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         tally = stock.tally
         with _resumable(out), Bar() as bar, _writer(out, form, paths, stock) as write:
@@ -151,7 +151,7 @@ def _is_by(classifier: Classifier, file: Path, form: Format) -> bool:
     """Whether the rows are the classifier's.
 
     What it says again of the first image that can be read decides, where that agrees to the digits. Else the rows may
-    be by another engine or precision, and several may differ by as much as rounding to bfloat16 changes this model.
+    be by another backend or precision, and several may differ by as much as rounding to bfloat16 changes this model.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []

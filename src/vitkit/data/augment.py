@@ -33,7 +33,7 @@ class Augment:
         shear: degrees, to either side, along both axes.
         color_jitter: relative change of brightness, contrast and saturation.
         rand_augment: magnitude of two operations drawn for each picture, 0 to 10 (arXiv 1909.13719).
-        erase: probability that a rectangle becomes the mean colour, after normalisation (arXiv 1708.04896).
+        random_erasing: probability that a rectangle becomes the mean colour, after normalisation (arXiv 1708.04896).
     """
 
     crop_scale: tuple[float, float] | None = None
@@ -44,7 +44,7 @@ class Augment:
     shear: float = 0.0
     color_jitter: float = 0.0
     rand_augment: int = 0
-    erase: float = 0.0
+    random_erasing: float = 0.0
 
     def build(self, preprocess: Preprocess) -> v2.Transform:
         """The transform from a decoded picture to a picture of the model's size."""
@@ -101,7 +101,7 @@ class Augment:
 
     def build_pixels(self) -> v2.Transform:
         """The transform of the normalised pixels, (C, height, width)."""
-        return v2.RandomErasing(self.erase) if self.erase else v2.Identity()
+        return v2.RandomErasing(self.random_erasing) if self.random_erasing else v2.Identity()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,7 +334,7 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
     of_each_class = set(first.values())
     if limit < len(of_each_class):
         raise VitkitError(
-            f"--limit {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images"
+            f"--max-images {limit} is too few to train on: the {len(first)} classes need {len(of_each_class)} images"
         )
     kept = set(sorted(ranked, key=lambda i: i not in of_each_class)[:limit])
     return table.take([i for i, own in enumerate(table.splits) if own != "train" or i in kept])

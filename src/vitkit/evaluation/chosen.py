@@ -17,10 +17,10 @@ def chosen_on(split: str, recipe: Mapping[str, Any], *, is_multi: bool) -> tuple
     if split != "val":
         return ()
     chosen = []
-    if recipe.get("method") == "head":
+    if recipe.get("method") == "probe":
         chosen.append("penalty by log loss")
     else:
-        if recipe.get("head_start"):
+        if recipe.get("lp_ft"):
             chosen.append("penalty of the first head by log loss")
         if recipe.get("find_lr"):
             chosen.append("learning rate by log loss")

@@ -130,11 +130,11 @@ def readers(config: ViTConfig) -> Tensor:
     weights = torch.zeros(config.tokens)
     if config.distill_head:
         weights[:2] = 0.5
-    elif config.classifier == "token":
+    elif config.pool == "token":
         weights[0] = 1.0
     else:
         weights[config.prefix_tokens :] = 1.0 / config.patches
-        if config.classifier == "token+gap":
+        if config.pool == "token+gap":
             weights[config.prefix_tokens :] /= 2
             weights[0] = 0.5
     return weights

@@ -10,8 +10,8 @@ import torch
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import program, screen_onnx, screen_openvino, seal
-from vitkit.inference.backends import onnx as onnx_engine
-from vitkit.inference.backends import openvino as openvino_engine
+from vitkit.inference.backends import onnx as onnx_backend
+from vitkit.inference.backends import openvino as openvino_backend
 from vitkit.inference.backends.base import GraphRunner
 from vitkit.inference.backends.graph_builder import CARD
 from vitkit.model.vit import VisionTransformer
@@ -30,14 +30,14 @@ class Format:
     Attributes:
         suffix: of its file.
         beside: suffixes of the files that belong to it.
-        engine: the name of its runtime among `ENGINES`.
+        backend: the name of its runtime among `BACKENDS`.
         write: model, path, text of the card, only batch or None, dtype of the weights.
         open: a runner of a file in a precision, `auto` included, and the text of its card; a file that holds anything
             but what `write` writes is refused before its runtime sees it.
     """
 
     suffix: str
-    engine: str
+    backend: str
     write: Callable[[VisionTransformer, Path, str, int | None, torch.dtype], None]
     open: Callable[[Path, str], tuple[GraphRunner, str]]
     beside: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Format:
 
 
 def _write_onnx(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    graph = onnx_engine.to_graph(model, batch, dtype)
+    graph = onnx_backend.to_graph(model, batch, dtype)
     entry = graph.metadata_props.add()
     entry.key, entry.value = CARD, card
     content = graph.SerializeToString()
@@ -57,14 +57,14 @@ def _write_onnx(model: VisionTransformer, path: Path, card: str, batch: int | No
 
 def _open_onnx(path: Path, precision: str) -> tuple[GraphRunner, str]:
     card = screen_onnx.read_card(path)
-    return onnx_engine.from_file(path, precision), card
+    return onnx_backend.from_file(path, precision), card
 
 
 def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    graph = openvino_engine.to_graph(model, batch, dtype)
+    graph = openvino_backend.to_graph(model, batch, dtype)
     graph.set_rt_info(card, [CARD])
     try:
-        openvino_engine.import_openvino().serialize(graph, path, path.with_suffix(".bin"))
+        openvino_backend.import_openvino().serialize(graph, path, path.with_suffix(".bin"))
     except RuntimeError as error:  # how OpenVINO reports a full disk
         raise OSError(f"cannot write {path}: is the disk full?") from error
     path.write_bytes(seal.sealed(path.read_bytes(), path.with_suffix(".bin").read_bytes()))
@@ -72,26 +72,26 @@ def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int 
 
 def _open_openvino(path: Path, precision: str) -> tuple[GraphRunner, str]:
     card = screen_openvino.read_card(path)
-    return openvino_engine.from_file(path, precision), card
+    return openvino_backend.from_file(path, precision), card
 
 
 FORMATS: dict[str, Format] = {
     "onnx": Format(
         suffix=".onnx",
-        engine="onnx",
+        backend="onnx",
         write=_write_onnx,
         open=_open_onnx,
     ),
     "openvino": Format(
         suffix=".xml",
         beside=(".bin",),
-        engine="openvino",
+        backend="openvino",
         write=_write_openvino,
         open=_open_openvino,
     ),
     "torch": Format(
         suffix=".pt2",
-        engine="eager",
+        backend="eager",
         write=program.write,
         open=program.from_file,
     ),

@@ -50,25 +50,25 @@ class Exported(Classifier):
 
     def use(
         self,
-        engine: str = "auto",
+        backend: str = "auto",
         precision: str = "auto",
         images: int | None = None,  # noqa: ARG002
         merge: int = 0,
         plan: str = "auto",
         say: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Exported:
-        """The same file in another precision. Its engine is that of its format.
+        """The same file in another precision. Its backend is that of its format.
 
         Raises:
-            VitkitError: another engine is asked for, the engine has no such precision, tokens are to be merged, or a
+            VitkitError: another backend is asked for, the backend has no such precision, tokens are to be merged, or a
                 plan is asked for.
         """
         if merge:
             _ = self.model  # says that there is none
         if plan != "auto":
             raise VitkitError(f"--plan is for the model itself, not for the exported file {self.path}: leave it out")
-        if engine not in ("auto", self._form.engine):
-            raise VitkitError(f"{self.path} runs by the engine {self._form.engine}, not {engine}")
+        if backend not in ("auto", self._form.backend):
+            raise VitkitError(f"{self.path} runs by the backend {self._form.backend}, not {backend}")
         if precision in ("auto", self.runner.precision):
             return self
         return Exported(self.path, precision)

@@ -20,7 +20,7 @@ from vitkit.system.files import from_json
 class ProgramRunner(GraphRunner):
     """A traced program, which computes in the numbers that it was written with."""
 
-    engine = "eager"
+    backend = "eager"
 
     def __init__(self, program: program_file.Program) -> None:
         self._program = program

@@ -46,7 +46,7 @@ def export(
     *,
     force: bool = True,
     batch: int | None = None,
-    dtype: str = "float32",
+    precision: str = "float32",
     progress: Progress | None = None,
 ) -> Outcome:
     """Write the classifier to a file of the format that its suffix names, if it then answers as the classifier does.
@@ -57,7 +57,7 @@ def export(
         pictures: what both are asked about.
         force: write over what is there.
         batch: the only number of images that it is to take; None: any number.
-        dtype: in which weights are stored: a key of `DTYPES`.
+        precision: in which weights are stored: a key of `DTYPES`.
         progress: told what is being done, how much is done, of how much.
 
     Raises:
@@ -66,22 +66,22 @@ def export(
             the file, or it is there and is not to be written over.
         OSError: the disk is full or not writable.
     """
-    form, card = format_of(out), Card.of(classifier, dtype)
+    form, card = format_of(out), Card.of(classifier, precision)
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
     with _staged(out, form, force=force) as temporary:
         begun = time.perf_counter()
-        form.write(classifier.model, temporary, card.to_json(), batch, DTYPES[dtype])
+        form.write(classifier.model, temporary, card.to_json(), batch, DTYPES[precision])
         seconds = time.perf_counter() - begun
-        comparison, in_bfloat16, precision = _verify(classifier, temporary, form, card, pictures, progress)
+        comparison, in_bfloat16, computed = _verify(classifier, temporary, form, card, pictures, progress)
         size = sum(file.stat().st_size for file in form.files(temporary))
-    return Outcome(comparison, precision, in_bfloat16, size, seconds)
+    return Outcome(comparison, computed, in_bfloat16, size, seconds)
 
 
 def _verify(
     classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures, progress: Progress | None
 ) -> tuple[Comparison, Comparison | None, str]:
-    precision = "float32" if form.engine != "eager" else card.dtype
+    precision = "float32" if form.backend != "eager" else card.dtype
     try:
         exported = load_exported(path, precision)
     except VitkitError as error:
@@ -94,7 +94,7 @@ def _verify(
     if faults:
         raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
-    quick = load_exported(path) if form.engine == "openvino" else exported
+    quick = load_exported(path) if form.backend == "openvino" else exported
     if quick.precision == "bfloat16" != precision:
         in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16", progress), card, "bfloat16")
         if faults := in_bfloat16.faults():

@@ -1,8 +1,8 @@
 """Many images through reading and computing at once, in order, in bounded memory.
 
-Where an engine computes for several threads at once (PyTorch's own on a CPU, OpenVINO), each core reads and computes
+Where a backend computes for several threads at once (PyTorch's own on a CPU, OpenVINO), each core reads and computes
 batches of its own from end to end, in one thread: no core waits for another, neither within a matrix product nor
-between reading and computing. Any other engine keeps the cores busy by itself, so its batches are computed one at a
+between reading and computing. Any other backend keeps the cores busy by itself, so its batches are computed one at a
 time while the next are read.
 """
 
@@ -28,7 +28,7 @@ from vitkit.errors import NOT_FINITE
 Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 
-BATCH, BATCH_ALONE = 8, 32  # of an engine that computes in every thread, and of one that computes a batch at a time
+BATCH, BATCH_ALONE = 8, 32  # of a backend that computes in every thread, and of one that computes a batch at a time
 
 
 def cores() -> int:

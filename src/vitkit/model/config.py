@@ -46,8 +46,8 @@ class ViTConfig:
     conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention
     stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): the root alone
     stem_kind: StemKind = "reference"  # whose weight standardisation and eps
-    class_token: bool | None = None  # None: as the classifier needs; mean-pooled models may keep an unread one
-    classifier: Literal["token", "gap", "token+gap"] = "token"  # sec. 3.1; app. D.3; DINOv2's linear probe
+    class_token: bool | None = None  # None: as the pool needs; mean-pooled models may keep an unread one
+    pool: Literal["token", "gap", "token+gap"] = "token"  # sec. 3.1; app. D.3; DINOv2's linear probe
     distill_token: bool = False  # DeiT, arXiv 2012.12877, sec. 4
     distill_head: bool = False
     registers: int = 0  # arXiv 2309.16588
@@ -81,7 +81,7 @@ class ViTConfig:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
         if self.class_token is None:
-            object.__setattr__(self, "class_token", self.classifier != "gap")
+            object.__setattr__(self, "class_token", self.pool != "gap")
         _check_values(self)
 
     @property
@@ -123,12 +123,12 @@ class ViTConfig:
     @property
     def tokens_read(self) -> int | None:
         """How many of the first tokens the head reads; None where it reads all."""
-        return 1 + self.distill_head if self.classifier == "token" else None
+        return 1 + self.distill_head if self.pool == "token" else None
 
     @property
     def feature_size(self) -> int:
         """Length of the vector that the classification head reads."""
-        pooled = 2 * self.hidden_size if self.classifier == "token+gap" else self.hidden_size
+        pooled = 2 * self.hidden_size if self.pool == "token+gap" else self.hidden_size
         return self.representation_size or pooled
 
     def replace(self, **overrides: Any) -> ViTConfig:
@@ -235,7 +235,7 @@ def _check_patches(config: ViTConfig) -> None:
         raise VitkitError(f"stem must be the units of at most 4 stages, each at least 1, not {config.stem}")
     if not all(0 <= layer < config.layers for layer in config.conv_layers):
         raise VitkitError(f"conv_layers must be layers from 0 to {config.layers - 1}, not {config.conv_layers}")
-    if config.classifier == "token" and config.layers - 1 in config.conv_layers:
+    if config.pool == "token" and config.layers - 1 in config.conv_layers:
         raise VitkitError(
             f"conv_layers {config.conv_layers}: the last layer must attend, for its class token to read the patches"
         )
@@ -250,17 +250,17 @@ def _check_patches(config: ViTConfig) -> None:
 
 
 def _check_tokens(config: ViTConfig) -> None:
-    if config.classifier != "gap" and not config.class_token:
-        raise VitkitError(f"classifier {config.classifier!r} needs class_token=True: it reads the class token")
+    if config.pool != "gap" and not config.class_token:
+        raise VitkitError(f"pool {config.pool!r} needs class_token=True: it reads the class token")
     if config.distill_head and not config.distill_token:
         raise VitkitError("distill_head needs distill_token=True: the second head reads the distillation token")
-    if config.distill_token and config.classifier != "token":
-        raise VitkitError(f"distill_token needs classifier='token', not {config.classifier!r}")
+    if config.distill_token and config.pool != "token":
+        raise VitkitError(f"distill_token needs pool='token', not {config.pool!r}")
     if config.distill_token and config.representation_size is not None:
         raise VitkitError("representation_size cannot be combined with distill_token: DeiT has no representation layer")
     if config.fc_norm and config.norm == "post":
         raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
-    if config.fc_norm and (config.distill_head or config.classifier == "token+gap"):
+    if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
         raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
 
 
@@ -335,8 +335,8 @@ def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any
     )
     if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"
-    if "classifier" in overrides and config.class_token == (config.classifier != "gap"):
-        changes["class_token"] = None  # as the new classifier needs
+    if "pool" in overrides and config.class_token == (config.pool != "gap"):
+        changes["class_token"] = None  # as the new pool needs
     if "layers" in overrides:
         changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)
     return changes
@@ -345,6 +345,8 @@ def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any
 def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:
     known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
+        if name == "classifier":
+            raise VitkitError("classifier is called pool now: the tokens that the head reads")
         if name not in known:
             raise VitkitError(f"unknown model option {name!r}{suggest(name, known)}; known: {', '.join(known)}")
 

@@ -152,7 +152,7 @@ def layer_scale(config: ViTConfig) -> nn.Module:
 
 def heads(config: ViTConfig) -> tuple[nn.Module, Head | None, Head | None]:
     """The representation layer (sec. 3.1), the head, and DeiT's second one."""
-    pooled = 2 * config.hidden_size if config.classifier == "token+gap" else config.hidden_size
+    pooled = 2 * config.hidden_size if config.pool == "token+gap" else config.hidden_size
     pre_logits: nn.Module = nn.Identity()
     if config.representation_size is not None:
         pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))

@@ -81,7 +81,7 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
         "image_size": int(parsed["resolution"]),
         "num_classes": IMAGENET_21K if in21k else IMAGENET_1K,
         "representation_size": size.hidden_size if in21k else None,
-        "classifier": "gap" if parsed["suffix"] == "_gap" else "token",
+        "pool": "gap" if parsed["suffix"] == "_gap" else "token",
         "distill_token": distilled,
         "distill_head": distilled,
         **(STEMS[parsed["stem"]] if parsed["stem"] else {"patch_size": int(parsed["patch"])}),

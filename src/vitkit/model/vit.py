@@ -120,7 +120,7 @@ class Block(nn.Module):
         super().__init__()
         self.post_norm = config.norm == "post"
         self.norm1 = layer_norm(config)
-        patches_read = layer < config.layers - 1 or config.classifier != "token"  # else convolving them is in vain
+        patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them is in vain
         self.attn = ConvMixer(config) if layer in config.conv_layers else Attention(config, patches_read)
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
         self.norm2 = layer_norm(config)
@@ -256,10 +256,10 @@ class VisionTransformer(nn.Module):
         """What each head reads, (B, D) each."""
         if self.config.distill_head:
             return tokens[:, 0], tokens[:, 1]
-        if self.config.classifier == "token":
+        if self.config.pool == "token":
             return (self.pre_logits(self.fc_norm(tokens[:, 0])),)
         pooled = tokens[:, self.config.prefix_tokens :].mean(dim=1)
-        if self.config.classifier == "token+gap":
+        if self.config.pool == "token+gap":
             pooled = torch.cat([tokens[:, 0], pooled], dim=-1)  # (B, 2D)
         return (self.pre_logits(self.fc_norm(pooled)),)
 

@@ -161,17 +161,17 @@ def _work(contender: Contender, images: Tensor) -> Work:
     return work
 
 
-# --- Our own engines ----------------------------------------------------------------------------------------
+# --- Our own backends ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Engines that are ready, and why others are not.
+    """Backends that are ready, and why others are not.
 
     Attributes:
         contenders: in the order asked for.
         memory: bytes that the process grew by while each was opened and first used, by key; None where unknown.
-        missing: why an engine is left out, by `engine precision`.
+        missing: why a backend is left out, by `backend precision`.
     """
 
     contenders: list[Contender]
@@ -179,33 +179,33 @@ class Opened:
     missing: Mapping[str, str]
 
 
-def open_engines(
+def open_backends(
     model: VisionTransformer, wanted: Sequence[tuple[str, str]], images: Tensor, progress: Progress | None = None
 ) -> Opened:
-    """Those (engine, precision) that work here; each computes `images` (B, C, height, width) once."""
+    """Those (backend, precision) that work here; each computes `images` (B, C, height, width) once."""
     from vitkit.inference.backends import open_runner
 
     contenders: list[Contender] = []
     memory: dict[str, int | None] = {}
     missing: dict[str, str] = {}
-    for done, (engine, precision) in enumerate(wanted):
+    for done, (backend, precision) in enumerate(wanted):
         if progress is not None:
-            progress(f"preparing {engine} {precision}", done, len(wanted))
+            progress(f"preparing {backend} {precision}", done, len(wanted))
         before = resident()
         try:
-            runner = open_runner(model, engine, precision, images=_MANY)
+            runner = open_runner(model, backend, precision, images=_MANY)
             runner(images)
         except (VitkitError, ImportError) as error:
-            missing[f"{engine} {precision}"] = str(error)
+            missing[f"{backend} {precision}"] = str(error)
             continue
-        after, contender = resident(), Contender(f"vitkit {runner.engine}", runner.precision, runner)
+        after, contender = resident(), Contender(f"vitkit {runner.backend}", runner.precision, runner)
         if contender.key not in memory:
             contenders.append(contender)
             memory[contender.key] = None if before is None or after is None else max(after - before, 0)
     return Opened(contenders, memory, missing)
 
 
-_MANY = 1_000_000  # images: any engine is worth its preparation
+_MANY = 1_000_000  # images: any backend is worth its preparation
 
 
 def resident() -> int | None:

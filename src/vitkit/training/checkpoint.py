@@ -24,7 +24,7 @@ _DIGITS = 12  # of a digest
 
 # Fields of the recipe that may change between: the weights would come out as they would have, or further on.
 _PLACES = ("data", "weights", "teacher")  # what is there has a digest, or is in the state
-_SPLITTING = ("layout", "split", "split_from", "group_by", "folds", "limit")  # split.json has the outcome
+_SPLITTING = ("layout", "split", "split_from", "group_by", "folds", "max_images")  # split.json has the outcome
 _LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
 _COMPUTING = ("precision", "devices", "nodes", "strategy", "checkpointing", "compile", "cache", "workers")
 _BEFORE_AND_AFTER = ("find_lr", "prior")

@@ -18,7 +18,7 @@ SPARED = 0.3  # of the patches: a fine-tuning step takes two thirds of the time,
 PRESETS: dict[str, dict[str, Any]] = {
     "scratch": {},
     "full": {
-        "head_start": True,
+        "lp_ft": True,
         "epochs": 6,
         "batch_size": 32,
         "lr": 5e-4,
@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "monitor": "val_loss",
     },
     "lora": {
-        "head_start": True,
+        "lp_ft": True,
         "epochs": 8,
         "batch_size": 32,
         "lr": 2e-3,
@@ -39,8 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "color_jitter": 0.1,
         "monitor": "val_loss",
     },
-    "linear": {"epochs": 10, "warmup": 0.0, "drop_path": 0.0, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
-    "head": {"epochs": 1, "batch_size": 64, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
+    "probe-sgd": {"epochs": 10, "warmup": 0.0, "drop_path": 0.0, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
+    "probe": {"epochs": 1, "batch_size": 64, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
 }
 
 
@@ -68,14 +68,14 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
     elif method == "auto":
         trained = sum(split in (None, "train") for split in table.splits)
         share = 1.0 if any(table.splits) else asked.split[0]
-        each = min(trained * share, asked.limit or math.inf) / len(table.classes)
-        method = "head" if each < FEW else "full"
-        why = {"head": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
+        each = min(trained * share, asked.max_images or math.inf) / len(table.classes)
+        method = "probe" if each < FEW else "full"
+        why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
     settled = {**PRESETS[method], **(_MULTI if table.is_multi else {}), **fields, "method": method}
     if method == "scratch":
         settled["weights"] = "none"
-    if method == "head" and asked.balance == "auto":
+    if method == "probe" and asked.balance == "auto":
         settled["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
     if asked.model is None and asked.weights in ("auto", "none"):
         settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"

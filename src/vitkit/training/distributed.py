@@ -201,8 +201,8 @@ def describe_team(recipe: Recipe, team: Team) -> list[str]:
     """What the user should know of several processes, if there are."""
     if team.size == 1:
         return []
-    if recipe.method == "head":
-        return [f"method head: one of the {team.size} processes fits it, the others wait"]
+    if recipe.method == "probe":
+        return [f"method probe: one of the {team.size} processes fits it, the others wait"]
     kind = "fsdp" if recipe.strategy == "fsdp" else "ddp"
     return [f"{team.size} processes ({kind}); batch and learning rate are those of all together"]
 

@@ -78,7 +78,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
-    if recipe.method == "head":
+    if recipe.method == "probe":
         if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             known = fit_head(run, recipe, table, classifier)
     else:
@@ -137,11 +137,11 @@ def _learn(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, 
     if recipe.patch_dropout:
         drop_patches(classifier.model, recipe.patch_dropout)
     spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=is_multi))
-    if recipe.method == "linear":
+    if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
-        adapted = add_low_rank(classifier.model, recipe.rank, mix_seeds(recipe.seed))
-        run.say(f"changes of rank {recipe.rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
+        adapted = add_low_rank(classifier.model, recipe.lora_rank, mix_seeds(recipe.seed))
+        run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
     objective: dict[str, Any] = {
         "imitate": None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
         "class_weights": class_weights(in_train, is_multi=is_multi) if balance == "loss" else None,
@@ -162,7 +162,7 @@ def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classif
     `learned` (K,) makes of a head for the data as they come one for what the training is to learn.
     """
     model = classifier.model
-    if not recipe.head_start or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
+    if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
         return 0.0
     head = model.head
     seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier), head.state_dict()))
@@ -215,7 +215,7 @@ def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData
 
 
 def _describe(recipe: Recipe, steps: int) -> str:
-    batch = f"{recipe.accumulate} x {recipe.batch_size}" if recipe.accumulate > 1 else str(recipe.batch_size)
+    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
     spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
     precision = choose_precision(recipe.precision)
     return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
@@ -228,7 +228,7 @@ def _trainer_of(run: Run, recipe: Recipe, data: ImageData, writer: RunWriter, st
         num_nodes=run.team.machines,
         strategy=strategy_of(recipe, run.team),
         max_epochs=recipe.epochs,
-        callbacks=[StopOnSignal(stop, run.team), _ShowSteps(run.progress, recipe.accumulate), writer],
+        callbacks=[StopOnSignal(stop, run.team), _ShowSteps(run.progress, recipe.grad_accum), writer],
         limit_val_batches=1.0 if len(data.val) else 0,
     )
 
@@ -241,7 +241,7 @@ def _fit(
     objective: dict[str, Any],
     spent: float,
 ) -> None:
-    steps = math.ceil(len(data.train_dataloader()) / recipe.accumulate)
+    steps = math.ceil(len(data.train_dataloader()) / recipe.grad_accum)
     writer = RunWriter(run.folder, classifier, recipe, run.say, run.team)
     run.say(_describe(recipe, steps))
     classifier.model.train()
@@ -315,11 +315,11 @@ def _quiet_lightning() -> Iterator[None]:
 class _ShowSteps(Callback):
     """Reports each step, of so many batches, to the run's progress."""
 
-    def __init__(self, progress: Progress, accumulate: int) -> None:
-        self.progress, self.accumulate = progress, accumulate
+    def __init__(self, progress: Progress, grad_accum: int) -> None:
+        self.progress, self.grad_accum = progress, grad_accum
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         batches, done = int(trainer.num_training_batches), trainer.fit_loop.batch_idx + 1
-        if done % self.accumulate == 0 or done == batches:
+        if done % self.grad_accum == 0 or done == batches:
             what = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            self.progress(what, math.ceil(done / self.accumulate), math.ceil(batches / self.accumulate))
+            self.progress(what, math.ceil(done / self.grad_accum), math.ceil(batches / self.grad_accum))

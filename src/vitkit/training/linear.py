@@ -1,4 +1,4 @@
-"""`--method linear`: the backbone is frozen, and its head is trained by gradient as any other model is."""
+"""`--method probe-sgd`: the backbone is frozen, and its head is trained by gradient as any other model is."""
 
 from __future__ import annotations
 

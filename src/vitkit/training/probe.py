@@ -1,4 +1,4 @@
-"""`--method head`: the backbone is frozen, so each image goes through it once, and a head is fitted to what comes out.
+"""`--method probe`: the backbone is frozen, so each image goes through it once, and a head is fitted to what comes out.
 
 The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which together
 say more than either (docs/log.md). Its penalty is chosen on the validation images.

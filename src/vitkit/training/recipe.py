@@ -31,6 +31,16 @@ class Between:
     high: float
 
 
+RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
+    "accumulate": "grad_accum",
+    "erase": "random_erasing",
+    "head_start": "lp_ft",
+    "limit": "max_images",
+    "rank": "lora_rank",
+}
+_METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What to train on, which model, and how. A field that is None is left to the data or to the model's name."""
@@ -46,12 +56,12 @@ class Recipe:
         str, "Where to start: auto (published for --model), none, a model folder, a checkpoint, or a published name."
     ] = "auto"
     method: Annotated[
-        Literal["auto", "head", "linear", "lora", "full", "scratch"],
+        Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"],
         "What is trained: a head fitted to frozen features, a head by gradient, low-rank changes, everything, or "
         "everything from nothing.",
     ] = "auto"
-    rank: Annotated[int, "Rank of the changes that lora learns.", Between(1, 1e4)] = 8
-    head_start: Annotated[
+    lora_rank: Annotated[int, "Rank of the changes that lora learns.", Between(1, 1e4)] = 8
+    lp_ft: Annotated[
         bool,
         "Fit the new head to frozen features before the rest learns; by default when tuning weights.",
         BY_METHOD,
@@ -64,7 +74,7 @@ class Recipe:
     epochs: Annotated[int, "Passes over the training images.", Between(1, 1e9), BY_METHOD] = 50
     time: Annotated[str | None, "Wall-clock budget such as 90s, 10m or 2h; the schedule is fitted to it."] = None
     batch_size: Annotated[int, "Images per step.", Between(1, 1e9), BY_METHOD] = 64
-    accumulate: Annotated[int, "Batches whose gradients are added up before a step.", Between(1, 1e6)] = 1
+    grad_accum: Annotated[int, "Batches whose gradients are added up before a step.", Between(1, 1e6)] = 1
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "Update rule."] = "adamw"
     lr: Annotated[float, "Peak learning rate.", Between(1e-12, 1e3), BY_METHOD] = 1e-3
     find_lr: Annotated[bool, "Score short runs with a tenth to ten times lr first, and take the best."] = False
@@ -159,7 +169,7 @@ class Recipe:
     rand_augment: Annotated[
         int, "Strength, 0 to 10, of two changes drawn from RandAugment's; 0 is none.", Between(0, 10)
     ] = 0
-    erase: Annotated[float, "Probability that a rectangle of a picture is erased.", Between(0, 1)] = 0.0
+    random_erasing: Annotated[float, "Probability that a rectangle of a picture is erased.", Between(0, 1)] = 0.0
 
     layout: Annotated[
         LayoutName, "Whether the folders in the data's folder are classes or splits; auto: told by their names."
@@ -186,7 +196,7 @@ class Recipe:
     folds: Annotated[
         int | None, "Cross-validate: this many runs, each testing another part of the data.", Between(2, 1e4)
     ] = None
-    limit: Annotated[
+    max_images: Annotated[
         int | None,
         "Train on at most this many images, of each class in proportion; validation and test images all stay.",
         Between(2, 1e12),
@@ -275,6 +285,8 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
     """
     hints = get_type_hints(Recipe)
     for name in fields:
+        if name in RENAMED:
+            raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")
         if name not in hints:
             close = difflib.get_close_matches(name, hints, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
@@ -410,6 +422,8 @@ def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
         return float(value)
     if kind in (int, str, bool) and type(value) is kind:
         return value
+    if name == "method" and value in _METHODS_RENAMED:
+        raise VitkitError(f"{source}: method {value} is called {_METHODS_RENAMED[value]} now")
     raise VitkitError(f"{source}: {name} must be {_expected(kind)}, not {value!r}")
 
 
@@ -466,14 +480,15 @@ def _check_together(recipe: Recipe) -> None:
         raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
     if recipe.swa and recipe.time:
         raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
-    if recipe.find_lr and recipe.method == "head":
+    if recipe.find_lr and recipe.method == "probe":
         raise VitkitError("a head on frozen features is fitted without a learning rate; leave out --find-lr")
-    if recipe.method == "head":
+    if recipe.method == "probe":
         asked = [name for name in _OF_STEPS if getattr(recipe, name)]
         asked += ["balance"] if recipe.balance in ("loss", "sampler") else []
         if asked:
             raise VitkitError(
-                f"method head takes no steps, so {asked[0]} has nothing to act on; leave it out or take --method linear"
+                f"method probe takes no steps, so {asked[0]} has nothing to act on; leave it out or take "
+                "--method probe-sgd"
             )
     if recipe.method == "lora" and recipe.weights == "none":
         raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")

@@ -132,8 +132,8 @@ def _prepare(
     images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, tuple(groups))
     before = ancestry_of(recipe, taught, progress)
     parts = _parts(images, recipe, before, progress)
-    if recipe.limit is not None:
-        parts = [_limit(own, recipe.limit, recipe.seed) for own in parts]
+    if recipe.max_images is not None:
+        parts = [_limit(own, recipe.max_images, recipe.seed) for own in parts]
     run = Run(Path(out) if out is not None else next_free(table.root.name), say, progress)
     if out is None:
         hold.callback(remove_if_empty, run.folder)

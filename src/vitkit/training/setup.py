@@ -54,8 +54,8 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
             raise
         raise VitkitError(f"{error}; or train from scratch with --weights none") from error
     config = plan.config.replace(num_classes=len(classes), representation_size=None, **_rates(recipe))
-    if recipe.method == "head" and config.classifier == "token" and not (config.fc_norm or config.distill_head):
-        config = config.replace(classifier="token+gap")
+    if recipe.method == "probe" and config.pool == "token" and not (config.fc_norm or config.distill_head):
+        config = config.replace(pool="token+gap")
     _check(config, recipe)
     return config, _preprocess(recipe, plan.preprocess)
 
@@ -126,7 +126,7 @@ def augment_of(recipe: Recipe) -> Augment:
         shear=recipe.shear,
         color_jitter=recipe.color_jitter,
         rand_augment=recipe.rand_augment,
-        erase=recipe.erase,
+        random_erasing=recipe.random_erasing,
     )
 
 

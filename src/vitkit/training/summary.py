@@ -196,7 +196,7 @@ def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluatio
 def _kept(recipe: Recipe, table: ImageTable) -> str:
     """What became the model, and what chose it."""
     has_val = "val" in table.splits
-    if recipe.method == "head":
+    if recipe.method == "probe":
         return "a head, its penalty chosen by log loss on val images" if has_val else "a head of the middle penalty"
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
 

@@ -53,7 +53,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
     precision = choose_precision(recipe.precision)
     try:
         # As for a head on frozen features: the class token and the mean of the patches.
-        begun = Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="head")
+        begun = Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
         source = unspoilt_weights(recipe, table, run.progress)
         if source is None:
             text = "the weights had been trained on them, and those before are not at hand"

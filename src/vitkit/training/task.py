@@ -166,7 +166,7 @@ class ClassificationTask(LightningModule):
         self._hits.clear()
         self.went_back, self._outcome = False, None
         self._epoch_began = self._by_time
-        if self.recipe.method == "linear":  # what does not learn should not drop either
+        if self.recipe.method == "probe-sgd":  # what does not learn should not drop either
             self.model.eval()
             for module in heads_of(self.model):
                 module.train()
@@ -233,8 +233,8 @@ class ClassificationTask(LightningModule):
 
     def _place(self, batch_idx: int) -> tuple[int, int]:
         """Which batch of its step this is, from 0, and the step's last: the last step of an epoch may have fewer."""
-        number = batch_idx % self.recipe.accumulate
-        return number, min(batch_idx - number + self.recipe.accumulate, int(self.trainer.num_training_batches)) - 1
+        number = batch_idx % self.recipe.grad_accum
+        return number, min(batch_idx - number + self.recipe.grad_accum, int(self.trainer.num_training_batches)) - 1
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -79,9 +79,9 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
         **_tokens(shapes),
     }
     fields |= _head(shapes, fields, given)
-    if fields["layer_scale"] and not fields["class_token"] and not {"classifier", "class_token"} & set(given.fields):
+    if fields["layer_scale"] and not fields["class_token"] and not {"pool", "class_token"} & set(given.fields):
         # DeiT III and DINOv2 have positions for the patches alone: without this they would pass for mean-pooled models.
-        raise VitkitError(f"{given.theirs('cls_token')} is missing; if there is none to be, say classifier='gap'")
+        raise VitkitError(f"{given.theirs('cls_token')} is missing; if there is none to be, say pool='gap'")
     assumed: dict[str, str] = {}
     told = {name: value for name, value in given.fields.items() if value is not None}
     _check_told(fields, told, given)
@@ -148,9 +148,9 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) 
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
     pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), given) or None
     has_token = given.fields.get("class_token", fields["class_token"])
-    classifier = "token" if has_token and not has_fc_norm else "gap"
+    pool = "token" if has_token and not has_fc_norm else "gap"
     return {
-        "classifier": classifier,
+        "pool": pool,
         "fc_norm": has_fc_norm,
         "representation_size": pre_logits,
         "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), given),

@@ -24,7 +24,7 @@ class Namesake(NamedTuple):
 
 def _is_tokenless(config: ViTConfig) -> bool:
     """Mean-pooled, without a class token, LayerScale or registers, as SigLIP's towers and I-JEPA's are."""
-    return not (config.class_token or config.layer_scale or config.registers) and config.classifier == "gap"
+    return not (config.class_token or config.layer_scale or config.registers) and config.pool == "gap"
 
 
 _TIMM = (

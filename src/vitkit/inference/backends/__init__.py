@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.base import ENGINES, PLANS, PRECISIONS, Runner
+from vitkit.inference.backends.base import BACKENDS, PLANS, PRECISIONS, Runner
 from vitkit.inference.backends.precision import best_precision
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Runner", "best_precision", "open_runner"]
 
 _MANY = 500  # images, for which a second or three of preparation are well spent
-_PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime")}  # that an engine needs
+_PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime")}  # that a backend needs
 
 
 def open_runner(
     model: VisionTransformer,
-    engine: str = "auto",
+    backend: str = "auto",
     precision: str = "auto",
     images: int | None = None,
     merge: int = 0,
@@ -33,42 +33,43 @@ def open_runner(
 
     Args:
         model: stays as it is.
-        engine: one of `ENGINES`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not installed,
-            cannot be opened, or takes longer to prepare than so few images. (On CPUs compile is slower than eager.)
+        backend: one of `BACKENDS`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not
+            installed, cannot be opened, or takes longer to prepare than so few images. (On CPUs compile is slower than
+            eager.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
         images: how many will be asked; None for many.
-        merge: patches that are merged away in every layer: quicker, and not quite the same. Engine eager does it.
-        plan: how engine eager computes in bfloat16 on a CPU, one of `PLANS`. `auto` is what was measured here and kept;
-            else it is measured now if many images are asked, else `plain`.
+        merge: patches that are merged away in every layer: quicker, and not quite the same. Backend eager does it.
+        plan: how backend eager computes in bfloat16 on a CPU, one of `PLANS`. `auto` is what was measured here and
+            kept; else it is measured now if many images are asked, else `plain`.
         say: is told what was measured.
 
     Raises:
-        VitkitError: there is no such engine, precision or plan; the engine is not installed or cannot run the model;
+        VitkitError: there is no such backend, precision or plan; the backend is not installed or cannot run the model;
             tokens are to be merged by another than eager, or of a model that needs each patch in its place.
     """
-    if engine not in ENGINES:
-        raise VitkitError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
+    if backend not in BACKENDS:
+        raise VitkitError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if precision not in PRECISIONS:
         raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if plan not in PLANS:
         raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
-    if plan != "auto" and (merge or engine not in ("auto", "eager")):
+    if plan != "auto" and (merge or backend not in ("auto", "eager")):
         raise VitkitError(
-            f"--plan is of engine eager: leave it out with {'--merge' if merge else f'--engine {engine}'}"
+            f"--plan is of backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
         )
     if precision == "auto":
-        precision = "float32" if engine == "onnx" else best_precision()  # it has no other on CPUs
+        precision = "float32" if backend == "onnx" else best_precision()  # it has no other on CPUs
     if merge:
         from vitkit.inference.backends.torch import merging
 
-        if engine not in ("auto", "eager"):
-            raise VitkitError(f"--merge is computed by engine eager: leave out --engine {engine}")
+        if backend not in ("auto", "eager"):
+            raise VitkitError(f"--merge is computed by backend eager: leave out --backend {backend}")
         return merging(model, merge, precision)
     if plan != "auto":
-        engine = "eager"
-    if engine not in ("auto", "eager"):
-        return _open(model, engine, precision)
-    for name, fewest in _order() if engine == "auto" else ():
+        backend = "eager"
+    if backend not in ("auto", "eager"):
+        return _open(model, backend, precision)
+    for name, fewest in _order() if backend == "auto" else ():
         if images is None or images >= fewest:
             try:
                 return _open(model, name, precision)
@@ -86,12 +87,12 @@ def _order() -> list[tuple[str, int]]:
     return [("compile", 5_000)] if torch.cuda.is_available() else [("openvino", _MANY)]
 
 
-def _open(model: VisionTransformer, engine: str, precision: str) -> Runner:
-    if engine in _PACKAGES:
-        missing = [package for package in _PACKAGES[engine] if find_spec(package) is None]
+def _open(model: VisionTransformer, backend: str, precision: str) -> Runner:
+    if backend in _PACKAGES:
+        missing = [package for package in _PACKAGES[backend] if find_spec(package) is None]
         if missing:
-            raise VitkitError(f"engine {engine} needs {' and '.join(missing)}: pip install 'vitkit[export]'")
-    home = import_module(f"vitkit.inference.backends.{engine if engine in _PACKAGES else 'torch'}")
-    open_model = home.from_model if engine in _PACKAGES else home.compiled
+            raise VitkitError(f"backend {backend} needs {' and '.join(missing)}: pip install 'vitkit[export]'")
+    home = import_module(f"vitkit.inference.backends.{backend if backend in _PACKAGES else 'torch'}")
+    open_model = home.from_model if backend in _PACKAGES else home.compiled
     runner: Runner = open_model(model, precision)
     return runner

@@ -9,28 +9,28 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError, first_line
 
-Engine = Literal["auto", "eager", "compile", "openvino", "onnx"]
+Backend = Literal["auto", "eager", "compile", "openvino", "onnx"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Plan = Literal[
     "auto", "plain", "folded-fused", "folded-batch", "folded-image", "packed-fused", "packed-batch", "packed-image"
 ]
-ENGINES: tuple[str, ...] = get_args(Engine)
+BACKENDS: tuple[str, ...] = get_args(Backend)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 PLANS: tuple[str, ...] = get_args(Plan)
 
 
 class Runner(Protocol):
-    """Preprocessed images to logits, by one engine in one precision.
+    """Preprocessed images to logits, by one backend in one precision.
 
     Attributes:
-        engine: one of `ENGINES`, never `auto`.
+        backend: one of `BACKENDS`, never `auto`.
         precision: `float32` or `bfloat16`, in which the layers compute.
         is_concurrent: several threads may ask at once, each for a batch of its own.
         merged: patches that are merged away in every layer.
         plan: one of `PLANS`, never `auto`; empty where there is no choice.
     """
 
-    engine: str
+    backend: str
     precision: str
     is_concurrent: bool
     merged: int
@@ -49,7 +49,7 @@ class GraphRunner:
         outputs: number of logits; None where the graph does not say.
     """
 
-    engine: str
+    backend: str
     precision: str
     is_concurrent = False
     merged = 0
@@ -72,9 +72,9 @@ class GraphRunner:
             raise
         except Exception as error:  # each runtime has its own kinds
             shape = tuple(images.shape)
-            raise VitkitError(f"the engine {self.engine} cannot compute {shape}: {first_line(error)}") from error
+            raise VitkitError(f"the backend {self.backend} cannot compute {shape}: {first_line(error)}") from error
         if logits.shape != (len(images), self.outputs or logits.shape[-1]):
-            raise VitkitError(f"the engine {self.engine} answers {tuple(logits.shape)} for {len(images)} images")
+            raise VitkitError(f"the backend {self.backend} answers {tuple(logits.shape)} for {len(images)} images")
         return logits
 
     def _run(self, images: Tensor) -> Tensor:

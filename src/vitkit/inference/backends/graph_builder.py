@@ -271,17 +271,17 @@ class _Drawing(Generic[V]):
     def _pooled(self, x: V) -> V:
         """What the head reads, but for the affine part of the last norm."""
         prefix, N = self.config.prefix_tokens, self.config.tokens
-        if self.config.classifier == "token":
+        if self.config.pool == "token":
             return self._token(x, 0)
         mean = self.pen.mean(self.pen.slice(x, 1, prefix, N) if prefix else x, 1)
-        return self.pen.concat([self._token(x, 0), mean], 1) if self.config.classifier == "token+gap" else mean
+        return self.pen.concat([self._token(x, 0), mean], 1) if self.config.pool == "token+gap" else mean
 
     def _token(self, x: V, i: int) -> V:
         return self.pen.reshape(self.pen.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
     def _read(self, x: V, norm: nn.LayerNorm | None, layer: nn.Module | None) -> V:
         """(B, D) or both poolings (B, 2D), normalised -> through the layer, if there is one."""
-        twice = 2 if self.config.classifier == "token+gap" else 1
+        twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
             return self.linear(x, *after_norm(layer, norm, twice))
         return x if norm is None else self.affine(x, norm, twice)

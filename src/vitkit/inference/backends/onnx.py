@@ -88,7 +88,7 @@ def import_runtime() -> Any:
 class OnnxRunner(GraphRunner):
     """A session that computes in float32: ONNX Runtime has no bfloat16 kernels for processors."""
 
-    engine = "onnx"
+    backend = "onnx"
     precision = "float32"
 
     def __init__(self, source: Path | bytes, precision: str) -> None:

@@ -93,7 +93,7 @@ class OpenVINORunner(GraphRunner):
     another within a matrix product.
     """
 
-    engine = "openvino"
+    backend = "openvino"
     is_concurrent = True
 
     def __init__(self, graph: Any, precision: str) -> None:

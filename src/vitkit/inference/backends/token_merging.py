@@ -38,7 +38,7 @@ class MergingDouble(nn.Module):
         for i, block in enumerate(model.blocks):
             x, sizes = self._layer(block, x, sizes, self.plain.reads if i == last else None)
         x = model.norm(x.float())
-        if sizes is not None and config.classifier != "token":  # its mean over tokens becomes one over patches
+        if sizes is not None and config.pool != "token":  # its mean over tokens becomes one over patches
             ahead = config.prefix_tokens
             weights = sizes[:, ahead:] * (x.shape[1] - ahead) / config.patches  # (B, n)
             x = torch.cat([x[:, :ahead], x[:, ahead:] * weights.unsqueeze(2)], dim=1)

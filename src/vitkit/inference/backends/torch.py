@@ -23,7 +23,7 @@ class TorchRunner:
     """A `Runner` by PyTorch, on the CPU or a GPU.
 
     Attributes:
-        engine: `eager` or `compile`.
+        backend: `eager` or `compile`.
         precision: `float32` or `bfloat16`.
         is_concurrent: several threads may ask at once, as on a CPU where nothing is compiled.
         merged: patches that are merged away in every layer.
@@ -33,14 +33,14 @@ class TorchRunner:
     def __init__(
         self,
         compute: Callable[[Tensor], Tensor],
-        engine: str,
+        backend: str,
         precision: str,
         device: str,
         merged: int = 0,
         plan: str = "",
     ) -> None:
-        self.engine, self.precision, self.merged, self.plan = engine, precision, merged, plan
-        self.is_concurrent = engine == "eager" and device == "cpu"
+        self.backend, self.precision, self.merged, self.plan = backend, precision, merged, plan
+        self.is_concurrent = backend == "eager" and device == "cpu"
         self._compute, self._device = compute, device
         self._largest = 0  # batch so far
 
@@ -48,7 +48,7 @@ class TorchRunner:
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, height, width) float32 -> (B, K) float32 logits, on the CPU, for any B."""
         B = len(images)
-        if self.engine == "compile":  # a batch of another size would be compiled for anew
+        if self.backend == "compile":  # a batch of another size would be compiled for anew
             self._largest = max(self._largest, B)
             images = torch.cat([images, images.new_zeros(self._largest - B, *images.shape[1:])])
         return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
@@ -108,7 +108,7 @@ def compiled(model: VisionTransformer, precision: str) -> TorchRunner:
         runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))
     except RuntimeError as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(f"engine compile cannot compile the model here, take eager: {reason}") from error
+        raise VitkitError(f"backend compile cannot compile the model here, take eager: {reason}") from error
     return runner
 
 

@@ -101,7 +101,7 @@ def family_of(config: ViTConfig) -> str:
     """The transformers model that has this configuration's parts."""
     if config.registers:
         return "dinov2_with_registers"
-    if config.layer_scale is not None or config.mlp_kind == "swiglu" or config.classifier == "token+gap":
+    if config.layer_scale is not None or config.mlp_kind == "swiglu" or config.pool == "token+gap":
         return "dinov2"
     return "deit" if config.distill_token else "vit"
 
@@ -179,7 +179,7 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
         "norm_eps": config.get("layer_norm_eps", _eps(family)),
         "class_token": True,
         "prefix_positions": family != "dinov2_with_registers",
-        "classifier": _classifier(family, checkpoint),
+        "pool": _pool(family, checkpoint),
         "gelu": _activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
@@ -195,7 +195,7 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     return fields
 
 
-def _classifier(family: str, checkpoint: Checkpoint) -> str:
+def _pool(family: str, checkpoint: Checkpoint) -> str:
     """Dinov2's head reads the class token and the mean of the patches."""
     has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
     return "token+gap" if family.startswith("dinov2") and has_head else "token"

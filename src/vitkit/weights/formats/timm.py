@@ -93,7 +93,7 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
         fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
     if pool in ("avg", "token"):
-        fields["classifier"] = "gap" if pool == "avg" else "token"
+        fields["pool"] = "gap" if pool == "avg" else "token"
     return fields
 
 

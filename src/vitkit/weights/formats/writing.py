@@ -116,8 +116,8 @@ def _write_npz(classifier: Classifier, destination: Path) -> None:
             "qkv_bias": (True,),
             "norm_eps": (1e-6,),
             "stem_kind": ("reference",) if config.stem is not None else ("reference", "timm"),
-            "class_token": (config.classifier != "gap",),
-            "classifier": ("token", "gap"),
+            "class_token": (config.pool != "gap",),
+            "pool": ("token", "gap"),
             "prefix_positions": (True,) if config.class_token else (True, False),
         },
     )
@@ -139,7 +139,7 @@ def _comment(classifier: Classifier) -> bytes:
 def _said(classifier: Classifier) -> dict[str, Any]:
     """What arrays cannot say."""
     config = classifier.model.config
-    fields = ("gelu", "position_resize", "heads", "classifier", "in_channels")
+    fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
     return {
         "config": {name: getattr(config, name) for name in fields},
         "patch_size": list(config.patch_size),
@@ -219,7 +219,7 @@ def _timm_files(classifier: Classifier) -> Files:
             "mlp_kind": ("mlp", "swiglu"),
             "representation_size": (None,),
             "norm_eps": (1e-6,),
-            "classifier": ("token", "gap"),
+            "pool": ("token", "gap"),
             "stem": (None, *_TIMM_HYBRIDS),
             "stem_kind": ("timm",) if config.stem is not None else ("reference", "timm"),
             "distill_head": (config.distill_token and config.num_classes > 0,),
@@ -229,7 +229,7 @@ def _timm_files(classifier: Classifier) -> Files:
         "architecture": _timm_architecture(config),
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
-        "global_pool": "avg" if config.classifier == "gap" else "token",
+        "global_pool": "avg" if config.pool == "gap" else "token",
         "model_args": _timm_arguments(config),
         "pretrained_cfg": _timm_pretrained(classifier),
     }
@@ -258,7 +258,7 @@ def _timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "qkv_bias": config.qkv_bias,
         "init_values": config.layer_scale,
         "class_token": bool(config.class_token),
-        "global_pool": "avg" if config.classifier == "gap" else "token",
+        "global_pool": "avg" if config.pool == "gap" else "token",
         "fc_norm": config.fc_norm,
         "reg_tokens": config.registers,
         "no_embed_class": not config.prefix_positions,
@@ -301,7 +301,7 @@ def _hf_files(classifier: Classifier) -> Files:
             "stem": (None,),
             "fc_norm": (False,),
             "layer_scale": (config.layer_scale,) if is_dino and config.layer_scale is not None else (None,),
-            "classifier": ("token+gap",) if is_dino and has_head else ("token", "token+gap"),
+            "pool": ("token+gap",) if is_dino and has_head else ("token", "token+gap"),
             "representation_size": (None,) if has_head or family != "vit" else (None, config.hidden_size),
             "prefix_positions": (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
