@@ -36,12 +36,13 @@ PLAN: dict[str, set[str]] = {
     "evaluation": {"classifier", "data", "errors", "system", "text"},
     "reporting": {"classifier", "data", "evaluation", "inference", "system", "text"},
     "exporting": {"classifier", "data", "errors", "inference", "model", "system"},
-    "profiling": {"errors", "inference", "model", "reporting"},
+    "profiling": {"errors", "inference", "model", "reporting", "system"},
     "training": {
         *("classifier", "data", "errors", "evaluation", "explanation", "inference", "model", "model_folder"),
         *("reporting", "system", "text", "weights"),
     },
 }
+PLAN["verbs"] = set(PLAN) - {"__init__", "recipes"}
 PLAN["cli"] = set(PLAN) - {"__init__", "recipes"}
 PLAN["__main__"] = {"cli", "system"}
 MOST_ROOMS = 20

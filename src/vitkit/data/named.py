@@ -29,11 +29,11 @@ from urllib.error import HTTPError, URLError
 
 from vitkit.errors import VitkitError
 from vitkit.system.cache import cache_folder, offline
+from vitkit.system.progress import Progress
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all (0: unknown)
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself waits for ever
 _TROUBLE = (

@@ -15,6 +15,7 @@ from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.pictures import DIGEST, ROLES, PictureRecord
 from vitkit.data.sources import ImageTable
+from vitkit.system.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ def find_overlap(
     return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), could_tell)
 
 
-def look_up(
-    record: PictureRecord, table: ImageTable, progress: Callable[[str, int, int], None]
-) -> tuple[ImageTable, Overlap]:
+def look_up(record: PictureRecord, table: ImageTable, progress: Progress) -> tuple[ImageTable, Overlap]:
     """The readable images of a table, and what a record says of each.
 
     Args:

@@ -17,6 +17,7 @@ from vitkit.data.layout import LayoutName, understand
 from vitkit.data.splitnames import split_of_word
 from vitkit.data.walk import SUFFIXES, Overlooked, images_below, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress
 from vitkit.text.cells import restored
 
 _COLUMNS = {  # of a CSV file, by what people call them
@@ -131,7 +132,7 @@ def _indicator(labels: tuple[int, ...], classes: int) -> list[float]:
     return target
 
 
-def read_source(data: str | Path, progress: named.Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
+def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
 
     A folder holds `class/image`, or `train/class/image` beside `val` and `test` (see `layout.understand`). A CSV file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from vitkit.data.splits import groups_from_file, split_from_file, split_to_dict
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, write_json
+from vitkit.system.progress import Progress
 
 _SPLIT, _GROUPS = "split.json", "groups.json"
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 
 
 def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:

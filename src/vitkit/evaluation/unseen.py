@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.evaluation.figures import figures, interval_text
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.operating import operating_points
+from vitkit.system.progress import Progress
 from vitkit.text.words import listed
 
 
@@ -19,7 +20,7 @@ def find_seen(
     record: PictureRecord,
     table: ImageTable,
     split: str,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
     *,
     is_own: bool,
 ) -> dict[str, str]:

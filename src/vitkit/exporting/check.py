@@ -14,7 +14,8 @@ from vitkit.classifier import Classifier
 from vitkit.data.decode import UnreadableImageError
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.exporting.pictures import Pictures, Progress
+from vitkit.exporting.pictures import Pictures
+from vitkit.system.progress import Progress
 
 COSINE, AGREEMENT = 0.999, 0.995  # at least
 _DRIFT = 1e-3  # of the largest logit: what float32 may differ by at most

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.sources import ImageTable, read_source
 from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress
 
-Progress = Callable[[str, int, int], None]
 MOST = 200  # of them a single one may be classed otherwise
 _SYNTHETIC = 64
 

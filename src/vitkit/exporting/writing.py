@@ -16,8 +16,9 @@ from vitkit.exporting.card import Card
 from vitkit.exporting.check import Comparison, Refused, answers, check_card, compare, read_pictures
 from vitkit.exporting.formats import DTYPES, Format, format_of
 from vitkit.exporting.loading import load_exported
-from vitkit.exporting.pictures import Pictures, Progress
+from vitkit.exporting.pictures import Pictures
 from vitkit.system.files import sole
+from vitkit.system.progress import Progress
 
 
 @dataclass(frozen=True)

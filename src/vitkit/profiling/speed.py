@@ -16,7 +16,8 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.profiling.roofline import Ceiling
-from vitkit.profiling.timing import Progress, Quartiles, Timing, Work, interleave, stopwatch_for
+from vitkit.profiling.timing import Quartiles, Timing, Work, interleave, stopwatch_for
+from vitkit.system.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from vitkit.system.progress import Progress
+
 Work = Callable[[], object]
 Stopwatch = Callable[[Work], float]  # does the work once; seconds
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json, write_text
+from vitkit.system.progress import Progress
 from vitkit.system.stopping import Deferral
 from vitkit.training.balance import class_weights, log_weights, settle_balance, shift_answers, stand
 from vitkit.training.callbacks import LAST, RunWriter, StopOnSignal
@@ -39,7 +40,7 @@ from vitkit.training.lr_finder import STEPS, find_lr
 from vitkit.training.patches import drop_patches
 from vitkit.training.probe import Features, fit_head, start_head
 from vitkit.training.recipe import Recipe, checkpoint_every, without_places
-from vitkit.training.run_folder import RECIPE, SPLIT, Progress, Run
+from vitkit.training.run_folder import RECIPE, SPLIT, Run
 from vitkit.training.setup import (
     augment_of,
     choose_compile,

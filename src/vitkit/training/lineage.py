@@ -21,9 +21,10 @@ from vitkit.data.splits import SPLITS, split
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import without_place
+from vitkit.system.progress import Progress
 from vitkit.text.words import listed
 from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import SPLIT, Progress, fold_folder
+from vitkit.training.run_folder import SPLIT, fold_folder
 from vitkit.training.setup import weights_of
 from vitkit.weights import inspect
 

@@ -18,6 +18,7 @@ from vitkit.data.whereabouts import move_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import sole_in, write_bytes, write_json, write_text
+from vitkit.system.progress import Progress, silent
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
@@ -38,7 +39,6 @@ from vitkit.training.run_folder import (
     CLASS_INDICES,
     RECIPE,
     SPLIT,
-    Progress,
     Run,
     Say,
     check_free,
@@ -55,10 +55,6 @@ from vitkit.training.summary import FINDINGS, GROUPS
 from vitkit.training.teacher import check_distillation, load_teacher
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """The progress of those who do not watch."""
-
-
 def train(
     recipe: Recipe | dict[str, Any],
     out: str | Path | None = None,
@@ -66,7 +62,7 @@ def train(
     force: bool = False,
     notes: Sequence[str] = (),
     say: Say = print,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Path:
     """Train a classifier and report on it.
 
@@ -181,9 +177,7 @@ def _go(run: Run, recipe: Recipe) -> None:
         raise
 
 
-def resume(
-    folder: str | Path, data_root: Path | None = None, *, say: Say = print, progress: Progress = _silent
-) -> Path:
+def resume(folder: str | Path, data_root: Path | None = None, *, say: Say = print, progress: Progress = silent) -> Path:
     """Go on with a run that was interrupted, from its last finished epoch, to the weights it would have had.
 
     Args:

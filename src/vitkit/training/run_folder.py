@@ -14,13 +14,13 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, unfinished
+from vitkit.system.progress import Progress
 from vitkit.training.callbacks import LAST
 from vitkit.training.distributed import ALONE, Team
 from vitkit.training.divergence import BAD_BATCH
 from vitkit.training.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
 
 Say = Callable[[str], None]
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
 _OWN_FILES = (
     *(
@@ -62,7 +62,7 @@ class Run:
         with (self.folder / LOG).open("a", encoding="utf-8", errors="surrogateescape") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int | None) -> None:
         """Tell the user what is being done, how many are done, of how many."""
         if self.team.is_first:
             self.watch(what, done, total)

@@ -26,9 +26,9 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
+from vitkit.system.progress import Progress
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, without_places
-from vitkit.training.run_folder import Progress
 from vitkit.weights import inspect, load
 
 _LIBRARIES = ("torch", "torchvision", "lightning", "numpy", "pillow")

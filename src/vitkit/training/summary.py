@@ -34,6 +34,7 @@ from vitkit.explanation import worst_mistakes_page
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import from_json, without_place, write_json
+from vitkit.system.progress import Progress
 from vitkit.training.callbacks import read_metrics
 from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
 from vitkit.training.recipe import Recipe, name_of, without_places
@@ -77,7 +78,7 @@ def report(
     recipe: Recipe,
     table: ImageTable,
     say: Callable[[str], None],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
     doubts: Sequence[Doubt] | None = None,
 ) -> Evaluation:
     """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
@@ -134,7 +135,7 @@ def _explain_mistakes(
     classifier: Classifier,
     evaluation: Evaluation,
     root: Path,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> str | None:
     """A page with what speaks for the worst mistakes; its name, or None where there is nothing to show."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
@@ -157,7 +158,7 @@ def _calibrate(
     classifier: Classifier,
     table: ImageTable,
     say: Callable[[str], None],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
 ) -> Evaluation | None:
     """Settle the confidences on the validation images, and say so where there are none.
 

@@ -7,7 +7,7 @@ its configuration inferred (`infer`) and every tensor accounted for (`match`); i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,12 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair, as_pair
+from vitkit.system.progress import Progress, silent
 from vitkit.weights.catalog import HUB, Entry, find, is_hub_id, missing
 from vitkit.weights.meaning import Use, meaning_of, split_timm
 from vitkit.weights.origin import read_foreign, read_own, with_pixels
 from vitkit.weights.plan import Plan, make_plan, target_of
 from vitkit.weights.read import read_checkpoint
-
-Progress = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    """The progress of those who do not watch."""
 
 
 def load(
@@ -40,7 +35,7 @@ def load(
     grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
-    progress: Progress = _silent,
+    progress: Progress = silent,
     **overrides: Any,
 ) -> Classifier:
     """A classifier from a model folder, from a published checkpoint of any layout, or from a name in the catalog.
@@ -97,7 +92,7 @@ def inspect(
     grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
-    progress: Progress = _silent,
+    progress: Progress = silent,
     **overrides: Any,
 ) -> Plan:
     """What `load` would do, with the same arguments, without reading the numbers."""

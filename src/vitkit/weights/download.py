@@ -14,7 +14,7 @@ import re
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from email.message import Message
@@ -29,19 +29,14 @@ from vitkit import __version__
 from vitkit.errors import VitkitError
 from vitkit.system.cache import cache_folder, offline
 from vitkit.system.files import from_json, write_json
+from vitkit.system.progress import Progress, silent
 from vitkit.weights.catalog import Entry
-
-Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all (0: unknown)
 
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before trying again after an attempt that got no further
 _BLOCK = 1 << 18
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ELSEWHERE = "or download it by other means and name the file instead"
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """For those who do not watch."""
 
 
 def fetch(entry: Entry, progress: Progress = silent) -> Path:

@@ -15,8 +15,7 @@ from vitkit.data.memory import Facts, Memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
-
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+from vitkit.system.progress import Progress
 
 
 @dataclass(frozen=True)
