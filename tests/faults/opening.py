@@ -12,6 +12,8 @@ import sys
 import traceback
 from typing import Any
 
+import torch
+
 from vitkit.errors import VitkitError
 from vitkit.exporting import load_exported
 
@@ -55,6 +57,7 @@ def main(picture: str) -> None:
     """Until stdin ends; the first file opened is one of ours, whose libraries are loaded unwatched."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # runtimes may write to stdout
+    repr(torch.zeros(1))  # which loads modules of torch's own, as an error that names a tensor would
     watch = Watch()
     for number, line in enumerate(sys.stdin):
         watch.acts.clear()
