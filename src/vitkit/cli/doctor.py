@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitkit.cli.arguments import FolderLayout, check_out, sole_out
+from vitkit.cli.arguments import FolderLayout
 from vitkit.cli.say import say
 from vitkit.system.files import to_json
+from vitkit.verbs.places import check_out, sole_out
 
 if TYPE_CHECKING:
     from vitkit.data.doctor.examine import Diagnosis

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, check_out, find_pictures, load_model, sole_out, source_folders
+from vitkit.cli.arguments import ModelSource, find_pictures, load_model
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.text.cells import harmless
+from vitkit.verbs.inputs import source_folders
+from vitkit.verbs.places import check_out, sole_out
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -20,12 +20,12 @@ from vitkit.cli.arguments import (
     PlanName,
     PrecisionName,
     load_model,
-    sole_out_folder,
     tell,
 )
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
+from vitkit.verbs.places import sole_out_folder
 
 if TYPE_CHECKING:
     from vitkit.cli.progress import Bar

@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from vitkit.cli.arguments import (
-    ModelSource,
-    check_outside,
-    find_pictures,
-    load_model,
-    sole_out_folder,
-    source_folders,
-)
+from vitkit.cli.arguments import ModelSource, find_pictures, load_model
 from vitkit.cli.say import say
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.system.files import without_place
+from vitkit.verbs.inputs import source_folders
+from vitkit.verbs.places import check_outside, sole_out_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

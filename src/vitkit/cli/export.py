@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitkit.cli.arguments import EXPORTED, DataRoot, FolderLayout, ModelSource, check_outside, tell_assumed
+from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, tell_assumed
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
+from vitkit.verbs.inputs import EXPORTED
+from vitkit.verbs.places import check_outside
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

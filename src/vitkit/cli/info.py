@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitkit.cli.arguments import EXPORTED
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name
 from vitkit.system.files import to_json
+from vitkit.verbs.inputs import EXPORTED
 
 if TYPE_CHECKING:
     from vitkit.profiling.model_info import ModelInfo

@@ -19,11 +19,8 @@ from vitkit.cli.arguments import (
     ModelSource,
     PlanName,
     PrecisionName,
-    check_out,
     find_pictures,
     load_model,
-    sole_out_folder,
-    source_folders,
     tell,
 )
 from vitkit.cli.say import HARMLESS, say
@@ -32,6 +29,8 @@ from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.inference.prediction_files import FORMATS, Columns, Format
 from vitkit.inference.resumable import Stock, Tally, gathering, partial_of, read_rows, take_stock
 from vitkit.system.files import sole
+from vitkit.verbs.inputs import source_folders
+from vitkit.verbs.places import check_out, sole_out_folder
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

@@ -1,0 +1,75 @@
+"""What verbs read: a model by its name, its path or in memory; pictures by files, folders and patterns."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitkit.system.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+
+EXPORTED = (".onnx", ".xml", ".pt2")  # as `vitkit.exporting` writes them
+
+
+def open_model(model: str | Path | Classifier, note: Callable[[str], None], progress: Progress = silent) -> Classifier:
+    """The classifier that is meant.
+
+    Args:
+        model: run or model folder, checkpoint of any published layout, exported file or published name; or the
+            classifier itself.
+        note: told what had to be assumed of it, a line each.
+        progress: of loading.
+
+    Raises:
+        VitkitError: it cannot be loaded.
+    """
+    from vitkit.classifier import Classifier
+
+    if isinstance(model, Classifier):
+        return model
+    if Path(model).suffix.lower() in EXPORTED:
+        from vitkit.exporting import load_exported
+
+        return load_exported(model)
+    from vitkit.weights import load
+
+    classifier = load(model, progress=progress)
+    for line in assumed_of(classifier):
+        note(line)
+    return classifier
+
+
+def assumed_of(classifier: Classifier) -> list[str]:
+    """What had to be assumed of a loaded checkpoint, a line each."""
+    assert classifier.report is not None
+    return [f"{name} assumed: {taken}" for name, taken in classifier.report.assumed.items()]
+
+
+def find_pictures(sources: Iterable[str], note: Callable[[str], None]) -> tuple[list[str], bool]:
+    """The image files that files, folders and patterns name, and whether all of these could be looked into.
+
+    Args:
+        sources: what is named.
+        note: told what could not, a line each.
+    """
+    from vitkit.data.walk import Overlooked, find_images
+
+    overlooked = Overlooked()
+    paths = find_images(sources, overlooked)
+    for line in overlooked.lines():
+        note(line)
+    return paths, not overlooked.closed
+
+
+def source_folders(sources: Iterable[str]) -> list[str]:
+    """The folders among SRC..., and those that its patterns match."""
+    named = (
+        name
+        for source in sources
+        for name in ([source] if Path(source).exists() else glob.glob(source, recursive=True))  # noqa: PTH207
+    )
+    return [name for name in named if Path(name).is_dir()]
