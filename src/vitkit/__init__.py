@@ -13,33 +13,45 @@ if TYPE_CHECKING:
     from vitkit.model.load_report import LoadReport
     from vitkit.model.names import list_models
     from vitkit.model.vit import VisionTransformer, create_model
+    from vitkit.verbs.info import Info, info
+    from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.weights import load
 
 __version__ = "0.1.0"
 __all__ = [
     "Classifier",
+    "Info",
     "LoadReport",
+    "ModelList",
     "Prediction",
     "Preprocess",
     "ViTConfig",
     "VisionTransformer",
     "VitkitError",
+    "WeightList",
     "create_model",
+    "info",
     "list_models",
     "load",
+    "models",
 ]
 
 _HOMES = {
     "Classifier": "classifier",
-    "Prediction": "inference.prediction",
-    "load": "weights",
+    "Info": "verbs.info",
     "LoadReport": "model.load_report",
+    "ModelList": "verbs.models",
+    "Prediction": "inference.prediction",
     "Preprocess": "data.preprocess",
     "ViTConfig": "model.config",
-    "list_models": "model.names",
-    "VitkitError": "errors",
     "VisionTransformer": "model.vit",
+    "VitkitError": "errors",
+    "WeightList": "verbs.models",
     "create_model": "model.vit",
+    "info": "verbs.info",
+    "list_models": "model.names",
+    "load": "weights",
+    "models": "verbs.models",
 }
 
 
@@ -49,3 +61,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"vitkit.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

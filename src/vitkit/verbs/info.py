@@ -1,0 +1,177 @@
+"""`vitkit.info`: what a model is and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.model.names import config_for, is_model_name
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.choices import check_least
+from vitkit.verbs.inputs import EXPORTED
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.data.preprocess import Preprocess
+    from vitkit.model.load_report import LoadReport
+    from vitkit.profiling.model_info import ModelInfo
+    from vitkit.weights.plan import Plan
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a checkpoint or a classifier says beyond its configuration.
+
+    Attributes:
+        classes, preprocess, temperature, provenance: of the classifier.
+        report: what becomes of every tensor of the checkpoint; None of a model that was not loaded from one.
+    """
+
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    temperature: float
+    provenance: dict[str, Any]
+    report: LoadReport | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "classes": list(self.classes),
+            "preprocess": self.preprocess.to_dict(),
+            "temperature": self.temperature,
+            "provenance": self.provenance,
+            **({} if self.report is None else {"report": self.report.to_dict()}),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Info(Result):
+    """What a model is and what it costs.
+
+    Attributes:
+        name: as it was asked for.
+        cost: configuration, parameters, multiply-accumulates and memory.
+        origin: of a checkpoint or a classifier; None of a bare name.
+        shapes: whether the stages on an image's way are among the lines.
+    """
+
+    name: str
+    cost: ModelInfo
+    origin: Origin | None = None
+    shapes: bool = field(default=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"name": self.name, **({} if self.origin is None else self.origin.to_dict()), **self.cost.to_dict()}
+
+    def lines(self) -> list[str]:
+        """Costs, weights, configuration, preprocessing, provenance, classes, and stages where they were asked for."""
+        origin = self.origin
+        found = _cost_lines(self.name, self.cost)
+        if origin is not None and origin.report is not None:
+            found += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
+        found += _field_lines("configuration", self.cost.config.to_dict())
+        if origin is not None:
+            found += _field_lines("preprocess", origin.preprocess.to_dict())
+            found += _field_lines("provenance", origin.provenance) if origin.provenance else []
+            found += ["", f"classes ({len(origin.classes)})", f"  {_shorten(origin.classes)}"] if origin.classes else []
+        return found + (_stage_lines(self.cost) if self.shapes else [])
+
+    def __repr__(self) -> str:
+        return f"<Info: {self.name}, {self.cost.parameters:,} parameters, {self.cost.gmacs:.3f} GMACs>"
+
+
+def info(
+    model: str | Path | Classifier,
+    *,
+    shapes: bool = False,
+    image_size: int | None = None,
+    heads: int | None = None,
+    allow_partial: bool = False,
+    progress: Progress = silent,
+) -> Info:
+    """Configuration, exact parameter count, GMACs and memory of a model; of a checkpoint, what becomes of every tensor.
+
+    Nothing is allocated, and of a checkpoint only names and shapes are read.
+    `vitkit.info("vit_base_patch16_224").cost.parameters` is 86,567,656.
+
+    Args:
+        model: a model name, a model folder, a checkpoint of any layout, or a classifier in memory.
+        shapes: walk an image through the model, stage by stage, in the result's lines.
+        image_size: another size, in pixels.
+        heads: where a checkpoint cannot tell.
+        allow_partial: report on a checkpoint that does not fit, too.
+        progress: of a download.
+
+    Raises:
+        VitkitError: there is no such model, or it cannot be had with these options.
+    """
+    check_least("--image-size", image_size, 1)
+    check_least("--heads", heads, 1)
+    options: dict[str, Any] = {"image_size": image_size, "heads": heads}
+    options = {name: value for name, value in options.items() if value is not None}
+    from vitkit.profiling.model_info import describe
+
+    if not isinstance(model, (str, Path)):
+        if options:
+            raise VitkitError("a classifier in memory has its size and heads: leave out image_size and heads")
+        return Info("classifier", describe(model.model.config), _origin(model, model.report), shapes)
+    name = str(model)
+    if is_model_name(name) and not Path(name).exists():
+        return Info(name, describe(config_for(name, **options)), None, shapes)
+    plan = _inspect(name, allow_partial=allow_partial, progress=progress, **options)
+    return Info(name, describe(plan.config), _origin(plan, plan.report), shapes)
+
+
+def _inspect(source: str, **options: Any) -> Plan:
+    if Path(source).suffix.lower() in EXPORTED and Path(source).is_file():
+        raise VitkitError(f"{source} is an exported file: take the model folder that it was made from")
+    if "/" not in source and "." not in source and not Path(source).exists():
+        config_for(source)  # a misspelt name: says which ones are like it
+    from vitkit.weights import inspect
+
+    return inspect(source, **options)
+
+
+def _origin(known: Plan | Classifier, report: LoadReport | None) -> Origin:
+    return Origin(known.classes, known.preprocess, known.temperature, dict(known.provenance), report)
+
+
+def _shorten(names: tuple[str, ...], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" ... and {len(names) - most} more" if len(names) > most else "")
+
+
+def _cost_lines(name: str, cost: ModelInfo) -> list[str]:
+    mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
+    kept = cost.activation_bytes / 2**20
+    return [
+        name,
+        f"  parameters      {cost.parameters:,}",
+        f"  GMACs           {cost.gmacs:.3f}   ({2 * cost.gmacs:.3f} GFLOPs, for one image)",
+        f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block works for the head alone)",
+        f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16",
+        f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32",
+    ]
+
+
+def _field_lines(title: str, fields: dict[str, Any]) -> list[str]:
+    width = max(map(len, fields), default=0)
+    return ["", title, *(f"  {name:{width}}  {_value_text(value)}" for name, value in fields.items())]
+
+
+def _value_text(value: Any) -> str:
+    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _stage_lines(cost: ModelInfo) -> list[str]:
+    found = ["", f"{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}"]
+    for stage in cost.stages:
+        shape = "x".join(map(str, stage.shape))
+        found.append(
+            f"{stage.name:28}  {shape:>14}  {stage.times:>5}  {stage.parameters * stage.times:>12,}"
+            f"  {stage.macs * stage.times / 1e6:>10,.1f}"
+        )
+    return found

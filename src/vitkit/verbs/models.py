@@ -1,0 +1,132 @@
+"""`vitkit.models`: the names that can be built, and the published weights that can be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.model.names import config_for, list_models
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.weights.catalog import Entry
+
+
+@dataclass(frozen=True, repr=False)
+class ModelList(Result):
+    """Models that can be built by name.
+
+    Attributes:
+        names: of the models, the smallest first.
+    """
+
+    names: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """A table: layers, width, heads, patches and classes of each."""
+        width = max(map(len, self.names))
+        heading = f"{'name':{width}}  layers  hidden  heads  patches  classes"
+        return [heading, *(_shape_line(name, width) for name in self.names)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The names."""
+        return {"models": list(self.names)}
+
+    def __repr__(self) -> str:
+        return f"<ModelList: {_counted(self.names, 'models')}>"
+
+
+@dataclass(frozen=True, repr=False)
+class WeightList(Result):
+    """Published weights that load by name.
+
+    Attributes:
+        entries: of the catalog, in its order.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a user types for each."""
+        return tuple(entry.name for entry in self.entries)
+
+    def lines(self) -> list[str]:
+        """A table: pixels, classes, accuracy, licence and paper of each."""
+        rows = [_facts(entry) for entry in self.entries]
+        width = max(map(len, self.names))
+        heading = f"{'name':{width}}  pixels  timm's  classes      top-1  licence       arXiv"
+        others = sum(row["timm_pixels"] == "other" for row in rows)
+        told = f"{others} have other pixels here, their authors' own, than in timm: timm:NAME takes timm's"
+        return [heading, *(_weights_line(row, width) for row in rows), *([told] if others else [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of each."""
+        return {"weights": [_facts(entry) for entry in self.entries]}
+
+    def __repr__(self) -> str:
+        return f"<WeightList: {_counted(self.names, 'published weights')}>"
+
+
+def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList:
+    """The models that can be built by name; or the published weights that load by name.
+
+    `vitkit.models("base").names` are those with "base" in their name.
+
+    Args:
+        pattern: part of the name, or a pattern such as `*base*`.
+        weights: published weights instead: name, classes, accuracy, licence, paper.
+
+    Raises:
+        VitkitError: no name matches.
+    """
+    if weights:
+        return WeightList(_find_weights(pattern))
+    names = list_models(pattern)
+    if not names:
+        raise VitkitError(f"no model's name matches {pattern!r}; `vitkit models` lists all {len(list_models())}")
+    return ModelList(tuple(names))
+
+
+def _find_weights(pattern: str) -> tuple[Entry, ...]:
+    from vitkit.weights.catalog import CATALOG, search
+
+    entries = search(pattern)
+    if not entries:
+        raise VitkitError(
+            f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(CATALOG)}, and any "
+            "OWNER/NAME of the Hugging Face hub may be tried"
+        )
+    return tuple(entries)
+
+
+def _shape_line(name: str, width: int) -> str:
+    c = config_for(name)
+    grid = f"{c.grid[0]}x{c.grid[1]}"
+    return f"{name:{width}}  {c.layers:6}  {c.hidden_size:6}  {c.heads:5}  {grid:>7}  {c.num_classes:7}"
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "pixels": entry.preprocess.size[0],
+        "classes": entry.classes,
+        "top1": entry.top1,
+        "timm_pixels": None if entry.timm is None else "same" if entry.timm == entry.preprocess else "other",
+        "licence": entry.licence,
+        "paper": entry.paper,
+        "where": entry.url or f"hub:{entry.hub}",
+    }
+
+
+def _weights_line(row: dict[str, Any], width: int) -> str:
+    top1 = "" if row["top1"] is None else f"{row['top1']:.2f}"
+    timms = row["timm_pixels"] or ""
+    facts = f"{row['classes']:11}  {top1:>5}  {row['licence']:12}  {row['paper']}"
+    return f"{row['name']:{width}}  {row['pixels']:6}  {timms:6}  {facts}"
+
+
+def _counted(names: Sequence[str], what: str) -> str:
+    return f"{len(names)} {what}, {names[0]} ... {names[-1]}"
