@@ -145,7 +145,7 @@ def test_the_collector_sees_the_house() -> None:
     graph = module_imports(SOURCE)
     parts = {"config", "init", "layers", "position"}
     assert {"vitkit.errors", *(f"vitkit.model.{part}" for part in parts)} <= graph["vitkit.model.vit"]
-    assert "vitkit.training.run" in graph["vitkit.cli.train"]  # inside a function
+    assert "vitkit.training.run" in graph["vitkit.verbs.train"]  # inside a function
     assert graph["vitkit"] == set()
 
 

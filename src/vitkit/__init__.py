@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitkit.model.vit import VisionTransformer, create_model
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
+    from vitkit.verbs.train import TrainingRun, train
     from vitkit.weights import load
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "ModelList",
     "Prediction",
     "Preprocess",
+    "TrainingRun",
     "ViTConfig",
     "VisionTransformer",
     "VitkitError",
@@ -34,6 +36,7 @@ __all__ = [
     "list_models",
     "load",
     "models",
+    "train",
 ]
 
 _HOMES = {
@@ -43,6 +46,7 @@ _HOMES = {
     "ModelList": "verbs.models",
     "Prediction": "inference.prediction",
     "Preprocess": "data.preprocess",
+    "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
     "VitkitError": "errors",
@@ -52,6 +56,7 @@ _HOMES = {
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
+    "train": "verbs.train",
 }
 
 

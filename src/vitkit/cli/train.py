@@ -9,8 +9,8 @@ import typer
 
 from vitkit.cli.arguments import DataRoot
 from vitkit.cli.flags import with_flags_of
-from vitkit.errors import VitkitError
-from vitkit.training.recipe import Recipe, departures, resolve
+from vitkit.training.recipe import Recipe
+from vitkit.verbs.train import train as run_training
 
 
 @with_flags_of(Recipe, but=("data",))
@@ -34,21 +34,6 @@ def train(
     """
     from vitkit.cli.progress import Bar
 
-    flags = dict(flags or {})
-    if resume is not None:
-        if data is not None or recipe is not None or out is not None or force or flags:
-            raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
-        from vitkit.training import run
-
-        with Bar() as bar:
-            run.resume(resume, data_root, say=bar.say, progress=bar)
-        return
-    if data_root is not None:
-        raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
-    if data is not None:
-        flags["data"] = data
-    resolved, notes = resolve(flags, recipe), departures(flags, recipe)
-    from vitkit.training import run
-
+    places: dict[str, Any] = {"recipe": recipe, "out": out, "resume": resume, "data_root": data_root}
     with Bar() as bar:
-        run.train(resolved, out, force=force, notes=notes, say=bar.say, progress=bar)
+        run_training(data, **places, force=force, say=bar.say, progress=bar, **(flags or {}))

@@ -1,0 +1,185 @@
+"""`vitkit.train`: from a folder of photographs to a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json
+from vitkit.system.progress import Progress, silent
+from vitkit.training.recipe import Recipe, build, departures, load_fields, resolve
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+
+_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "mean_average_precision", "loss", "ece")  # in a notebook
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingRun(Result):
+    """A run that training left, read from its folder when it is asked about.
+
+    Attributes:
+        folder: the run folder, which is also the model folder of the best weights.
+    """
+
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        """The page that tells of the run."""
+        return self.folder / "report.html"
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The trained model with its classes and preprocessing.
+
+        Raises:
+            VitkitError: the folder holds none; a cross-validation has one in each of `folds`.
+        """
+        from vitkit.weights import load
+
+        return load(self.folder)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What the run was trained by, with everything settled that was left open."""
+        from vitkit.training.run_folder import RECIPE
+
+        return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
+
+    @cached_property
+    def folds(self) -> tuple[TrainingRun, ...]:
+        """The runs of a cross-validation, in order; of any other run there are none."""
+        from vitkit.training.run_folder import fold_folder
+
+        return tuple(TrainingRun(fold_folder(self.folder, number)) for number in range(self.recipe.folds or 0))
+
+    @cached_property
+    def evaluation(self) -> dict[str, Any]:
+        """The figures on held-out images, as in evaluation.json; of a cross-validation as in folds.json.
+
+        Raises:
+            OSError: the run was stopped before it was evaluated.
+        """
+        from vitkit.training.run_folder import FOLDS
+        from vitkit.training.summary import EVALUATION
+
+        file = self.folder / (EVALUATION if self.recipe.folds is None else FOLDS)
+        return dict(from_json(file.read_text(encoding="utf-8")))
+
+    @property
+    def accuracy(self) -> float:
+        """Of the evaluation, 0 to 1; the mean over the folds of a cross-validation; the exact match if multi-label."""
+        accuracy = self.evaluation["accuracy"]
+        return float(accuracy["mean"] if self.folds else accuracy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The places of the run, its recipe and its figures."""
+        return {
+            "folder": str(self.folder),
+            "report": str(self.report),
+            "recipe": {name: value for name, value in dataclasses.asdict(self.recipe).items() if value is not None},
+            "evaluation": self.evaluation,
+        }
+
+    def lines(self) -> list[str]:
+        """What came of it, in a line."""
+        return [f"{self._outcome()}; report: {self.report}"]
+
+    def _outcome(self) -> str:
+        figures = self.evaluation
+        if self.folds:
+            margin = figures["accuracy"]["margin_95"]
+            return f"accuracy {self.accuracy:.4f} ± {margin:.4f} (95 %) over {len(self.folds)} folds"
+        what = "exact match" if figures.get("task") == "multi" else "accuracy"
+        chosen = figures.get("chosen_on")
+        caveat = f" (validation: chosen on these images: {', '.join(chosen)})" if chosen else ""
+        return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{caveat}"
+
+    def _repr_html_(self) -> str:
+        from vitkit.text.html import table
+
+        figures = {} if self.folds else {name: self.evaluation[name] for name in _SHOWN if name in self.evaluation}
+        rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
+        return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    recipe: str | Path | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    resume: str | Path | None = None,
+    data_root: str | Path | None = None,
+    say: Callable[[str], None] = print,
+    progress: Progress = silent,
+    **fields: Any,
+) -> TrainingRun:
+    """Train a classifier on a folder of photographs, and report on it.
+
+        import vitkit
+
+        run = vitkit.train("digits", epochs=2, max_images=300)
+        print(run.accuracy, run.classifier.classes, run.report)
+
+    Args:
+        data: folder of class folders, folder with train/ and val/, or a name such as digits.
+        recipe: TOML file, or the name of a bundled recipe.
+        out: run folder; by default the next runs/NAME-N.
+        force: write over the run in `out`.
+        resume: go on with this interrupted run; it takes everything else from there.
+        data_root: with `resume`: the folder that holds the run's images now, under these or other names.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+        fields: of the recipe, see below; they go before those of the recipe file, and what nobody names is chosen to
+            suit the data and what is trained.
+
+    Returns:
+        The run, whose folder holds the model.
+
+    Raises:
+        VitkitError: the data or the recipe cannot be trained on, or `out` exists, or another process works on it.
+        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        OSError: the folder cannot be written.
+    """
+    from vitkit.training import run
+
+    if resume is not None:
+        if data is not None or recipe is not None or out is not None or force or fields:
+            raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
+        root = None if data_root is None else Path(data_root)
+        return TrainingRun(run.resume(resume, root, say=say, progress=progress))
+    if data_root is not None:
+        raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
+    if data is not None:
+        fields["data"] = str(data)
+    resolved, notes = resolve(fields, recipe), departures(fields, recipe)
+    return TrainingRun(run.train(resolved, out, force=force, notes=notes, say=say, progress=progress))
+
+
+def _tell_of_fields(function: Callable[..., Any]) -> None:
+    """Let the signature and the help of a function have the recipe's fields in the place of its `**fields`."""
+    hints = get_type_hints(Recipe, include_extras=True)
+    fields = [field for field in dataclasses.fields(Recipe) if field.name != "data"]
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    further = [
+        inspect.Parameter(field.name, kind, default=field.default, annotation=get_args(hints[field.name])[0])
+        for field in fields
+    ]
+    function.__signature__ = inspect.signature(function).replace(parameters=own + further)  # type: ignore[attr-defined]
+    told = "".join(f"\n        {field.name}: {get_args(hints[field.name])[1]}" for field in fields)
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Fields of the recipe:{told}\n    "
+
+
+_tell_of_fields(train)
