@@ -26,6 +26,7 @@ from PIL import Image
 
 import photos as pictures
 import runs
+import warm
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
@@ -35,7 +36,6 @@ from vitkit.system.files import sole
 from vitkit.text.cells import restored
 from vitkit.weights import load
 
-VITKIT = Path(sys.executable).with_name("vitkit")
 EXACT = ("--backend", "eager", "--precision", "float32")  # as the Python API computes by default
 NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.png")
 
@@ -286,10 +286,10 @@ def wait_for_rows(partial: Path, size: int, process: subprocess.Popen[Any]) -> N
 def test_a_run_killed_with_sigkill_is_gone_on_with(vitkit: Any, trained: Path, here: Path, name: str) -> None:
     arguments = ("predict", trained, many(here, 1200), "--batch-size", "4", "--top", "2", *EXACT)
     assert vitkit(*arguments, "-o", f"whole-{name}").code == 0
-    process = subprocess.Popen([VITKIT, *arguments, "-o", name], env=runs.environment(), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([warm.vitkit(), *arguments, "-o", name], env=runs.environment(), stdout=subprocess.PIPE)
     wait_for_rows(here / f"{name}.partial", 2000, process)
     process.kill()
-    process.wait()
+    process.communicate()
     assert not (here / name).exists()
     assert (here / f"{name}.partial").stat().st_size < (here / f"whole-{name}").stat().st_size / 2
     outcome = vitkit(*arguments, "-o", name, "--resume")
@@ -322,7 +322,7 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
     for i in range(200, 216):  # seconds in which to be interrupted
         os.link(here / "slow.png", here / "many" / f"{i}.png")
     (here / "a name.csv").write_text("old")
-    command = [VITKIT, "predict", "--force", trained, "-o", "a name.csv", "--batch-size", "4", "--", "many"]
+    command = [warm.vitkit(), "predict", "--force", trained, "-o", "a name.csv", "--batch-size", "4", "--", "many"]
     process = subprocess.Popen(
         command,
         env=runs.environment(),
@@ -544,7 +544,7 @@ def test_strange_names_survive_a_resume(vitkit: Any, trained: Path, strange: Pat
 
 
 def test_strange_names_go_through_a_pipe(vitkit: Any, trained: Path, strange: Path) -> None:
-    command = [VITKIT, "predict", trained, "odd", *EXACT]
+    command = [warm.vitkit(), "predict", trained, "odd", *EXACT]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, timeout=60, check=True)
     assert done.stderr == b"5 images (2 unreadable), eager, float32\n"
     vitkit("predict", trained, "odd", "-o", "out.csv")

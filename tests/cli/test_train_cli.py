@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import runs
+import warm
 from vitkit.training import run
 from vitkit.training.recipe import Recipe, build, load_fields
 from vitkit.weights import load
@@ -108,7 +109,7 @@ def test_force_writes_over_a_run(vitkit: Any, data: Path, trained: Path, tmp_pat
 
 def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [VITKIT, "train", data, *runs.FLAGS, "--out", "run"],
+        [warm.vitkit(), "train", data, *runs.FLAGS, "--out", "run"],
         cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 
 import runs
+import warm
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
 from vitkit.data.loading import EvaluationImages
@@ -219,7 +220,7 @@ def surrogate(name: bytes) -> str:
 def run_strictly(*arguments: object) -> Outcome:
     """In a process whose output is UTF-8 and nothing else, as in most people's locale."""
     environment = runs.environment() | {"PYTHONIOENCODING": "utf-8:strict"}
-    command = [sys.executable, "-c", "from vitkit.cli.app import main; main()", *map(str, arguments)]
+    command = [warm.python(), "-c", "from vitkit.cli.app import main; main()", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True)
     return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 

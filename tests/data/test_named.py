@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 
+import warm
 from photos import folder, noise
 from vitkit.data import named
 from vitkit.data.decode import decode
@@ -279,9 +280,9 @@ def test_naming_data_loads_nothing_heavy() -> None:
     assert not {"torch", "torchvision", "numpy", "PIL", "sklearn", "filelock"} & set(run_python(code).stdout.split())
 
 
-def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *arguments: str, program: str = sys.executable) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [program, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
@@ -874,7 +875,7 @@ except VitkitError as error:
 
 def test_a_full_disk_is_said(serve: Callable[..., Server], cache: Path) -> None:
     server = serve()
-    done = run_python(_FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "1000")
+    done = run_python(_FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "1000", program=warm.python())
     assert done.stdout.startswith(
         f"cannot write the data set flower_photos to {cache}/data/flower_photos: File too large; "
     )
@@ -883,7 +884,7 @@ def test_a_full_disk_is_said(serve: Callable[..., Server], cache: Path) -> None:
 
 def test_of_two_processes_one_downloads_and_one_waits(serve: Callable[..., Server], cache: Path) -> None:
     server = serve()
-    arguments = [sys.executable, "-c", _FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "0"]
+    arguments = [warm.python(), "-c", _FETCH, server.url, hashlib.sha256(server.body).hexdigest(), "0"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": str(SOURCE)}, **pipes) for _ in range(2)]
     answers = [process.communicate(timeout=60) for process in both]

@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import get_args
 import pytest
 import typer
 
+import warm
 from vitkit.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def run(page: str, folder: Path, trained: dict[str, Path] | None = None) -> None
         folder: where to run them.
         trained: folders after a page's first command, by this command: what another page began with is copied.
     """
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(warm.vitkit()).parent), os.environ["PATH"]])
     commands = [f"{command} {block.extra}" for block in blocks(page) if block.runs for command in block.commands]
     for number, command in enumerate(commands):
         if number == 0 and trained is not None and command in trained:
@@ -210,7 +210,7 @@ def test_marked_blocks_run_in_order_in_one_folder_with_vitkit_at_hand(tmp_path: 
     page = PAGE.replace("$ cat file.txt", "$ cat file.txt && command -v vitkit > where.txt")
     run(page, tmp_path)
     assert (tmp_path / "file.txt").read_text() == "one\n"
-    assert Path((tmp_path / "where.txt").read_text().strip()).parent == Path(sys.executable).parent
+    assert Path((tmp_path / "where.txt").read_text().strip()).parent == Path(warm.vitkit()).parent
 
 
 def test_a_marked_command_that_fails_is_noticed(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from breaking import broken
 
 import photos
 import runs
+import warm
 from vitkit.exporting.formats import FORMATS
 from vitkit.exporting.pictures import choose_pictures
 
@@ -206,6 +206,6 @@ def test_nothing_asks_the_network(model: Path, tmp_path: Path) -> None:
 def _on_its_own(limit: int, *commands: list[Any]) -> subprocess.CompletedProcess[str]:
     words = json.dumps([[str(word) for word in command] for command in commands])
     return subprocess.run(
-        [sys.executable, "-c", ON_ITS_OWN, str(limit), words],
+        [warm.python(), "-c", ON_ITS_OWN, str(limit), words],
         env=runs.environment(), capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip

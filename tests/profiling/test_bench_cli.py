@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import runs
+import warm
 from vitkit.classifier import Classifier
 from vitkit.cli import bench
 from vitkit.cli.app import main
@@ -176,7 +177,7 @@ def smoke(script: str, out: Path, *flags: str) -> dict[str, list[dict[str, str]]
     pytest.importorskip("timm")
     environment = runs.environment()
     environment.pop("VITKIT_TEST_DATA", None)
-    command = [sys.executable, str(BENCHMARKS / script), "--smoke", "--out", str(out), *flags]
+    command = [warm.python(), str(BENCHMARKS / script), "--smoke", "--out", str(out), *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return tables_in(out)

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from PIL import Image
 
 import photos as pictures
 import runs
+import warm
 from vitkit.data.splits import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.evaluator import evaluate
@@ -29,7 +29,6 @@ from vitkit.training.optim import lr_factor
 from vitkit.training.recipe import Recipe, build, load_fields
 from vitkit.weights import load
 
-VITKIT = Path(sys.executable).with_name("vitkit")
 ARTEFACTS = (
     *("model.safetensors", "model.json", "recipe.toml", "split.json", "metrics.csv", "log.txt", "report.html"),
     *("curves.png", "classes.png", "confusion.png", "train_batch.png", "checkpoints/last.ckpt"),
@@ -366,11 +365,11 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights(data: Path, tmp_p
     recipe = runs.quick(data, epochs=6)
     whole, _ = train(recipe, tmp_path / "whole")
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
-    command = [VITKIT, "train", "--recipe", tmp_path / "recipe.toml", "--out", tmp_path / "run"]
-    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.DEVNULL)
+    command = [warm.vitkit(), "train", "--recipe", tmp_path / "recipe.toml", "--out", tmp_path / "run"]
+    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE)
     wait_for(lambda: len(callbacks.read_metrics(tmp_path / "run" / "metrics.csv")) >= 2, process)
     process.kill()
-    process.wait()
+    process.communicate()
     assert 2 <= len(runs.metrics(tmp_path / "run")) < 6, "the run was over before it was killed"
     resume(tmp_path / "run")
     runs.assert_same_outcome(tmp_path / "run", whole)

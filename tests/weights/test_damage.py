@@ -12,7 +12,6 @@ import os
 import pickle
 import re
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 import foreign
+import warm
 from photos import noise, save
 from tiny import build
 from vitkit.classifier import Classifier
@@ -381,7 +381,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(shape: tuple[int, ...], tmp
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "w.npz")], capture_output=True, text=True, check=True, timeout=60
+        [warm.python(), "-c", program, str(tmp_path / "w.npz")], capture_output=True, text=True, check=True, timeout=60
     )
     message, grown = done.stdout.splitlines()
     assert "VitkitError" in message

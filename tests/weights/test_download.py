@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+import warm
 from vitkit.errors import VitkitError
 from vitkit.weights import download
 from vitkit.weights.catalog import CATALOG
@@ -480,7 +481,7 @@ except VitkitError as error:
 def test_a_full_disk_is_not_taken_for_a_bad_line(serve: Callable[..., Server]) -> None:
     server = serve()
     done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, server.url],
+        [warm.python(), "-c", _FULL_DISK, server.url],
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
@@ -520,7 +521,7 @@ def test_a_killed_process_does_not_hold_the_next_one(
     code = "import sys; from vitkit.weights.download import fetch_url; fetch_url(sys.argv[1])"
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", code, server.url], env=os.environ | {"PYTHONPATH": str(SOURCE)})
+        return subprocess.Popen([warm.python(), "-c", code, server.url], env=os.environ | {"PYTHONPATH": str(SOURCE)})
 
     first = start()
     while not server.asked:

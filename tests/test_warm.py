@@ -1,0 +1,101 @@
+"""A program that a warmed server starts is, to who calls it, like one of a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import runs
+import warm
+
+REAL = {"python": sys.executable, "vitkit": str(Path(sys.executable).with_name("vitkit"))}
+
+
+def both(program: str, *arguments: str, **options: object) -> list[subprocess.CompletedProcess[bytes]]:
+    ways = (REAL[program], {"python": warm.python, "vitkit": warm.vitkit}[program]())
+    return [subprocess.run([way, *arguments], capture_output=True, check=False, **options) for way in ways]  # type: ignore[call-overload]
+
+
+SEEN = "import os, sys; print(sys.argv, os.getcwd(), sys.stdin.read(), sorted(os.environ.items())); print('e', file=sys.stderr)"
+
+
+def test_it_has_its_callers_arguments_folder_environment_and_streams(tmp_path: Path) -> None:
+    own = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "A": "b c", "NOT_UTF8": os.fsdecode(b"\xff")}
+    environment = own | {"PWD": str(tmp_path)}  # which a shell that is started without it sets
+    real, warmed = both("python", "-c", SEEN, "x", "y z", cwd=tmp_path, env=environment, input=b"given")
+    assert warmed.stdout == real.stdout
+    assert warmed.stderr == real.stderr == b"e\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "pass",
+        "raise SystemExit(7)",
+        "raise SystemExit('said')",
+        "import atexit; atexit.register(print, 'after')",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()",
+        "import os; os._exit(3)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import sys; assert __name__ == '__main__' == sys.modules['__main__'].__name__; print(end='kept back')",
+    ],
+)
+def test_it_ends_as_any(code: str) -> None:
+    real, warmed = both("python", "-c", code)
+    assert (warmed.returncode, warmed.stdout, warmed.stderr) == (real.returncode, real.stdout, real.stderr)
+
+
+def test_an_exception_is_shown_and_ends_it_with_1() -> None:
+    done = subprocess.run([warm.python(), "-c", "1 / 0"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["predict", "nowhere", "x.png"], ["info", "--nothing"]])
+def test_the_command_line_is_the_same(arguments: list[str]) -> None:
+    real, warmed = both("vitkit", *arguments, env=runs.environment())
+    assert (warmed.returncode, warmed.stdout, warmed.stderr) == (real.returncode, real.stdout, real.stderr)
+
+
+WAIT = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit("interrupted"))
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def started() -> tuple[subprocess.Popen[str], int]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([warm.python(), "-c", WAIT], text=True, **pipes)  # type: ignore[call-overload]
+    return process, int(process.stdout.readline())
+
+
+def test_signals_reach_it() -> None:
+    process, _ = started()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "interrupted\n")
+    assert process.returncode == 1
+
+
+def test_one_that_a_signal_ends_ends_by_it() -> None:
+    process, _ = started()
+    process.terminate()
+    assert process.wait(30) == -signal.SIGTERM
+    process.communicate()
+
+
+def test_killed_it_is_gone_when_its_output_has_ended() -> None:
+    process, pid = started()
+    process.kill()
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,257 @@
+"""Programs that begin as `vitkit` and `python` do, without the seconds that a fresh interpreter spends on imports.
+
+`vitkit()` and `python()` are paths of executables. A server, which has imported what vitkit needs and done nothing
+else, forks for each call: the child has the caller's arguments, folder, environment and streams, and ends as an
+interpreter does. The executable stands for the child: it passes signals on, ends as the child ended, and takes it along
+when it is killed; who waits for that reads the child's stdout to its end.
+
+Tests of imports, of a program's start and of whole process groups start real interpreters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    import subprocess
+
+_STREAMS = (0, 1, 2)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Call(NamedTuple):
+    """What is to be run, and where."""
+
+    program: str  # vitkit or python
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+
+
+# --- For tests --------------------------------------------------------------------------------------
+
+
+def vitkit() -> str:
+    """Takes the place of the environment's `vitkit`."""
+    return _executables()["vitkit"]
+
+
+def python() -> str:
+    """Takes the place of its `python`, for `-c CODE`, `-m MODULE` and scripts."""
+    return _executables()["python"]
+
+
+_started: dict[str, str] = {}
+
+
+def _executables() -> dict[str, str]:
+    """The paths; with the first call the server starts, which ends with this process."""
+    if not _started:
+        _started.update(_start())
+    return _started
+
+
+def _start() -> dict[str, str]:
+    import atexit
+    import shlex
+    import subprocess
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="warm"))  # under a short path, as a socket's has about 100 characters at most
+    for program in ("vitkit", "python"):
+        client = shlex.join([sys.executable, "-IS", __file__, "call", str(folder / "socket"), program])
+        (folder / program).write_text(f'#!/bin/sh\nexec {client} "$@"\n', encoding="utf-8")
+        (folder / program).chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", str(folder / "socket")],
+        env=os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    atexit.register(_stop, server, folder)
+    assert server.stdout is not None and server.stdout.readline() == b"ready\n", "the server did not start"
+    return {program: str(folder / program) for program in ("vitkit", "python")}
+
+
+def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
+    import shutil
+
+    with server:
+        pass
+    shutil.rmtree(folder)
+
+
+# --- The executables: they start within milliseconds, so they import little ---------------------------------
+
+
+def call(address: str, program: str, *arguments: str) -> None:
+    """Have the server run a program, and end as it does."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        for number in _SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda number, _: server.send(bytes([number])))
+        asked = Call(program, list(arguments), os.getcwd(), dict(os.environ))  # noqa: PTH109  # pathlib is slow to import
+        request = json.dumps(asked).encode()
+        socket.send_fds(server, [len(request).to_bytes(8, "big")], _STREAMS)
+        server.sendall(request)
+        answer = server.recv(8)
+    code = int(answer or 1)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# --- The server -------------------------------------------------------------------------------------
+
+
+def serve(address: str) -> Call:
+    """Fork for every call until stdin closes, and return in a process that is to run the call."""
+    import gc
+    import select
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        _import_all()
+        gc.collect()
+        gc.freeze()  # pages that no collection visits stay shared
+        os.write(1, b"ready\n")
+        while 0 not in select.select([listener, 0], [], [])[0]:
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    return _stand_between(connection)
+            _bury()
+        os._exit(0)
+
+
+def _import_all() -> None:
+    """What a command imports when it comes to it; none of it starts a thread, which a fork would lose."""
+    import importlib
+    import pkgutil
+
+    import vitkit
+
+    sys.path.pop(0)  # the folder of the tests
+    for module in pkgutil.walk_packages(vitkit.__path__, "vitkit."):
+        importlib.import_module(module.name)
+    for name in ("lightning.fabric", "torchmetrics", "torchvision", "matplotlib.figure", "torch.distributed.run"):
+        importlib.import_module(name)
+
+
+def _bury() -> None:
+    """Forget the children that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _stand_between(connection: socket.socket) -> Call:
+    """Return in a new process that has the caller's streams; here, pass signals on to it and its end to the caller."""
+    import contextlib
+    import threading
+
+    size, streams, _, _ = socket.recv_fds(connection, 8, len(_STREAMS))
+    request = connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    asked = Call(*json.loads(request))
+    child = os.fork()
+    if child == 0:
+        for own, stream in zip(streams, _STREAMS, strict=True):
+            os.dup2(own, stream)
+            os.close(own)
+        return asked
+    for own in streams:
+        os.close(own)
+
+    def tell_end() -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(OSError):  # nobody may be there any more
+            connection.sendall(str(code).encode())
+            connection.shutdown(socket.SHUT_RDWR)
+
+    teller = threading.Thread(target=tell_end)
+    teller.start()
+    while number := connection.recv(1):
+        os.kill(child, number[0])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    teller.join()
+    os._exit(0)
+
+
+def become(asked: Call) -> NoReturn:
+    """Run the program in this process, and end it as an interpreter ends."""
+    import atexit
+    import threading
+
+    code = 0
+    try:
+        _set_up(asked)
+        _run(asked)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # not by taking each module apart, which takes longer than most programs
+
+
+def _set_up(asked: Call) -> None:
+    import torch
+
+    os.chdir(asked.folder)
+    os.environ.clear()
+    os.environ.update(asked.environment)
+    encoding, _, errors = asked.environment.get("PYTHONIOENCODING", "utf-8").partition(":")
+    answers = {"stdin": "strict", "stdout": errors or sys.stdout.errors or "strict", "stderr": "backslashreplace"}
+    for number, (name, own) in enumerate(answers.items()):
+        mode, buffering = ("w" if number else "r"), (1 if number == 2 else -1)
+        stream = open(number, mode, buffering, encoding=encoding, errors=own, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    threads = int(asked.environment.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
+def _run(asked: Call) -> None:
+    import runpy
+    import types
+
+    sys.argv = list(asked.arguments)
+    if asked.program == "vitkit":
+        sys.argv.insert(0, str(Path(sys.executable).with_name("vitkit")))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    elif sys.argv[0] == "-c":
+        code = sys.argv.pop(1)
+        sys.path.insert(0, "")
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), main.__dict__)
+    elif sys.argv[0] == "-m":
+        sys.path.insert(0, "")
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "call":
+        call(*sys.argv[2:])
+    else:
+        become(serve(sys.argv[2]))
