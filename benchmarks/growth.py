@@ -177,7 +177,9 @@ def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> 
     paths = tuple(f"{i:06d}.jpg" for i in range(images))
     rows = ImageTable("made up", folder, names, paths, tuple(i % classes for i in range(images)), (None,) * images)
     answers = ((str(folder), own) for _, own in draw_answers(images, classes))
-    model: Any = SimpleNamespace(classes=names, task="single", temperature=1.5, stream=lambda _: answers)
+    model: Any = SimpleNamespace(
+        classes=names, task="single", temperature=1.5, thresholds=None, stream=lambda _: answers
+    )
     before = peak()
     with Took() as took:
         own = evaluator.evaluate(model, rows, "all")

@@ -22,7 +22,11 @@ def both(program: str, *arguments: str, **options: object) -> list[subprocess.Co
     return [subprocess.run([way, *arguments], capture_output=True, check=False, **options) for way in ways]  # type: ignore[call-overload]
 
 
-SEEN = "import os, sys; print(sys.argv, os.getcwd(), sys.stdin.read(), sorted(os.environ.items())); print('e', file=sys.stderr)"
+SEEN = """
+import os, sys
+print(sys.argv, os.getcwd(), sys.stdin.read(), sorted(os.environ.items()))
+print('e', file=sys.stderr)
+"""
 
 
 def test_it_has_its_callers_arguments_folder_environment_and_streams(tmp_path: Path) -> None:
