@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from vitkit.model.config import ViTConfig
     from vitkit.model.load_report import LoadReport
     from vitkit.model.names import list_models
-    from vitkit.model.vit import VisionTransformer, create_model
+    from vitkit.model.vit import VisionTransformer
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.weights import load
+    from vitkit.weights.create import create_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,7 +52,7 @@ _HOMES = {
     "VisionTransformer": "model.vit",
     "VitkitError": "errors",
     "WeightList": "verbs.models",
-    "create_model": "model.vit",
+    "create_model": "weights.create",
     "info": "verbs.info",
     "list_models": "model.names",
     "load": "weights",

@@ -15,9 +15,10 @@ from tiny import VARIETY, build, gradients, images, largest_difference, tiny
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, list_models
-from vitkit.model.vit import Attention, VisionTransformer, create_model
+from vitkit.model.vit import Attention, VisionTransformer
+from vitkit.weights.create import create_model
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 variety = pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
 
 

@@ -22,8 +22,8 @@ from vitkit.cli.app import main
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
-from vitkit.model.vit import create_model
 from vitkit.profiling.model_info import describe
+from vitkit.weights.create import create_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MICRO = "vit_micro_patch8_16"

@@ -15,11 +15,11 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import IMAGENET_1K
 from vitkit.model.names import IMAGENET_21K, config_for, list_models
-from vitkit.model.vit import create_model
 from vitkit.training.recipe import Recipe
 from vitkit.training.setup import start_of
 from vitkit.weights import inspect, load
 from vitkit.weights.catalog import CATALOG, find
+from vitkit.weights.create import create_model
 from vitkit.weights.download import cache_path
 from vitkit.weights.formats.writing import write
 from vitkit.weights.meaning import Use, meaning_of, weights_for

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
+from vitkit.model.spellings import canonical
 
 Pair = tuple[int, int]
 Position = Literal["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]
@@ -294,11 +295,12 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     """`config` with fields changed. A new `hidden_size` keeps the MLP's ratio and the representation layer's.
 
     Also understood, as other libraries name them: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both distillation
-    fields), `has_logits` (whether there is a representation layer of hidden_size).
+    fields), `has_logits` (whether there is a representation layer of hidden_size), and the spellings of `spellings`.
 
     Raises:
         VitkitError: an override is unknown or cannot be built.
     """
+    overrides = canonical(overrides)
     _refuse_unknown(overrides, _ALIASES)
     aliases = {name: overrides.pop(name) for name in _ALIASES if name in overrides}
     for name in aliases:

@@ -12,7 +12,6 @@ K classes. The names of parameters are timm's, which DeiT, DINO and MAE share; t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,9 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
 from vitkit.model.init import initialise
 from vitkit.model.layers import Dropout, DropPath, SwiGLU, TokenConvolution, gelu, heads, layer_norm, layer_scale
-from vitkit.model.names import config_for
 from vitkit.model.position import RelativePosition, Sinusoids, build_positions
 from vitkit.model.stem import ResNetStem
+from vitkit.model.timm_habits import TimmHabits
 
 
 class PatchEmbed(nn.Module):
@@ -136,7 +135,7 @@ class Block(nn.Module):
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(TimmHabits, nn.Module):
     """Images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
     Three attributes change how it is computed, never what: `fused_attention`, `shortcut` (the last block computes only
@@ -281,17 +280,3 @@ class VisionTransformer(nn.Module):
 
 def _tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
     return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
-
-
-def create_model(name: str, num_classes: int | None = None, **overrides: Any) -> VisionTransformer:
-    """A freshly initialised model of a known name, e.g. `create_model("vit_base_patch16_224", num_classes=5)`.
-
-    Args:
-        name: one of `list_models()`, or any other size, patch and resolution in the same grammar.
-        num_classes: length of the logits; None keeps the name's own (1000; 21,843 for `_in21k`), 0 is no head.
-        overrides: fields of `ViTConfig`, and the aliases of `config.override`.
-
-    Raises:
-        VitkitError: the name or an option is unknown (close ones are suggested), or a value cannot be built.
-    """
-    return VisionTransformer(config_for(name, num_classes, **overrides))

@@ -1,0 +1,154 @@
+"""What timm's users do with a model, beside timm itself; and the spellings of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import vitkit
+from tiny import build
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for
+from vitkit.model.spellings import canonical
+from vitkit.model.vit import VisionTransformer
+from vitkit.weights.create import create_model
+
+SIZES = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
+
+
+def pair() -> tuple[VisionTransformer, Any]:
+    """One model of ours and timm's with the same weights."""
+    theirs = timm.create_model("vit_tiny_patch16_224", **SIZES).eval()
+    options = {name: value for name, value in SIZES.items() if name != "num_classes"}
+    ours = create_model("vit_tiny_patch16_224", 5, **options).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("indices", [None, 2, [0, -1], [1]], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"norm": True, "output_fmt": "NLC"}, {"return_prefix_tokens": True}], ids=str)
+@pytest.mark.parametrize("stop_early", [False, True])
+@torch.no_grad()
+def test_intermediates_are_timms(indices: Any, fields: dict[str, Any], stop_early: bool) -> None:
+    ours, theirs = pair()
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    (end, own), (their_end, other) = (
+        model.forward_intermediates(images, indices, stop_early=stop_early, **fields) for model in (ours, theirs)
+    )
+    torch.testing.assert_close(end, their_end, atol=1e-5, rtol=1e-5)
+    assert len(own) == len(other)
+    for a, b in zip(own, other, strict=True):
+        torch.testing.assert_close(a, tuple(b) if isinstance(b, list) else b, atol=1e-5, rtol=1e-5)
+    alone = ours.forward_intermediates(images, indices, intermediates_only=True, stop_early=stop_early, **fields)
+    assert len(alone) == len(own)
+
+
+def test_a_layer_or_format_that_is_not_there_is_refused() -> None:
+    model, images = build(), torch.zeros(1, 3, *build().config.image_size)
+    for options in ({"indices": [99]}, {"indices": 99}, {"indices": 0}, {"output_fmt": "NHWC"}):
+        with pytest.raises(VitkitError, match=r"no layer|of .* layers|output_fmt"):
+            model.forward_intermediates(images, **options)
+
+
+def test_what_is_not_decayed_is_what_timm_does_not_decay() -> None:
+    ours, theirs = pair()
+    there = {name for name, _ in theirs.named_parameters()}
+    assert ours.no_weight_decay() == theirs.no_weight_decay() & there
+    assert ours.num_features == theirs.num_features and ours.num_classes == theirs.num_classes
+
+
+@pytest.mark.parametrize("pool", [None, "avg", "token"])
+@torch.no_grad()
+def test_a_new_head_is_of_zeros_and_reads_what_is_asked_for(pool: str | None) -> None:
+    model = build(representation_size=9)
+    before = model.state_dict()
+    assert model.get_classifier() is model.head
+    model.reset_classifier(7, pool)
+    assert model(torch.randn(2, 3, *model.config.image_size)).eq(0).all() and model.num_classes == 7
+    assert model.config.pool == ("gap" if pool == "avg" else "token") and model.config.class_token
+    assert all(torch.equal(before[name], own) for name, own in model.state_dict().items() if "head" not in name)
+    assert set(VisionTransformer(model.config).state_dict()) == set(model.state_dict())
+    model.reset_classifier(0)
+    assert model.head is None and model.get_classifier() is None
+
+
+def test_the_two_heads_of_deit_are_a_pair() -> None:
+    model = build(distill_token=True, distill_head=True)
+    assert model.get_classifier() == (model.head, model.head_dist)
+    model.reset_classifier(3)
+    assert [head.out_features for head in model.get_classifier()] == [3, 3]
+
+
+def test_a_head_that_is_swapped_by_hand_is_computed_with() -> None:
+    model = build()
+    model.head = nn.Linear(model.num_features, 11)
+    assert model(torch.zeros(1, 3, *model.config.image_size)).shape == (1, 11)
+
+
+def test_checkpointing_is_set_by_timms_name() -> None:
+    model = build()
+    model.set_grad_checkpointing()
+    assert model.checkpointing == 1
+    model.set_grad_checkpointing(enable=False)
+    assert not model.checkpointing
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"img_size": 32, "in_chans": 1, "depth": 2}, {"image_size": 32, "in_channels": 1, "layers": 2}),
+        ({"embed_dim": 48, "num_heads": 4}, {"hidden_size": 48, "heads": 4}),
+        ({"in_c": 1, "drop_path_ratio": 0.2}, {"in_channels": 1, "drop_path": 0.2}),
+        ({"attn_drop_ratio": 0.1}, {"attention_dropout": 0.1}),
+        ({"drop_ratio": 0.1}, {"dropout": 0.1, "position_dropout": 0.1}),
+        ({"drop_rate": 0.0, "proj_drop_rate": 0.1, "attn_drop_rate": 0.2}, {"dropout": 0.1, "attention_dropout": 0.2}),
+        ({"global_pool": "avg", "init_values": 1e-5}, {"pool": "gap", "layer_scale": 1e-5}),
+        ({"reg_tokens": 4}, {"registers": 4}),
+        ({"norm_layer": None, "patch_drop_rate": 0.0}, {}),
+    ],
+)
+def test_the_spellings_of_others_are_understood(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert config_for("vit_micro_patch4_16", **theirs) == config_for("vit_micro_patch4_16", **ours)
+    assert vitkit.create_model("vit_micro_patch4_16", **theirs).config == config_for("vit_micro_patch4_16", **ours)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"drop_rate": 0.1}, "dropout before the head in timm"),
+        ({"norm_layer": nn.LayerNorm}, "norm_layer is not taken: say norm="),
+        ({"act_layer": nn.GELU}, "act_layer is not taken: say gelu="),
+        ({"embed_layer": object}, "embed_layer is not taken"),
+        ({"global_pool": "map"}, "global_pool must be one of token, avg"),
+        ({"patch_drop_rate": 0.5}, "--patch-dropout"),
+        ({"depth": 2, "layers": 3}, "both say what layers is"),
+        ({"embed_dimension": 2}, "unknown model option 'embed_dimension'"),
+    ],
+)
+def test_what_means_something_else_is_answered_with_the_right_word(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        create_model("vit_micro_patch4_16", **options)
+
+
+def test_every_spelling_names_a_field() -> None:
+    for name in ("img_size", "in_c", "proj_drop_rate", "pos_drop_rate", "init_values", "num_heads"):
+        assert set(canonical({name: 1})) <= set(ViTConfig.__dataclass_fields__)
+
+
+def test_pretrained_gives_the_published_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    model = build()
+    pixels = vitkit.Preprocess(size=model.config.image_size)
+    classifier = vitkit.Classifier(model, tuple(map(str, range(model.config.num_classes))), pixels)
+    classifier.save(tmp_path / "run")
+    model = create_model(str(tmp_path / "run"), pretrained=True)
+    assert all(torch.equal(model.state_dict()[name], own) for name, own in classifier.model.state_dict().items())
+    new = create_model(str(tmp_path / "run"), 3, pretrained=True, drop_path_rate=0.1)
+    assert new.config.num_classes == 3 and new.config.drop_path == 0.1 and new.head is not None
+    assert not new.head.weight.any()
+    with pytest.raises(VitkitError, match="layers"):
+        create_model(str(tmp_path / "run"), pretrained=True, depth=1)
