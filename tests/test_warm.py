@@ -87,6 +87,22 @@ def test_signals_reach_it() -> None:
     assert process.returncode == 1
 
 
+WITH_A_CHILD = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
+
+
+def test_signals_to_a_group_reach_the_childs_group() -> None:
+    command = [warm.python(), "-c", WITH_A_CHILD, WAIT]
+    process = subprocess.Popen(
+        command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    child = int(process.stdout.readline())  # type: ignore[union-attr]
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert "interrupted\n" in err, "the child answers"
+    assert "KeyboardInterrupt" in err, "so does its parent"
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_one_that_a_signal_ends_ends_by_it() -> None:
     process, _ = started()
     process.terminate()

@@ -3,9 +3,10 @@
 `vitkit()` and `python()` are paths of executables. A server, which has imported what vitkit needs and done nothing
 else, forks for each call: the child has the caller's arguments, folder, environment and streams, and ends as an
 interpreter does. The executable stands for the child: it passes signals on, ends as the child ended, and takes it along
-when it is killed; who waits for that reads the child's stdout to its end.
+when it is killed; who waits for that reads the child's stdout to its end. A caller that leads a process group stands
+for one of the child's: a signal goes to all of that.
 
-Tests of imports, of a program's start and of whole process groups start real interpreters.
+Tests of imports and of a program's start start real interpreters.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Call(NamedTuple):
     arguments: list[str]
     folder: str
     environment: dict[str, str]
+    leads: bool  # a process group of its own
 
 
 # --- For tests --------------------------------------------------------------------------------------
@@ -95,7 +97,8 @@ def call(address: str, program: str, *arguments: str) -> None:
         for number in _SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda number, _: server.send(bytes([number])))
-        asked = Call(program, list(arguments), os.getcwd(), dict(os.environ))  # noqa: PTH109  # pathlib is slow to import
+        leads = os.getpgrp() == os.getpid()
+        asked = Call(program, list(arguments), os.getcwd(), dict(os.environ), leads)  # noqa: PTH109
         request = json.dumps(asked).encode()
         socket.send_fds(server, [len(request).to_bytes(8, "big")], _STREAMS)
         server.sendall(request)
@@ -168,6 +171,8 @@ def _stand_between(connection: socket.socket) -> Call:
         for own, stream in zip(streams, _STREAMS, strict=True):
             os.dup2(own, stream)
             os.close(own)
+        if asked.leads:
+            os.setpgid(0, 0)
         return asked
     for own in streams:
         os.close(own)
@@ -181,7 +186,7 @@ def _stand_between(connection: socket.socket) -> Call:
     teller = threading.Thread(target=tell_end)
     teller.start()
     while number := connection.recv(1):
-        os.kill(child, number[0])
+        (os.killpg if asked.leads else os.kill)(child, number[0])
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     teller.join()
@@ -233,7 +238,7 @@ def _run(asked: Call) -> None:
     import runpy
     import types
 
-    sys.argv = list(asked.arguments)
+    sys.argv = [argument for argument in asked.arguments[:1] if argument != "-u"] + asked.arguments[1:]
     if asked.program == "vitkit":
         sys.argv.insert(0, str(Path(sys.executable).with_name("vitkit")))
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import runs
 import tiny
+import warm
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.loading import ImageData
@@ -48,15 +49,32 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(data: Path, out: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*launcher, BIN / "vitkit", "train", data, *runs.FLAGS, *PLAIN, "--out", out]
-    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
+def run(data: Path, out: Path, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    arguments = ["train", data, *runs.FLAGS, *PLAIN, "--out", out]
+    done = torchrun(processes, *arguments) if processes > 1 else told([warm.vitkit(), *arguments])
     assert done.returncode == 0, done.stderr
     return done
 
 
-def torchrun(processes: int) -> tuple[str, ...]:
-    return (str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(processes))
+def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`torchrun ... vitkit ARGUMENTS`, where torchrun too starts what begins as `python vitkit` does."""
+    launcher = [warm.python(), BIN / "torchrun", "--standalone", "--nproc-per-node", processes]
+    return told([*launcher, BIN / "vitkit", *arguments], PYTHON_EXEC=warm.python())
+
+
+def told(command: list[object], **environment: str) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    env = runs.environment() | environment
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def vitkit_of_processes(*arguments: object) -> list[str]:
+    """A call of vitkit whose further processes start warm too, from what it takes for the interpreter."""
+    code = (
+        f"import sys; sys.executable, sys.argv[0] = {warm.python()!r}, {str(BIN / 'vitkit')!r}; "
+        "from vitkit.__main__ import main; main()"
+    )
+    return [warm.python(), "-c", code, *map(str, arguments)]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +85,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_several_processes_end_with_the_weights_and_the_numbers_of_one(data: Path, alone: Path, tmp_path: Path) -> None:
-    done = run(data, tmp_path / "run", launcher=torchrun(3))
+    done = run(data, tmp_path / "run", processes=3)
     assert done.stdout.count("epochs of 4 steps in float32; batch 8, lr 0.01") == 1, "one process talks, of the whole"
     ours, theirs = runs.weights(tmp_path / "run"), runs.weights(alone)
     assert ours.keys() == theirs.keys()
@@ -129,7 +147,7 @@ def together(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for way, (processes, at_a_time) in {"one": (1, None), **ways}.items()
     ]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, Path(__file__).parents[1] / "together.py", folder / "jobs.json"]
+    command = [warm.python(), Path(__file__).parents[1] / "together.py", folder / "jobs.json"]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return folder
@@ -167,7 +185,7 @@ def test_ctrl_c_stops_processes_that_the_first_started_after_the_same_step_and_t
     data: Path, tmp_path: Path
 ) -> None:
     flags = [*runs.FLAGS, *PLAIN[:-1], "30", "--devices", "2"]
-    command = [BIN / "vitkit", "train", data, *flags, "--out", tmp_path / "run"]
+    command = vitkit_of_processes("train", data, *flags, "--out", tmp_path / "run")
     process = subprocess.Popen(
         command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -184,7 +202,7 @@ def test_ctrl_c_stops_processes_that_the_first_started_after_the_same_step_and_t
     (tmp_path / "run" / "recipe.toml").write_text(
         (tmp_path / "run" / "recipe.toml").read_text().replace("epochs = 30", f"epochs = {done + 1}")
     )
-    again = [BIN / "vitkit", "train", "--resume", tmp_path / "run"]
+    again = vitkit_of_processes("train", "--resume", tmp_path / "run")
     subprocess.run(again, env=runs.environment(), capture_output=True, timeout=300, check=True)
     assert [row["epoch"] for row in runs.metrics(tmp_path / "run")] == list(range(done + 1))
 
@@ -209,8 +227,7 @@ def test_a_process_parts_from_the_others_before_its_interpreter_ends(monkeypatch
 
 
 def test_an_error_of_the_first_process_is_told_once(data: Path, tmp_path: Path) -> None:
-    command = [*torchrun(2), BIN / "vitkit", "train", tmp_path / "nothing", *runs.FLAGS, "--out", tmp_path / "run"]
-    done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False)
+    done = torchrun(2, "train", tmp_path / "nothing", *runs.FLAGS, "--out", tmp_path / "run")
     assert done.returncode != 0
     assert done.stderr.count("error: ") == 1
     assert not (tmp_path / "run").exists()
