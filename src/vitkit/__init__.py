@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from vitkit.model.load_report import LoadReport
     from vitkit.model.names import list_models
     from vitkit.model.vit import VisionTransformer
+    from vitkit.verbs.anatomy import Anatomy
+    from vitkit.verbs.convert import Conversion, convert
+    from vitkit.verbs.doctor import Checkup, doctor
+    from vitkit.verbs.explain import Explanations, explain
+    from vitkit.verbs.export import Export, export
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.train import TrainingRun, train
@@ -21,7 +26,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Anatomy",
+    "Checkup",
     "Classifier",
+    "Conversion",
+    "Explanations",
+    "Export",
     "Info",
     "LoadReport",
     "ModelList",
@@ -32,7 +42,11 @@ __all__ = [
     "VisionTransformer",
     "VitkitError",
     "WeightList",
+    "convert",
     "create_model",
+    "doctor",
+    "explain",
+    "export",
     "info",
     "list_models",
     "load",
@@ -41,7 +55,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Anatomy": "verbs.anatomy",
+    "Checkup": "verbs.doctor",
     "Classifier": "classifier",
+    "Conversion": "verbs.convert",
+    "Explanations": "verbs.explain",
+    "Export": "verbs.export",
     "Info": "verbs.info",
     "LoadReport": "model.load_report",
     "ModelList": "verbs.models",
@@ -52,7 +71,11 @@ _HOMES = {
     "VisionTransformer": "model.vit",
     "VitkitError": "errors",
     "WeightList": "verbs.models",
+    "convert": "verbs.convert",
     "create_model": "weights.create",
+    "doctor": "verbs.doctor",
+    "explain": "verbs.explain",
+    "export": "verbs.export",
     "info": "verbs.info",
     "list_models": "model.names",
     "load": "weights",

@@ -74,9 +74,3 @@ def load_model(source: str) -> Classifier:
 def tell(line: str) -> None:
     """A line beside the answers, on stderr."""
     say(f"note: {line}", file=sys.stderr)
-
-
-def tell_assumed(classifier: Classifier) -> None:
-    """Say on stderr what had to be assumed of a loaded checkpoint."""
-    for line in inputs.assumed_of(classifier):
-        tell(line)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from vitkit.cli.arguments import FolderLayout
 from vitkit.cli.say import say
 from vitkit.system.files import to_json
-from vitkit.verbs.places import check_out, sole_out
-
-if TYPE_CHECKING:
-    from vitkit.data.doctor.examine import Diagnosis
-
-_BAR = 40  # characters of the longest
+from vitkit.verbs import doctor as verb
 
 
 def doctor(
     data: Annotated[str, typer.Argument(help="Folder, CSV file, or the name of a data set.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write an HTML page with pictures, too.")] = None,
     fit: Annotated[
-        Literal["crop", "pad", "squash"],
+        verb.Fit,
         typer.Option("--fit", help="How pictures will be fitted to the model's input."),
     ] = "crop",
     crop_pct: Annotated[float, typer.Option("--crop-pct", help="Part of the short side that the crop keeps.")] = 0.875,
@@ -38,49 +33,13 @@ def doctor(
     Example: vitkit doctor digits
     """
     from vitkit.cli.progress import Bar
-    from vitkit.data.doctor.examine import examine
-    from vitkit.data.preprocess import Preprocess
-    from vitkit.data.sources import read_source
 
     with Bar() as bar:
-        table = read_source(data, bar, layout)
-        if out is not None:
-            check_out(out, (".html",), map(str, table.folders))
-        with sole_out(out, force=force):
-            diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), bar)
-            if out is not None:
-                from vitkit.reporting.dataset_report import write_checkup
-
-                write_checkup(out, diagnosis)
+        found = verb.doctor(data, out, fit=fit, crop_pct=crop_pct, layout=layout, force=force, progress=bar)
     if as_json:
-        print(to_json(diagnosis.to_dict(), indent=2))
+        print(to_json(found.to_dict(), indent=2))
     else:
-        _print(diagnosis)
-        if out is not None:
-            say(f"with pictures: {out}")
-    if diagnosis.has_problems:
+        for line in found.lines():
+            say(line)
+    if not found.is_trustworthy:
         raise typer.Exit(1)
-
-
-def _print(diagnosis: Diagnosis) -> None:
-    from vitkit.data.walk import natural
-
-    table, found = diagnosis.table, diagnosis.to_dict()
-    say(f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}")
-    if table.layout:
-        say(table.layout)
-    counts = table.counts()
-    width, most = max(map(len, counts)), max(counts.values())
-    for name in sorted(counts, key=natural):
-        say(f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(_BAR * counts[name] / most))}")
-    if found["splits"]:
-        say("splits   " + ", ".join(f"{count} {name}" for name, count in found["splits"].items()))
-    say("formats  " + ", ".join(f"{count} {name}" for name, count in found["formats"].items()))
-    say("colours  " + ", ".join(f"{count} {name}" for name, count in found["modes"].items()))
-    for name, what in (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height")):
-        own = found[name]
-        say(f"{name:7}  {own['min']:g} to {own['max']:g}, median {own['median']:g} ({what})")
-    for finding in diagnosis.findings:
-        say(finding)
-    if not diagnosis.findings:
-        say("nothing wrong was found")

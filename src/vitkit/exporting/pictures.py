@@ -34,7 +34,7 @@ class Pictures:
 
 
 def choose_pictures(
-    model: str | Path,
+    model: str | Path | None,
     data: str | None,
     progress: Progress | None = None,
     layout: LayoutName = "auto",
@@ -43,7 +43,7 @@ def choose_pictures(
     """Validation images of `data`, or else of the split that a run remembers; where neither is there, made-up ones.
 
     Args:
-        model: what is exported.
+        model: where what is exported lies; None: in memory.
         data: the images to take.
         progress: told of a download.
         layout: how the folders of `data` are to be understood.
@@ -56,6 +56,10 @@ def choose_pictures(
         return _of_table(read_source(data, progress, layout))
     if layout != "auto":
         raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
+    if model is None and root is not None:
+        raise VitkitError("--data-root is about the images of a run: name its folder as the model")
+    if model is None:
+        return _made_up("no photographs were named")
     split = Path(model) / "split.json"
     if root is not None:
         return _of_table(images_of_run(split, root, progress))

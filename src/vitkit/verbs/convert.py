@@ -1,0 +1,169 @@
+"""`vitkit.convert`: any published checkpoint into a model folder, and back out into the layouts of others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import sole
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.model.load_report import LoadReport
+
+Kind = Literal["folder", "npz", "timm", "hf"]
+Pixels = Literal["google", "augreg", "deit", "torchvision", "dinov2"]
+
+
+@dataclass(frozen=True, repr=False)
+class Conversion(Result):
+    """A checkpoint in another layout, written and read back.
+
+    Attributes:
+        destination: what was written.
+        to: its layout: folder (vitkit's own), npz (Google's), timm or hf.
+        report: what became of every tensor.
+        temperature: by which the head was divided, in a layout that cannot say it; else None.
+    """
+
+    destination: Path
+    to: Kind
+    report: LoadReport
+    temperature: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "destination": str(self.destination),
+            "to": self.to,
+            "temperature": self.temperature,
+            "report": self.report.to_dict(),
+        }
+
+    def lines(self) -> list[str]:
+        """The report, and what was written."""
+        temperature = self.temperature
+        divided = f"the head is divided by the temperature, {temperature or 1:.3f}, which this layout cannot say"
+        return [*self.report.lines(), *([] if temperature is None else [divided]), self._written]
+
+    @property
+    def _written(self) -> str:
+        return f"written and read back, every number the same: {self.destination}"
+
+    def __repr__(self) -> str:
+        return f"<Conversion: {self._written}>"
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    *,
+    to: Kind | None = None,
+    num_classes: int | None = None,
+    image_size: int | None = None,
+    heads: int | None = None,
+    preprocess: Pixels | None = None,
+    allow_partial: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Conversion:
+    """Convert a checkpoint, saying what became of every tensor; the result is read back and compared.
+
+    `vitkit.convert("runs/digits-1", "digits.npz")` writes Google's layout.
+
+    Args:
+        source: run or model folder, checkpoint of any published layout, or published name.
+        destination: folder, or .npz, .safetensors or .pth file.
+        to: folder (vitkit's own), npz (Google's), timm or hf; None: as the destination ends.
+        num_classes: a new head, all zeros; 0: no head; None: the one that there is.
+        image_size: pixels; positions are resized as the source does.
+        heads: where the checkpoint cannot tell.
+        preprocess: whose pixels the weights were trained with, where nothing says so.
+        allow_partial: write what fits, though tensors are missing or left over.
+        force: write over the destination.
+        progress: of loading.
+
+    Raises:
+        VitkitError: the source cannot be loaded, this layout cannot hold it, or the place is taken.
+    """
+    _check_values(to, num_classes, image_size, heads, preprocess)
+    destination = Path(destination)
+    kind = to or _kind_of(destination)
+    _check_place(destination, kind)
+    from vitkit.weights import load
+    from vitkit.weights.formats.writing import write
+
+    overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    with sole(destination):
+        _check_free(destination, force=force)
+        classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=progress, **overrides)
+        write(classifier, destination, kind)
+        _compare(classifier, destination, kind)
+    assert classifier.report is not None
+    is_divided = kind != "folder" and classifier.temperature != 1
+    return Conversion(destination, kind, classifier.report, classifier.temperature if is_divided else None)
+
+
+def _check_values(
+    to: str | None, num_classes: int | None, image_size: int | None, heads: int | None, preprocess: str | None
+) -> None:
+    if to is not None:
+        check_choice("--to", to, Kind)
+    if preprocess is not None:
+        check_choice("--preprocess", preprocess, Pixels)
+    check_least("--num-classes", num_classes, 0)
+    check_least("--image-size", image_size, 1)
+    check_least("--heads", heads, 1)
+
+
+def _kind_of(destination: Path) -> Kind:
+    if destination.suffix == ".npz":
+        return "npz"
+    return "timm" if destination.suffix in (".safetensors", ".pth", ".pt") else "folder"
+
+
+def _check_place(destination: Path, kind: str) -> None:
+    if kind == "npz" and destination.suffix != ".npz":
+        raise VitkitError(f"{destination} must end in .npz")
+    if not destination.parent.is_dir():
+        raise VitkitError(f"{destination}: there is no folder {destination.parent}")
+
+
+def _check_free(destination: Path, *, force: bool) -> None:
+    is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
+    if is_taken and not force:
+        raise VitkitError(f"{destination} exists: choose a new name, or --force to write over it")
+    if is_taken and destination.is_dir() and not _is_model(destination):
+        raise VitkitError(f"{destination} holds something other than a model: choose a new name")
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether what would be overwritten is a model and nothing else."""
+    known = {
+        "model.json",
+        "model.safetensors",
+        "pictures.npz",
+        "config.json",
+        "preprocessor_config.json",
+        "pytorch_model.bin",
+    }
+    return {path.name for path in folder.iterdir()} <= known
+
+
+def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
+    from vitkit.weights import inspect
+    from vitkit.weights.formats.writing import settled
+
+    is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
+    options: dict[str, Any] = {"heads": classifier.model.config.heads} if is_bare else {}
+    written = inspect(destination, **options).read
+    wanted = classifier.model.state_dict() if kind == "folder" else settled(classifier)
+    for name, tensor in wanted.items():
+        if name not in written or not written[name]().equal(tensor):
+            raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

@@ -1,0 +1,122 @@
+"""`vitkit.doctor`: what is wrong with a data set, before a second is spent on training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitkit.data.layout import LayoutName
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.choices import check_choice
+from vitkit.verbs.places import check_out, sole_out
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.data.doctor.examine import Diagnosis
+
+Fit = Literal["crop", "pad", "squash"]
+_BAR = 40  # characters of the longest
+
+
+@dataclass(frozen=True, repr=False)
+class Checkup(Result):
+    """What a data set is made of, and what is wrong with it.
+
+    Attributes:
+        diagnosis: all that was found.
+        out: the page with pictures, where one was written.
+    """
+
+    diagnosis: Diagnosis
+    out: Path | None = None
+
+    @property
+    def is_trustworthy(self) -> bool:
+        """Whether a result on this data could be trusted: no picture is in two splits, or has two labels."""
+        return not self.diagnosis.has_problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that was found, in plain JSON types."""
+        return self.diagnosis.to_dict()
+
+    def lines(self) -> list[str]:
+        """Images per class, kinds of files, sizes, and what is wrong, the worst first."""
+        table, found = self.diagnosis.table, self.to_dict()
+        about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.root}"
+        sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
+        return [
+            about,
+            *([table.layout] if table.layout else []),
+            *_count_lines(table.counts()),
+            *([f"splits   {_counted(found['splits'])}"] if found["splits"] else []),
+            f"formats  {_counted(found['formats'])}",
+            f"colours  {_counted(found['modes'])}",
+            *(_range_line(name, found[name], unit) for name, unit in sizes),
+            *(map(str, self.diagnosis.findings) if self.diagnosis.findings else ["nothing wrong was found"]),
+            *([f"with pictures: {self.out}"] if self.out is not None else []),
+        ]
+
+
+def doctor(
+    data: str | Path,
+    out: str | Path | None = None,
+    *,
+    fit: Fit = "crop",
+    crop_pct: float = 0.875,
+    layout: LayoutName = "auto",
+    force: bool = False,
+    progress: Progress = silent,
+) -> Checkup:
+    """Look for what spoils training: broken files, copies across splits, copies with two labels, tiny classes.
+
+    Every file is decoded once; files seen before are recognised by their content. `vitkit.doctor("digits")` finds
+    nothing wrong.
+
+    Args:
+        data: folder, CSV file, or the name of a data set.
+        out: write an HTML page with pictures, too.
+        fit: how pictures will be fitted to the model's input.
+        crop_pct: part of the short side that the crop keeps, 0 to 1.
+        layout: whether the folders in `data` are classes or splits; auto: told by their names.
+        force: write over `out`.
+        progress: of a download, of reading and of comparing.
+
+    Raises:
+        VitkitError: there is no such data, fewer than two classes can be read, or `out` cannot be written.
+    """
+    check_choice("--fit", fit, Fit)
+    check_choice("--layout", layout, LayoutName)
+    from vitkit.data.doctor.examine import examine
+    from vitkit.data.preprocess import Preprocess
+    from vitkit.data.sources import read_source
+
+    out = None if out is None else Path(out)
+    table = read_source(str(data), progress, layout)
+    if out is not None:
+        check_out(out, (".html",), map(str, table.folders))
+    with sole_out(out, force=force):
+        diagnosis = examine(table, Preprocess(size=(224, 224), fit=fit, crop_pct=crop_pct), progress)
+        if out is not None:
+            from vitkit.reporting.dataset_report import write_checkup
+
+            write_checkup(out, diagnosis)
+    return Checkup(diagnosis, out)
+
+
+def _count_lines(counts: dict[str, int]) -> list[str]:
+    from vitkit.data.walk import natural
+
+    width, most = max(map(len, counts)), max(counts.values())
+    return [
+        f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(_BAR * counts[name] / most))}"
+        for name in sorted(counts, key=natural)
+    ]
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _range_line(name: str, own: dict[str, float], unit: str) -> str:
+    return f"{name:7}  {own['min']:g} to {own['max']:g}, median {own['median']:g} ({unit})"

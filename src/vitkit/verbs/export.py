@@ -1,0 +1,186 @@
+"""`vitkit.export`: a classifier as a file for another runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitkit.data.layout import LayoutName
+from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.choices import check_choice
+from vitkit.verbs.inputs import EXPORTED, assumed_of
+from vitkit.verbs.places import check_outside
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.exporting.check import Comparison
+    from vitkit.exporting.writing import Outcome
+
+Runtime = Literal["onnx", "openvino", "torch"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+_SUFFIXES: dict[Runtime, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
+_RUNTIMES: dict[Runtime, str] = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.export"}
+
+
+@dataclass(frozen=True, repr=False)
+class Export(Result):
+    """A file for another runtime, read back and compared with the model.
+
+    Attributes:
+        file: what was written.
+        to: the runtime it is for.
+        compared_on: the images that both were asked about.
+        outcome: how far they are from each other; bytes and seconds.
+        precision: in which weights are stored.
+        image_size: height and width in pixels.
+        batch: the only number of images that it takes at a time; None: any.
+        notes: what had to be assumed of the model.
+    """
+
+    file: Path
+    to: Runtime
+    compared_on: str
+    outcome: Outcome
+    precision: Dtype
+    image_size: tuple[int, int]
+    batch: int | None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures."""
+        return {"file": str(self.file), "compared_on": self.compared_on, **dataclasses.asdict(self.outcome)}
+
+    def lines(self) -> list[str]:
+        """What was compared, how it came out, and what was written."""
+        outcome, runtime = self.outcome, _RUNTIMES[self.to]
+        found = [
+            f"compared on {self.compared_on} with the model in float32:",
+            f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
+        ]
+        if outcome.in_bfloat16 is not None:
+            found.append(f"  {runtime}, bfloat16, as predict asks it here: {_figures(outcome.in_bfloat16)}")
+        return [*found, self._written]
+
+    @property
+    def _written(self) -> str:
+        height, width = self.image_size
+        batch = "any batch" if self.batch is None else f"batch {self.batch}"
+        weights = f"weights {self.precision}, {height}x{width} pixels, {batch}"
+        return f"{self.file}: {self.outcome.size / 1e6:.1f} MB in {self.outcome.seconds:.1f} s ({weights})"
+
+    def __repr__(self) -> str:
+        return f"<Export: {self._written}>"
+
+
+def export(
+    model: str | Path | Classifier,
+    to: Runtime | None = None,
+    out: str | Path | None = None,
+    *,
+    data: str | Path | None = None,
+    layout: LayoutName = "auto",
+    data_root: str | Path | None = None,
+    image_size: str | int | tuple[int, int] | None = None,
+    precision: Dtype = "float32",
+    dynamic_batch: bool = True,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Export:
+    """Write a model for ONNX Runtime, OpenVINO or torch.export, with all that prediction needs inside.
+
+    The file is read back by its runtime and compared with the model. `vitkit.export("runs/digits-1", "onnx")` writes
+    digits-1.onnx.
+
+    Args:
+        model: run or model folder, checkpoint of any published layout, or published name; or a classifier in memory.
+        to: the runtime it is for; None: as `out` ends: .onnx, .xml or .pt2.
+        out: write to this file; None: named as the model, in this folder.
+        data: compare on images of this data; None: those of the run itself.
+        layout: whether the folders in `data` are classes or splits; auto: told by their names.
+        data_root: the folder that holds the run's images now, under these or other names.
+        image_size: another size, in pixels: one number, (height, width), or text such as "384,512"; positions are
+            resized.
+        precision: in which weights are stored.
+        dynamic_batch: any number of images at a time, or only one.
+        force: write over `out`.
+        progress: of loading and comparing.
+
+    Raises:
+        VitkitError: it cannot be written; or, as `exporting.check.Refused`, the file does not answer as the model
+            does. Nothing is left.
+    """
+    check_choice("--precision", precision, Dtype)
+    check_choice("--layout", layout, LayoutName)
+    place = Path(model) if isinstance(model, (str, Path)) else None
+    pixels = None if image_size is None else _size_of(image_size)
+    runtime, out = _destination(place, to, None if out is None else Path(out))
+    if not out.parent.is_dir():
+        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+    from vitkit.exporting.formats import format_of
+    from vitkit.exporting.pictures import choose_pictures
+    from vitkit.exporting.writing import check_free
+    from vitkit.exporting.writing import export as write
+
+    check_free(out, format_of(out), force=force)
+    named, root = None if data is None else str(data), None if data_root is None else Path(data_root)
+    pictures = choose_pictures(place, named, progress, layout, root)
+    check_outside("--out", out, map(str, pictures.folders))
+    classifier, notes = _load(model, pixels, progress)
+    batch = None if dynamic_batch else 1
+    outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision, progress=progress)
+    return Export(out, runtime, pictures.what, outcome, precision, classifier.preprocess.size, batch, tuple(notes))
+
+
+def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
+    text = ",".join(map(str, size)) if isinstance(size, tuple) else str(size)
+    if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
+        raise VitkitError(f"--image-size {text} must be one number of pixels, or height,width as in 384,512")
+    sides = [int(side) for side in re.split("[,x]", text)]
+    return sides[0], sides[-1]
+
+
+def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:
+    """The runtime, and the file to write."""
+    if to is not None:
+        check_choice("--to", to, Runtime)
+    if out is None:
+        if to is None:
+            raise VitkitError("say what for: --to onnx, openvino or torch; or where to: --out FILE.onnx, .xml or .pt2")
+        if model is None:
+            raise VitkitError(f"a classifier in memory has no name: say where to: --out FILE{_SUFFIXES[to]}")
+        return to, Path((model.stem if model.is_file() else model.name) + _SUFFIXES[to])
+    if to is None:
+        to = next((name for name, suffix in _SUFFIXES.items() if out.suffix == suffix), None)
+        if to is None:
+            raise VitkitError(f"--out {out} must end in .onnx, .xml or .pt2")
+    if out.suffix != _SUFFIXES[to]:
+        raise VitkitError(f"--out {out} must end in {_SUFFIXES[to]} for --to {to}")
+    return to, out
+
+
+def _load(
+    model: str | Path | Classifier, size: tuple[int, int] | None, progress: Progress
+) -> tuple[Classifier, list[str]]:
+    """The classifier, and what had to be assumed of it."""
+    if not isinstance(model, (str, Path)):
+        if size is not None:
+            raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
+        return model, []
+    from vitkit.weights import load
+
+    if Path(model).suffix.lower() in EXPORTED:
+        raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
+    classifier = load(model, image_size=size, progress=progress)
+    return classifier, assumed_of(classifier)
+
+
+def _figures(comparison: Comparison) -> str:
+    return (
+        f"max |Δlogit| {comparison.difference:.2g}, cosine {comparison.cosine:.6f}, "
+        f"top-1 agreement {comparison.agreement:.2%}"
+    )

@@ -1,0 +1,96 @@
+"""`vitkit.export`, beside `vitkit export`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitkit
+from cli.conftest import vitkit as command
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.exporting import load_exported
+
+__all__ = ["command"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "model"
+    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature=1.7).save(folder)
+    return folder
+
+
+def without_seconds(text: str) -> str:
+    return re.sub(r"in \d+\.\d s", "", text)
+
+
+def test_function_and_command_agree(command: Any, folder: Path, tmp_path: Path) -> None:
+    found = vitkit.export(folder, out=tmp_path / "ours.pt2", image_size=(16, 12), dynamic_batch=False)
+    flags = ("--image-size", "16,12", "--no-dynamic-batch")
+    said = command("export", folder, "-o", tmp_path / "theirs.pt2", *flags)
+    ours = "".join(f"{line}\n" for line in found.lines())
+    assert without_seconds(said.out).replace("theirs", "ours") == without_seconds(ours)
+    assert said.code == 0
+    assert (found.to, found.image_size, found.batch) == ("torch", (16, 12), 1)
+    assert (tmp_path / "ours.pt2").stat().st_size == (tmp_path / "theirs.pt2").stat().st_size
+    told = json.loads(command("export", folder, "-o", tmp_path / "theirs.pt2", *flags, "--force", "--json").out)
+    figures = found.to_dict()
+    assert told.keys() == figures.keys()
+    for name in told.keys() - {"file", "seconds"}:
+        assert told[name] == figures[name], name
+
+
+def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None:
+    found = vitkit.export(vitkit.load(folder), "torch", tmp_path / "own.pt2")
+    assert "synthetic images (no photographs were named)" in found.compared_on
+    assert load_exported(found.file).classes == tuple("abcdefg")
+    assert repr(found).startswith(f"<Export: {tmp_path / 'own.pt2'}: 0.")
+    assert "torch.export, float32: max |Δlogit|" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({}, "say what for: --to onnx, openvino or torch"),
+        ({"to": "tflite"}, "--to 'tflite' is none of onnx, openvino, torch"),
+        ({"out": "a.h5"}, r"--out a\.h5 must end in \.onnx, \.xml or \.pt2"),
+        ({"to": "onnx", "precision": "int8"}, "--precision 'int8' is none of float32, bfloat16, float16"),
+        ({"to": "onnx", "image_size": (0, 3)}, "--image-size 0,3 must be one number of pixels"),
+        ({"to": "onnx", "layout": "mine"}, "--layout 'mine' is none of auto, classes, splits"),
+    ],
+)
+def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str) -> None:
+    with pytest.raises(vitkit.VitkitError, match=complaint):
+        vitkit.export(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"to": "onnx"}, r"a classifier in memory has no name: say where to: --out FILE\.onnx"),
+        ({"out": "a.onnx", "image_size": 32}, "a classifier in memory has its size"),
+        ({"out": "a.onnx", "data_root": "photos"}, "--data-root is about the images of a run"),
+    ],
+)
+def test_what_only_a_folder_has_is_refused_of_a_classifier(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(vitkit.VitkitError, match=complaint):
+        vitkit.export(vitkit.load(folder), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_answers_otherwise_is_an_error_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitkit.exporting.check.COSINE", 2.0)
+    with pytest.raises(vitkit.VitkitError, match="the file does not answer as the model does"):
+        vitkit.export(folder, out=tmp_path / "own.pt2")
+    assert list(tmp_path.iterdir()) == []
