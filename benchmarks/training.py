@@ -34,7 +34,8 @@ from vitkit.profiling.speed import random_model
 from vitkit.profiling.timing import interleave, stopwatch_for
 from vitkit.training.optim import build_optimizer
 from vitkit.training.patches import drop_patches
-from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_values import checkpoint_every
 
 Work = Callable[[], None]
 BASE = "timm float32"

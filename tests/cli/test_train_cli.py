@@ -19,7 +19,8 @@ import pytest
 import runs
 import warm
 from vitkit.training import run
-from vitkit.training.recipe import Recipe, build, load_fields
+from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
 
 VITKIT = Path(sys.executable).with_name("vitkit")

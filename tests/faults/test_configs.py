@@ -24,7 +24,8 @@ from vitkit.data.splits import groups_from_file, split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.training.recipe import build, load_fields
+from vitkit.training.recipe import build
+from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
 
 pytestmark = pytest.mark.accept

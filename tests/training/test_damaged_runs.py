@@ -18,7 +18,8 @@ from vitkit.data.whereabouts import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
 from vitkit.training import run
 from vitkit.training.checkpoint import MAY_CHANGE, identity, seal
-from vitkit.training.recipe import Recipe, build, load_fields
+from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_files import load_fields
 
 CKPT = "checkpoints/last.ckpt"
 

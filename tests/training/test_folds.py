@@ -27,7 +27,8 @@ from vitkit.evaluation.evaluator import evaluate
 from vitkit.training import cross_validation as folds
 from vitkit.training import run
 from vitkit.training.cross_validation import Spread
-from vitkit.training.recipe import Recipe, build, load_fields
+from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
 
 MEASURES = ("accuracy", "balanced_accuracy", "loss")

@@ -16,17 +16,9 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
 from vitkit.training.defaults import PRESETS, complete, spare_patches
-from vitkit.training.recipe import (
-    BY_METHOD,
-    RENAMED,
-    Recipe,
-    build,
-    bundled,
-    departures,
-    load_fields,
-    parse_duration,
-    resolve,
-)
+from vitkit.training.recipe import RENAMED, Recipe, build
+from vitkit.training.recipe_files import bundled, departures, load_fields, resolve
+from vitkit.training.recipe_values import BY_METHOD, parse_duration
 from vitkit.weights.catalog import find
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]

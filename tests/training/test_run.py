@@ -26,7 +26,8 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.training import callbacks, run
 from vitkit.training.optim import lr_factor
-from vitkit.training.recipe import Recipe, build, load_fields
+from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
 
 ARTEFACTS = (

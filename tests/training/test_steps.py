@@ -15,8 +15,9 @@ from vitkit.errors import VitkitError
 from vitkit.training import setup
 from vitkit.training.later import Later, Place
 from vitkit.training.optim import build_optimizer
-from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.recipe import Recipe
 from vitkit.training.recipe import build as build_recipe
+from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run import train
 from vitkit.training.task import ClassificationTask
 

@@ -30,7 +30,8 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.callbacks import read_metrics
 from vitkit.training.distributed import ALONE, Team, assemble, check_team, describe_team
-from vitkit.training.recipe import Recipe, load_fields
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_files import load_fields
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")

@@ -22,7 +22,8 @@ from vitkit.data.splits import split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.training import run
 from vitkit.training.divergence import Guard
-from vitkit.training.recipe import build, load_fields, resolve
+from vitkit.training.recipe import build
+from vitkit.training.recipe_files import load_fields, resolve
 from vitkit.training.task import ClassificationTask
 from vitkit.weights import load
 

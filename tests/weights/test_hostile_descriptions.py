@@ -20,7 +20,8 @@ from vitkit.data.splits import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.training.recipe import build, load_fields
+from vitkit.training.recipe import build
+from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
 
 HUGE = 4_000_000_000

@@ -9,18 +9,23 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from vitkit.errors import VitkitError
+from vitkit.model.config_checks import (
+    Pair,
+    as_pair,
+    check_types,
+    check_values,
+    is_number,
+)
 from vitkit.model.spellings import canonical
 
-Pair = tuple[int, int]
 Position = Literal["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]
 PositionAt = Literal["input", "every_layer", "shared"]
 PositionResize = Literal["reference", "timm", "torchvision", "huggingface", "dinov2"]
 StemKind = Literal["reference", "timm"]
 IMAGENET_1K = 1000
-MAX_LAYERS, MAX_SIZE, MAX_SIDE = 1000, 2**24, 2**20  # what claims more is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +82,13 @@ class ViTConfig:
         for name in ("stem", "conv_layers"):
             if isinstance(getattr(self, name), list):  # as JSON has it
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_types(self.__dict__)
+        check_types(self.__dict__, ViTConfig)
         for name in ("layer_scale", "qk_scale"):  # whole numbers are meant as real ones
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.pool != "gap")
-        _check_values(self)
+        check_values(self)
 
     @property
     def stem_stride(self) -> int:
@@ -158,131 +163,6 @@ def stride_of(stem: tuple[int, ...] | None) -> int:
     return 1 if stem is None else 4 * 2 ** max(len(stem) - 1, 0)
 
 
-def as_pair(value: Any, name: str) -> Pair:
-    """One number or (height, width), as (height, width)."""
-    pair = (value, value) if isinstance(value, int) else value
-    if not (
-        isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
-    ):
-        raise VitkitError(f"{name} must be a positive whole number or a pair (height, width), not {value!r}")
-    return pair[0], pair[1]
-
-
-def _check_types(fields: dict[str, Any]) -> None:
-    hints = get_type_hints(ViTConfig)
-    for name, value in fields.items():  # pairs are checked by `as_pair`
-        kinds = get_args(hints[name]) if type(None) in get_args(hints[name]) else (hints[name],)
-        if value is None and type(None) in kinds:
-            continue
-        kind = kinds[0]
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-        if get_args(kind)[1:] == (...,) and not (
-            isinstance(value, (tuple, list)) and all(type(n) is int for n in value)
-        ):
-            raise VitkitError(f"{name} must be a tuple of whole numbers, not {value!r}")
-        if kind is bool and type(value) is not bool:
-            raise VitkitError(f"{name} must be True or False, not {value!r}")
-        if kind is int and type(value) is not int:
-            raise VitkitError(f"{name} must be a whole number, not {value!r}")
-        if kind is float and not is_number(value):
-            raise VitkitError(f"{name} must be a finite number, not {value!r}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value read from a file is a finite number, and no bool."""
-    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor beyond what a float holds
-
-
-def _check_values(config: ViTConfig) -> None:
-    for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size"):
-        if getattr(config, name) < 1:
-            raise VitkitError(f"{name} must be at least 1, not {getattr(config, name)}")
-    _check_extent(config)
-    for name in ("num_classes", "registers"):
-        if getattr(config, name) < 0:
-            raise VitkitError(f"{name} must be 0 (none) or more, not {getattr(config, name)}")
-    for name in ("dropout", "attention_dropout", "position_dropout", "drop_path"):
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise VitkitError(f"{name} must be in [0, 1), not {getattr(config, name)}")
-    if config.norm_eps <= 0:
-        raise VitkitError(f"norm_eps must be positive, not {config.norm_eps}")
-    if config.representation_size is not None and config.representation_size < 1:
-        raise VitkitError(
-            f"representation_size must be a positive whole number or None, not {config.representation_size!r}"
-        )
-    if config.hidden_size % config.heads:
-        raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by heads {config.heads}")
-    _check_patches(config)
-    _check_tokens(config)
-    _check_positions(config)
-
-
-def _check_extent(config: ViTConfig) -> None:
-    """Refuse sizes that no model has, before anything is made of them."""
-    if config.layers > MAX_LAYERS:
-        raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
-    for name in ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size"):
-        if (getattr(config, name) or 0) > MAX_SIZE:
-            raise VitkitError(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
-    if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
-        raise VitkitError(f"image_size {_times(config.image_size)} is larger than any model's")
-    if max(config.stem or (), default=0) > MAX_LAYERS:
-        raise VitkitError(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
-
-
-def _check_patches(config: ViTConfig) -> None:
-    if config.stem is not None and (len(config.stem) > 4 or not all(units > 0 for units in config.stem)):
-        raise VitkitError(f"stem must be the units of at most 4 stages, each at least 1, not {config.stem}")
-    if not all(0 <= layer < config.layers for layer in config.conv_layers):
-        raise VitkitError(f"conv_layers must be layers from 0 to {config.layers - 1}, not {config.conv_layers}")
-    if config.pool == "token" and config.layers - 1 in config.conv_layers:
-        raise VitkitError(
-            f"conv_layers {config.conv_layers}: the last layer must attend, for its class token to read the patches"
-        )
-    if config.conv_layers and config.position == "relative":
-        raise VitkitError("conv_layers cannot be combined with position 'relative', which acts inside attention")
-    sides = [-(-side // config.stem_stride) for side in config.image_size]
-    if any(side % patch for side, patch in zip(sides, config.patch_size, strict=True)):
-        whole = f"image_size {_times(config.image_size)}"
-        if config.stem is not None:
-            whole += f" gives a feature map of {sides[0]}x{sides[1]}, which"
-        raise VitkitError(f"{whole} is not divisible by patch_size {_times(config.patch_size)}")
-
-
-def _check_tokens(config: ViTConfig) -> None:
-    if config.pool != "gap" and not config.class_token:
-        raise VitkitError(f"pool {config.pool!r} needs class_token=True: it reads the class token")
-    if config.distill_head and not config.distill_token:
-        raise VitkitError("distill_head needs distill_token=True: the second head reads the distillation token")
-    if config.distill_token and config.pool != "token":
-        raise VitkitError(f"distill_token needs pool='token', not {config.pool!r}")
-    if config.distill_token and config.representation_size is not None:
-        raise VitkitError("representation_size cannot be combined with distill_token: DeiT has no representation layer")
-    if config.fc_norm and config.norm == "post":
-        raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
-    if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
-        raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
-
-
-def _check_positions(config: ViTConfig) -> None:
-    for position, divisor in (("learned_2d", 2), ("sincos_1d", 2), ("sincos_2d", 4)):
-        if config.position == position and config.hidden_size % divisor:
-            raise VitkitError(
-                f"position {position!r} needs a hidden_size divisible by {divisor}, not {config.hidden_size}"
-            )
-    if config.position == "relative" and config.position_at == "input":
-        raise VitkitError(
-            "position 'relative' acts inside attention: position_at must be every_layer or shared, not input"
-        )
-    if not config.prefix_positions and config.position in ("sincos_1d", "relative"):
-        raise VitkitError(f"prefix_positions=False has no meaning with position {config.position!r}")
-
-
-def _times(pair: Pair) -> str:
-    return f"{pair[0]}x{pair[1]}"
-
-
 # Overrides that are not fields: the names other libraries use, and what each means in fields.
 _ALIASES = {
     "mlp_ratio": ("mlp_size",),
@@ -307,7 +187,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
         for meant in _ALIASES[name]:
             if meant in overrides:
                 raise VitkitError(f"{name} and {meant} say the same in two ways: give one of them")
-    _check_types(overrides)
+    check_types(overrides, ViTConfig)
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     changes = {**_what_follows(config, overrides), **overrides}
     if "mlp_ratio" in aliases:

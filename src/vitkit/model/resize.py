@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.model.config import Pair, PositionResize
+from vitkit.model.config import PositionResize
+from vitkit.model.config_checks import Pair
 
 _DINOV2_OFFSET = 0.1  # keeps the authors' scale factor from rounding down to a smaller grid
 

@@ -39,7 +39,8 @@ from vitkit.training.lora import add_low_rank
 from vitkit.training.lr_finder import STEPS, find_lr
 from vitkit.training.patches import drop_patches
 from vitkit.training.probe import Features, fit_head, start_head
-from vitkit.training.recipe import Recipe, checkpoint_every, without_places
+from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run_folder import RECIPE, SPLIT, Run
 from vitkit.training.setup import (
     augment_of,

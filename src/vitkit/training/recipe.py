@@ -8,28 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
-import tomllib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
-
-BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
-
-
-@dataclass(frozen=True)
-class Between:
-    """Marks a field whose value, if it has one, lies from low to high."""
-
-    low: float
-    high: float
-
+from vitkit.training.recipe_values import BY_METHOD, Between, check_together, check_values, coerce, parse_duration
 
 RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
     "accumulate": "grad_accum",
@@ -38,7 +24,6 @@ RENAMED = {  # fields of recipes and runs of before, of which no other meaning m
     "limit": "max_images",
     "rank": "lora_rank",
 }
-_METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +223,8 @@ class Recipe:
         for field in dataclasses.fields(self):  # a place may be given as a path
             if isinstance(value := getattr(self, field.name), Path):
                 object.__setattr__(self, field.name, str(value))
-        _check_values(self)
-        _check_together(self)
+        check_values(self)
+        check_together(self)
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with fields changed.
@@ -291,206 +276,8 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
             close = difflib.get_close_matches(name, hints, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
-    typed = {name: _coerce(name, hints[name], value, source) for name, value in fields.items()}
+    typed = {name: coerce(name, hints[name], value, source) for name, value in fields.items()}
     try:
         return Recipe(**typed)
     except VitkitError as error:
         raise VitkitError(f"{source}: {error}") from error
-
-
-def load_fields(recipe: str | Path) -> dict[str, Any]:
-    """The fields of a TOML recipe: a file, or the name of one that vitkit brings along (see `bundled`).
-
-    Raises:
-        VitkitError: there is no such file or name, or it is not TOML.
-    """
-    path = Path(recipe)
-    text = bundled().get(str(recipe))
-    try:
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-        if text is None:
-            raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
-        return tomllib.loads(text)
-    except RecursionError as error:
-        raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
-    except ValueError as error:
-        if isinstance(error, VitkitError):
-            raise
-        raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
-
-
-def bundled() -> dict[str, str]:
-    """The text of each recipe inside the package, by name."""
-    from importlib import resources  # 20 ms that `vitkit --help` need not wait for
-
-    folder = resources.files("vitkit.recipes")
-    return {
-        Path(file.name).stem: file.read_text(encoding="utf-8")
-        for file in folder.iterdir()
-        if file.name.endswith(".toml")
-    }
-
-
-def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str, Any]:
-    """The fields that a command asks for: its flags over those of a recipe file.
-
-    Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
-
-    Raises:
-        VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
-    """
-    name = published(flags, recipe)
-    chosen = name or recipe
-    fields = {} if chosen is None else load_fields(chosen)
-    data = flags.get("data") or fields.get("data")
-    if data is None:
-        raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
-    build(fields, str(chosen))
-    if name is not None and "model" in flags and fields.get("weights") != "none":
-        fields = {**fields, "weights": "auto"}  # those of the recipe are another model's
-    fields = {**fields, **flags, "data": data}
-    build(fields, "flags")
-    return fields
-
-
-def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
-    """The name of the bundled recipe that a command asks for by name or by its data; None for any other."""
-    if recipe is not None:
-        return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
-    data = flags.get("data")
-    if data is None or data not in DATASETS or Path(data).exists():
-        return None
-    return DATASETS[data].name if DATASETS[data].name in bundled() else None
-
-
-def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
-    """A line that says which values of a published recipe the flags change; none where they change none."""
-    name = published(flags, recipe)
-    if name is None:
-        return []
-    original, asked = (build(own, name).__dict__ for own in (load_fields(name), resolve(flags, recipe)))
-    changed = [field for field in asked if field != "data" and asked[field] != original[field]]
-    told = ", ".join(f"{field} {asked[field]} (published: {original[field]})" for field in changed)
-    return [f"recipe {name}, changed: {told}"] if changed else []
-
-
-def parse_duration(text: str) -> float:
-    """`90s`, `10m`, `2h` or plain seconds, as seconds.
-
-    Raises:
-        VitkitError: it is none of these, or not above 0.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
-    if seconds <= 0:
-        raise VitkitError(f"time must be a duration such as 90s, 10m or 2h, not {text!r}")
-    return seconds
-
-
-def checkpoint_every(text: str) -> int:
-    """`none`, `all` or a number as what `VisionTransformer.checkpointing` takes.
-
-    Raises:
-        VitkitError: it is none of these.
-    """
-    if text in ("none", "all"):
-        return int(text == "all")
-    if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
-        raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
-    return int(text)
-
-
-_LARGEST = 2**63
-
-
-def _coerce(name: str, hint: Any, value: Any, source: str) -> Any:
-    """A TOML or flag value as the field's type: whole numbers serve as floats, lists as tuples; nothing is guessed."""
-    options = [option for option in get_args(hint) if option is not type(None)] if _is_optional(hint) else [hint]
-    if value is None and _is_optional(hint):
-        return None
-    kind = options[0]
-    if kind is str and isinstance(value, Path):
-        return str(value)
-    if get_origin(kind) is Literal and value in get_args(kind):
-        return value
-    if get_origin(kind) is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(kind)):
-        return tuple(_coerce(name, item, part, source) for item, part in zip(get_args(kind), value, strict=True))
-    if type(value) is int and abs(value) > _LARGEST:
-        raise VitkitError(f"{source}: {name} is far too large a number")
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind in (int, str, bool) and type(value) is kind:
-        return value
-    if name == "method" and value in _METHODS_RENAMED:
-        raise VitkitError(f"{source}: method {value} is called {_METHODS_RENAMED[value]} now")
-    raise VitkitError(f"{source}: {name} must be {_expected(kind)}, not {value!r}")
-
-
-def _is_optional(hint: Any) -> bool:
-    return type(None) in get_args(hint)
-
-
-def _expected(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if get_origin(kind) is tuple:
-        return f"{len(get_args(kind))} numbers"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-
-
-_OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
-
-
-@cache
-def _ranges() -> dict[str, Between]:
-    hints = get_type_hints(Recipe, include_extras=True)
-    return {
-        name: mark
-        for name, hint in hints.items()
-        for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Between)
-    }
-
-
-def _check_values(recipe: Recipe) -> None:
-    """Refuse a field that is out of range, or that cannot be read."""
-    for name, within in _ranges().items():
-        value = getattr(recipe, name)
-        if value is not None and not within.low <= value <= within.high:
-            raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
-    if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
-        raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
-    if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
-        raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
-    if recipe.time is not None:
-        parse_duration(recipe.time)
-    checkpoint_every(recipe.checkpointing)
-    try:
-        re.compile(recipe.group_by or "")
-    except re.error as error:
-        raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
-
-
-def _check_together(recipe: Recipe) -> None:
-    """Refuse fields of which one leaves another nothing to act on."""
-    if recipe.ema and recipe.swa:
-        raise VitkitError("ema and swa both average the weights; choose one")
-    if recipe.split_from is not None and recipe.folds is not None:
-        raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
-    if recipe.swa and recipe.time:
-        raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
-    if recipe.find_lr and recipe.method == "probe":
-        raise VitkitError("a head on frozen features is fitted without a learning rate; leave out --find-lr")
-    if recipe.method == "probe":
-        asked = [name for name in _OF_STEPS if getattr(recipe, name)]
-        asked += ["balance"] if recipe.balance in ("loss", "sampler") else []
-        if asked:
-            raise VitkitError(
-                f"method probe takes no steps, so {asked[0]} has nothing to act on; leave it out or take "
-                "--method probe-sgd"
-            )
-    if recipe.method == "lora" and recipe.weights == "none":
-        raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
-    if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
-        raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")

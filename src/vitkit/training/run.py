@@ -34,7 +34,8 @@ from vitkit.training.lineage import (
     record_after,
     refuse_folds,
 )
-from vitkit.training.recipe import Recipe, build, load_fields, name_of
+from vitkit.training.recipe import Recipe, build, name_of
+from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import (
     CLASS_INDICES,
     RECIPE,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, silent
-from vitkit.training.recipe import Recipe, build, departures, load_fields, resolve
+from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_files import departures, load_fields, resolve
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from vitkit import model_folder
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair, as_pair
+from vitkit.model.config_checks import Pair, as_pair
 from vitkit.system.progress import Progress, silent
 from vitkit.weights.catalog import HUB, Entry, find, is_hub_id, missing
 from vitkit.weights.meaning import Use, meaning_of, split_timm

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair, ViTConfig, stride_of
+from vitkit.model.config import ViTConfig, stride_of
+from vitkit.model.config_checks import Pair
 from vitkit.model.names import VARIANTS
 from vitkit.weights.layout import depth_of, numbered
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import MAX_LAYERS, ViTConfig
+from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import MAX_LAYERS
 
 _GAP = 8  # blocks that may be missing of a checkpoint that is loaded in part
 Join = Callable[..., Tensor]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair
+from vitkit.model.config_checks import Pair
 from vitkit.model.names import config_for, is_model_name
 from vitkit.weights.catalog import CATALOG, Entry, find
 

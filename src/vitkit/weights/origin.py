@@ -12,7 +12,8 @@ from torch import Tensor
 from vitkit import model_folder
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair, ViTConfig, is_number
+from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import Pair, is_number
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.text.words import listed

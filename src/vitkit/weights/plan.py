@@ -12,7 +12,8 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair, ViTConfig, as_pair
+from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import Pair, as_pair
 from vitkit.model.load_report import LoadReport
 from vitkit.model.vit import VisionTransformer
 from vitkit.weights.adapt import adapt

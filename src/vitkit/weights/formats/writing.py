@@ -21,7 +21,8 @@ from vitkit.classifier import Classifier
 from vitkit.data.pictures import to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError, first_line
-from vitkit.model.config import Pair, ViTConfig
+from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import Pair
 from vitkit.system.files import replacing, to_json, write_json
 from vitkit.weights.formats import google_npz, huggingface, timm
 from vitkit.weights.layout import Layout

@@ -1,0 +1,88 @@
+"""Recipes as files, and those that vitkit brings along; what a command asks for over them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.named import DATASETS
+from vitkit.errors import VitkitError
+from vitkit.training.recipe import build
+
+
+def load_fields(recipe: str | Path) -> dict[str, Any]:
+    """The fields of a TOML recipe: a file, or the name of one that vitkit brings along (see `bundled`).
+
+    Raises:
+        VitkitError: there is no such file or name, or it is not TOML.
+    """
+    path = Path(recipe)
+    text = bundled().get(str(recipe))
+    try:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+        if text is None:
+            raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, VitkitError):
+            raise
+        raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
+
+
+def bundled() -> dict[str, str]:
+    """The text of each recipe inside the package, by name."""
+    from importlib import resources  # 20 ms that `vitkit --help` need not wait for
+
+    folder = resources.files("vitkit.recipes")
+    return {
+        Path(file.name).stem: file.read_text(encoding="utf-8")
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
+
+
+def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str, Any]:
+    """The fields that a command asks for: its flags over those of a recipe file.
+
+    Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
+
+    Raises:
+        VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
+    """
+    name = published(flags, recipe)
+    chosen = name or recipe
+    fields = {} if chosen is None else load_fields(chosen)
+    data = flags.get("data") or fields.get("data")
+    if data is None:
+        raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
+    build(fields, str(chosen))
+    if name is not None and "model" in flags and fields.get("weights") != "none":
+        fields = {**fields, "weights": "auto"}  # those of the recipe are another model's
+    fields = {**fields, **flags, "data": data}
+    build(fields, "flags")
+    return fields
+
+
+def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
+    """The name of the bundled recipe that a command asks for by name or by its data; None for any other."""
+    if recipe is not None:
+        return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
+    data = flags.get("data")
+    if data is None or data not in DATASETS or Path(data).exists():
+        return None
+    return DATASETS[data].name if DATASETS[data].name in bundled() else None
+
+
+def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
+    """A line that says which values of a published recipe the flags change; none where they change none."""
+    name = published(flags, recipe)
+    if name is None:
+        return []
+    original, asked = (build(own, name).__dict__ for own in (load_fields(name), resolve(flags, recipe)))
+    changed = [field for field in asked if field != "data" and asked[field] != original[field]]
+    told = ", ".join(f"{field} {asked[field]} (published: {original[field]})" for field in changed)
+    return [f"recipe {name}, changed: {told}"] if changed else []

@@ -1,0 +1,145 @@
+"""What a field of a recipe may be: read from TOML and flags, and checked, alone and beside the others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from vitkit.errors import VitkitError
+
+BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
+
+
+@dataclass(frozen=True)
+class Between:
+    """Marks a field whose value, if it has one, lies from low to high."""
+
+    low: float
+    high: float
+
+
+_METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `10m`, `2h` or plain seconds, as seconds.
+
+    Raises:
+        VitkitError: it is none of these, or not above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise VitkitError(f"time must be a duration such as 90s, 10m or 2h, not {text!r}")
+    return seconds
+
+
+def checkpoint_every(text: str) -> int:
+    """`none`, `all` or a number as what `VisionTransformer.checkpointing` takes.
+
+    Raises:
+        VitkitError: it is none of these.
+    """
+    if text in ("none", "all"):
+        return int(text == "all")
+    if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
+        raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
+    return int(text)
+
+
+_LARGEST = 2**63
+
+
+def coerce(name: str, hint: Any, value: Any, source: str) -> Any:
+    """A TOML or flag value as the field's type: whole numbers serve as floats, lists as tuples; nothing is guessed."""
+    options = [option for option in get_args(hint) if option is not type(None)] if _is_optional(hint) else [hint]
+    if value is None and _is_optional(hint):
+        return None
+    kind = options[0]
+    if kind is str and isinstance(value, Path):
+        return str(value)
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
+    if get_origin(kind) is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(kind)):
+        return tuple(coerce(name, item, part, source) for item, part in zip(get_args(kind), value, strict=True))
+    if type(value) is int and abs(value) > _LARGEST:
+        raise VitkitError(f"{source}: {name} is far too large a number")
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind in (int, str, bool) and type(value) is kind:
+        return value
+    if name == "method" and value in _METHODS_RENAMED:
+        raise VitkitError(f"{source}: method {value} is called {_METHODS_RENAMED[value]} now")
+    raise VitkitError(f"{source}: {name} must be {_expected(kind)}, not {value!r}")
+
+
+def _is_optional(hint: Any) -> bool:
+    return type(None) in get_args(hint)
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        return f"{len(get_args(kind))} numbers"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+_OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
+
+
+@cache
+def _ranges(kind: Any) -> dict[str, Between]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: mark
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Between)
+    }
+
+
+def check_values(recipe: Any) -> None:
+    """Refuse a field that is out of range, or that cannot be read."""
+    for name, within in _ranges(recipe.__class__).items():
+        value = getattr(recipe, name)
+        if value is not None and not within.low <= value <= within.high:
+            raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
+    if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
+        raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
+    if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
+        raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
+    if recipe.time is not None:
+        parse_duration(recipe.time)
+    checkpoint_every(recipe.checkpointing)
+    try:
+        re.compile(recipe.group_by or "")
+    except re.error as error:
+        raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
+
+
+def check_together(recipe: Any) -> None:
+    """Refuse fields of which one leaves another nothing to act on."""
+    if recipe.ema and recipe.swa:
+        raise VitkitError("ema and swa both average the weights; choose one")
+    if recipe.split_from is not None and recipe.folds is not None:
+        raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
+    if recipe.swa and recipe.time:
+        raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
+    if recipe.find_lr and recipe.method == "probe":
+        raise VitkitError("a head on frozen features is fitted without a learning rate; leave out --find-lr")
+    if recipe.method == "probe":
+        asked = [name for name in _OF_STEPS if getattr(recipe, name)]
+        asked += ["balance"] if recipe.balance in ("loss", "sampler") else []
+        if asked:
+            raise VitkitError(
+                f"method probe takes no steps, so {asked[0]} has nothing to act on; leave it out or take "
+                "--method probe-sgd"
+            )
+    if recipe.method == "lora" and recipe.weights == "none":
+        raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
+    if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
+        raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")
