@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.export import Export, export
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
+    from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.weights import load
     from vitkit.weights.create import create_model
@@ -36,6 +37,7 @@ __all__ = [
     "LoadReport",
     "ModelList",
     "Prediction",
+    "Predictions",
     "Preprocess",
     "TrainingRun",
     "ViTConfig",
@@ -51,6 +53,7 @@ __all__ = [
     "list_models",
     "load",
     "models",
+    "predict",
     "train",
 ]
 
@@ -65,6 +68,7 @@ _HOMES = {
     "LoadReport": "model.load_report",
     "ModelList": "verbs.models",
     "Prediction": "inference.prediction",
+    "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
@@ -80,6 +84,7 @@ _HOMES = {
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
+    "predict": "verbs.predict",
     "train": "verbs.train",
 }
 

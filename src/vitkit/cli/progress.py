@@ -38,8 +38,13 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the terminal to others."""
         if self._progress is not None:
             self._progress.stop()
+            self._progress = None
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         if self._progress is not None:

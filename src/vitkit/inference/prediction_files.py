@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from vitkit.system.files import from_json, to_json
 from vitkit.text.cells import harmless, restored
 
 if TYPE_CHECKING:
-    from vitkit.inference.prediction import Prediction
+    from vitkit.inference.prediction import Place, Prediction
 
 ENCODING = ("utf-8", "surrogateescape")  # the bytes of a file name, whatever they are
 _ROUNDING = 1e-6  # of a confidence in a CSV file
@@ -31,12 +31,32 @@ class Row(NamedTuple):
             the classes it names, joined by `;`, or "".
         confidence: its probability.
         is_rejected: it was not trusted.
+        error: why there is no answer.
+        top: the most probable classes with their probabilities, where more than one was asked for.
     """
 
     path: str
     name: str | None = None
     confidence: float | None = None
     is_rejected: bool = False
+    error: str | None = None
+    top: tuple[Place, ...] = ()
+
+    @property
+    def label(self) -> str | None:
+        """`name`, unless it was not trusted."""
+        return None if self.is_rejected else self.name
+
+    def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
+        """As a line of a JSON lines file has it."""
+        row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
+        if may_reject:
+            row["rejected"] = self.name if self.is_rejected else None
+        if self.error is not None:
+            row["error"] = self.error
+        elif self.top:
+            row["top"] = [{"label": label, "confidence": confidence} for label, confidence in self.top]
+        return row
 
 
 @dataclass(frozen=True)
@@ -62,7 +82,8 @@ class Columns:
         """What becomes of a prediction."""
         confidence = prediction.confidence
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
-        return Row(prediction.path, prediction.label, confidence, is_rejected)
+        top = tuple(prediction.ranking[: self.top]) if self.top > 1 else ()
+        return Row(prediction.path, prediction.label, confidence, is_rejected, prediction.error, top)
 
     def agree_with(self, row: Row) -> bool:
         """Whether the row could have been rejected, or trusted, at this threshold."""
@@ -139,11 +160,16 @@ class Csv:
         own = next(csv.reader([record], strict=True))
         cells = dict(zip(self.names, own if self.is_raw else map(restored, own), strict=True))
         if not cells["confidence"]:
-            return Row(cells["path"])
+            return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
-        if rejected == JOINT and self.columns.multi:
-            return Row(cells["path"], "", float(cells["confidence"]), is_rejected=True)
-        return Row(cells["path"], rejected or cells["label"], float(cells["confidence"]), bool(rejected))
+        name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
+        top = self._top(cells, name) if self.columns.top > 1 else ()
+        return Row(cells["path"], name, float(cells["confidence"]), bool(rejected), top=top)
+
+    def _top(self, cells: Mapping[str, str], name: str) -> tuple[Place, ...]:
+        first = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
+        further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
+        return (*first, *((label, float(confidence)) for label, confidence in further if confidence))
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
         record, is_quoted = bytearray(), False
@@ -165,15 +191,7 @@ class JsonLines:
     opening: ClassVar[str] = '{"path": "'
 
     def encode(self, prediction: Prediction) -> str:
-        path, name, confidence, is_rejected = self.columns.row(prediction)
-        row: dict[str, Any] = {"path": path, "label": None if is_rejected else name, "confidence": confidence}
-        if self.columns.reject is not None:
-            row["rejected"] = name if is_rejected else None
-        if prediction.error is not None:
-            row["error"] = prediction.error
-        elif self.columns.top > 1:
-            row["top"] = [{"label": label, "confidence": p} for label, p in prediction.ranking[: self.columns.top]]
-        return to_json(row) + "\n"
+        return to_json(self.columns.row(prediction).to_dict(may_reject=self.columns.reject is not None)) + "\n"
 
     def decode(self, record: str) -> Row:
         row = from_json(record)
@@ -183,7 +201,8 @@ class JsonLines:
             raise ValueError("another number of classes")
         rejected = row.get("rejected")
         name = row["label"] if rejected is None else rejected
-        return Row(row["path"], name, row["confidence"], rejected is not None)
+        top = tuple((own["label"], own["confidence"]) for own in row.get("top", ()))
+        return Row(row["path"], name, row["confidence"], rejected is not None, row.get("error"), top)
 
     def _keys(self, *, is_readable: bool) -> set[str]:
         keys = {"path", "label", "confidence"}

@@ -1,0 +1,252 @@
+"""`vitkit.predict`: what a classifier says of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.inference.prediction_files import FORMATS, Columns, Format, Row
+from vitkit.inference.resumable import Stock, gathering, partial_of, read_rows, take_stock
+from vitkit.system.files import sole
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.authorship import is_by
+from vitkit.verbs.choices import check_least
+from vitkit.verbs.inputs import find_pictures, open_model, source_folders
+from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.places import check_out, sole_out_folder
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.inference.prediction import Prediction
+    from vitkit.reporting.album import Album
+
+Write = Callable[["Prediction"], None]
+Writer = Callable[[Format, int], Write]  # how rows are written, and for how many images, before the first of them
+
+_SHOWN = 20  # rows in a notebook
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions(Result):
+    """What a classifier says of images: iterate over it for a `Row` an image, in order.
+
+    A row has the image's `path`, the `label` (None where it was rejected, or could not be read), its `confidence`,
+    the `error` if it could not be read, and the `top` classes where more than one was asked for. Of rows that are in
+    a file, probabilities have the file's digits.
+
+    Attributes:
+        images: how many there are.
+        unreadable: how many of them could not be read.
+        rejected: how many labels were withheld.
+        computed: what computed them and in what precision.
+        is_whole: whether every image could be read, and every folder looked into.
+        out: the file that the rows are in; None: they are in memory.
+        notes: what was assumed of the model, and where images were not looked for.
+    """
+
+    images: int
+    unreadable: int
+    rejected: int
+    computed: str
+    is_whole: bool
+    out: Path | None
+    notes: tuple[str, ...]
+    form: Format = field(compare=False)
+    kept: tuple[Row, ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.kept) if self.out is None else (row for _, row in read_rows(self.out, self.form))
+
+    def __len__(self) -> int:
+        return self.images
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts, and a dict an image, as a line of a JSON lines file has it."""
+        counts = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
+        may_reject = self.form.columns.reject is not None
+        rows = [row.to_dict(may_reject=may_reject) for row in self]
+        return {**counts, "computed": self.computed, "notes": list(self.notes), "predictions": rows}
+
+    def lines(self) -> list[str]:
+        """What became of the images, and what computed it, in a line."""
+        rejected = "" if self.form.columns.reject is None else f", {self.rejected} rejected"
+        images = "1 image" if self.images == 1 else f"{self.images} images"
+        where = "" if self.out is None else f": {self.out}"
+        return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
+
+    def _repr_html_(self) -> str:
+        from vitkit.text.html import table
+
+        rows = [[escape(cell) for cell in _cells(row)] for row in islice(self, _SHOWN)]
+        more = f"<p>... and {self.images - len(rows)} more</p>" if self.images > len(rows) > 0 else ""
+        return f"<p>{escape(self.lines()[0])}</p>" + table(rows, ("path", "label", "confidence")) + more
+
+
+def predict(
+    model: str | Path | Classifier,
+    sources: str | Path | Iterable[str | Path],
+    *,
+    out: str | Path | None = None,
+    pictures: str | Path | None = None,
+    top: int = 1,
+    reject: float | None = None,
+    backend: str = "auto",
+    precision: str = "auto",
+    plan: str = "auto",
+    merge: int = 0,
+    batch_size: int | None = None,
+    resume: bool = False,
+    force: bool = False,
+    raw: bool = False,
+    say: Say = unsaid,
+    note: Say = unsaid,
+    progress: Progress = silent,
+    writer: Writer | None = None,
+) -> Predictions:
+    """The class of each image with its probability; an image that cannot be read is a row with its reason.
+
+    Of a multi-label model the classes, joined by `;`, with the lowest of their probabilities.
+
+        import vitkit
+
+        for row in vitkit.predict("runs/digits-1", "docs/pictures"):
+            print(row.path, row.label, row.confidence)
+
+    Args:
+        model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
+        sources: images, folders (walked), or patterns; one or several.
+        out: write to this .csv or .jsonl file; the result reads its rows from there.
+        pictures: draw each image under its class into this folder.
+        top: classes to name for each image, at least 1.
+        reject: withhold the label below this confidence, 0 to 1.
+        backend: what computes; `auto`: the fastest that is installed and worth its start.
+        precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
+        plan: how backend eager computes in bfloat16 on a CPU; `auto`: the fastest, as measured here once.
+        merge: merge so many patches with others in every layer.
+        batch_size: images at a time; by default as suits the backend.
+        resume: go on with an `out` that was cut short, or add what it lacks.
+        force: write over `out` and `pictures`.
+        raw: CSV text as it is, though a spreadsheet or terminal may act upon it.
+        say: told what an earlier run left in `out`.
+        note: told each of the result's notes as it comes.
+        progress: told what is being done, how many are done, of how many.
+        writer: where there is no `out`: called once with how rows are written and the number of images; what it gives
+            takes each prediction as it comes. No row is kept then.
+
+    Raises:
+        VitkitError: a value is not allowed, the model cannot be loaded, there is no image, a file or folder is there
+            already or another process writes it, or the rows in `out` are another model's.
+        OSError: a file cannot be written.
+    """
+    names = [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
+    out, pictures = (None if place is None else Path(place) for place in (out, pictures))
+    _check_values(top, reject, merge, batch_size)
+    folders = source_folders(names)
+    _check_out(out, folders, resume=resume, force=force)
+    notes = Notes(note)
+    found, is_whole = find_pictures(names, notes)
+    paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
+    may_exist = resume or force
+    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
+        _check_free(out, may_exist=may_exist)
+        classifier = open_model(model, notes, progress)
+        columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
+        form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
+        stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
+        classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes)
+        album = None if pictures is None else _open_album(pictures, folders, paths)
+        tally, kept = stock.tally, list[Row]()
+        with _writing(out, form, paths, stock, writer) as write:
+            if album is not None and stock.file is not None:
+                album.complete(row for _, row in read_rows(stock.file, form))
+            for prediction in classifier.predict(stock.missing, batch_size):
+                row = columns.row(prediction)
+                if album is not None:
+                    album.add(row)  # first, so that a row in the file has its picture
+                if write is None:
+                    kept.append(row)
+                else:
+                    write(prediction)
+                tally.add(row)
+                if out is not None or writer is None:
+                    progress("predicting", tally.images, len(paths))
+    counts = (tally.images, tally.unreadable, tally.rejected)
+    is_whole = is_whole and not tally.unreadable
+    return Predictions(*counts, classifier.computed, is_whole, out, tuple(notes.lines), form, tuple(kept))
+
+
+def _check_values(top: int, reject: float | None, merge: int, batch_size: int | None) -> None:
+    check_least("--top", top, 1)
+    check_least("--merge", merge, 0)
+    check_least("--batch-size", batch_size, 1)
+    if reject is not None and not 0 <= reject <= 1:
+        raise VitkitError(f"--reject {reject} must be from 0 to 1")
+
+
+def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
+    if resume and force:
+        raise VitkitError("--resume goes on with what is there, --force writes over it: give one of them")
+    if out is None:
+        if resume:
+            raise VitkitError("--resume needs the --out that it is to go on with")
+        return
+    check_out(out, FORMATS, folders)
+
+
+def _check_free(out: Path | None, *, may_exist: bool) -> None:
+    if out is None or may_exist:
+        return
+    if out.exists():
+        raise VitkitError(
+            f"--out {out} exists: choose a new name, --resume to add what it lacks, or --force to write over it"
+        )
+    if partial_of(out).exists():
+        raise VitkitError(f"{partial_of(out)} was cut short: --resume to go on with it, or --force to begin anew")
+
+
+def _sole_pictures(pictures: Path | None, folders: Sequence[str], *, may_exist: bool) -> AbstractContextManager[None]:
+    or_else = "--resume to go on, or --force to write over it"
+    return sole_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
+
+
+def _take_stock(classifier: Classifier, out: Path, form: Format, paths: Sequence[str], say: Say) -> Stock:
+    """What an earlier run of this model left."""
+    stock = take_stock(out, form, paths)
+    if stock.file is not None:
+        if not is_by(classifier, stock.file, form):
+            raise VitkitError(
+                f"the rows in {stock.file} come from another model: give the one they are by, or --force to begin anew"
+            )
+        say(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
+    return stock
+
+
+def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
+    from vitkit.reporting.album import Album
+
+    return Album(folder, sources, paths)
+
+
+@contextmanager
+def _writing(
+    out: Path | None, form: Format, paths: Sequence[str], stock: Stock, writer: Writer | None
+) -> Iterator[Write | None]:
+    """What takes each prediction; None where rows are to be kept."""
+    if out is not None:
+        with gathering(out, form, paths, stock) as write:
+            yield write
+    else:
+        yield None if writer is None else writer(form, len(paths))
+
+
+def _cells(row: Row) -> tuple[str, str, str]:
+    label = row.label if row.error is None else row.error
+    rejected = f"rejected: {row.name}" if label is None else label
+    return row.path, rejected, "" if row.confidence is None else f"{row.confidence:.4f}"

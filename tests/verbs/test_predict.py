@@ -1,0 +1,160 @@
+"""`vitkit.predict`: what `vitkit predict` does, from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vitkit as package
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.system.files import sole
+from vitkit.weights import load
+
+CLASSES = ("blue", "green", "<red>")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Random weights, which answer at once."""
+    Classifier(build(image_size=(16, 16), num_classes=3), CLASSES, Preprocess(size=(16, 16))).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def photos(data: Path, tmp_path: Path) -> Path:
+    """Three photographs and a file that is none."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in (1, 2, 3):
+        (folder / f"{i}.png").write_bytes((data / "red" / f"img{i}.png").read_bytes())
+    (folder / "4.png").write_text("not a picture")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+@pytest.mark.parametrize(
+    ("values", "flags"),
+    [({}, ()), ({"top": 2, "reject": 0.4}, ("--top", 2, "--reject", 0.4)), ({"top": 9}, ("--top", 9))],
+)
+def test_function_and_command_write_the_same_file(
+    vitkit: Any, model: Path, photos: Path, tmp_path: Path, name: str, values: dict[str, Any], flags: tuple[Any, ...]
+) -> None:
+    own, other = tmp_path / f"own-{name}", tmp_path / f"other-{name}"
+    found = package.predict(model, photos, out=own, **values)
+    outcome = vitkit("predict", model, photos, *flags, "-o", other)
+    assert own.read_bytes() == other.read_bytes()
+    assert outcome.out == f"{found.lines()[0].removesuffix(str(own))}{other}\n"
+    in_memory = package.predict(str(model), [str(photos)], **values)
+    assert (len(found), found.is_whole) == (len(in_memory), in_memory.is_whole) == (4, False)
+    for row, kept in zip(found, in_memory, strict=True):
+        assert (row.path, row.label, row.name, row.error) == (kept.path, kept.label, kept.name, kept.error)
+        assert [label for label, _ in row.top] == [label for label, _ in kept.top]
+        assert row.confidence == (None if kept.confidence is None else pytest.approx(kept.confidence, abs=1e-6))
+    if name.endswith(".jsonl"):
+        assert found.to_dict()["predictions"] == [json.loads(line) for line in own.read_text().splitlines()]
+
+
+def test_rows_are_the_classifiers_predictions(model: Path, photos: Path) -> None:
+    paths = [photos / "3.png", photos / "1.png"]
+    classifier = load(model)
+    found = package.predict(classifier, paths, top=3, backend="eager", precision="float32")
+    for row, expected in zip(found, classifier.predict(paths), strict=True):
+        assert (row.path, row.label, row.confidence, row.error) == (
+            expected.path,
+            expected.label,
+            expected.confidence,
+            None,
+        )
+        assert row.top == tuple(expected.ranking)
+    assert found.computed == "eager, float32"
+
+
+def test_a_rejected_label_is_withheld(model: Path, photos: Path) -> None:
+    sure = package.predict(model, photos)
+    middle = float(np.median([row.confidence for row in sure if row.confidence is not None]))
+    found = package.predict(model, photos, reject=middle + 1e-9)
+    assert found.rejected == 2
+    for row, trusted in zip(found, sure, strict=True):
+        is_rejected = trusted.confidence is not None and trusted.confidence < middle + 1e-9
+        assert row.label == (None if is_rejected else trusted.label)
+        assert row.name == trusted.label
+    assert "rejected" in found.to_dict()["predictions"][0]
+    assert "2 rejected" in repr(found)
+
+
+def test_predictions_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: Path) -> None:
+    found = package.predict(model, photos, backend="eager", precision="float32")
+    assert repr(found) == "<Predictions: 4 images (1 unreadable), eager, float32>"
+    page = found._repr_html_()
+    assert page.count("<tr>") == 5
+    assert "<red>" not in page
+    assert "not an image" in page
+    json.dumps(found.to_dict())
+
+
+def test_what_is_missing_is_added(model: Path, photos: Path, tmp_path: Path) -> None:
+    out, told = tmp_path / "out.csv", list[str]()
+    package.predict(model, photos / "1.png", out=out)
+    found = package.predict(model, photos, out=out, resume=True, say=told.append)
+    assert told == [f"1 of 4 images are in {out}"]
+    assert [Path(row.path).name for row in found] == ["1.png", "2.png", "3.png", "4.png"]
+
+
+def test_notes_are_told_and_kept(model: Path, photos: Path) -> None:
+    (photos / ".hidden").mkdir()
+    (photos / "1.png").rename(photos / ".hidden" / "1.png")
+    told: list[str] = []
+    found = package.predict(model, photos, note=told.append)
+    assert list(found.notes) == told
+    assert any(".hidden" in note for note in told)
+
+
+def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Path) -> None:
+    began: list[int] = []
+    seen: list[str] = []
+
+    def begin(form: Any, images: int) -> Any:
+        began.append(images)
+        return lambda prediction: seen.append(form.encode(prediction))
+
+    found = package.predict(model, photos, writer=begin)
+    assert (began, len(seen), found.kept, found.images) == ([4], 4, (), 4)
+
+
+def test_a_place_that_another_process_writes_is_left_to_it(model: Path, photos: Path, tmp_path: Path) -> None:
+    with sole(tmp_path / "out.csv"), pytest.raises(VitkitError, match="is being written by process"):
+        package.predict(model, photos, out=tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"top": 0}, "--top must be at least 1, not 0"),
+        ({"merge": -1}, "--merge must be at least 0"),
+        ({"batch_size": 0}, "--batch-size must be at least 1"),
+        ({"reject": 1.5}, "--reject 1.5 must be from 0 to 1"),
+        ({"reject": float("nan")}, "--reject nan must be"),
+        ({"backend": "fastest"}, "fastest"),
+        ({"precision": "float16"}, "float16"),
+        ({"plan": "best"}, "best"),
+        ({"out": "out.txt"}, "must end in .csv or .jsonl"),
+        ({"resume": True}, "--resume needs the --out"),
+        ({"out": "photos/out.csv"}, "beside the photographs"),
+        ({"pictures": "photos/drawn"}, "beside the photographs"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_made(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(VitkitError, match=told):
+        package.predict(model, "photos", **values)
+    assert sorted(tmp_path.rglob("*")) == before
