@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.anatomy import Anatomy
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
+    from vitkit.verbs.evaluate import EvaluationResult, evaluate
     from vitkit.verbs.explain import Explanations, explain
     from vitkit.verbs.export import Export, export
     from vitkit.verbs.info import Info, info
@@ -31,6 +32,7 @@ __all__ = [
     "Checkup",
     "Classifier",
     "Conversion",
+    "EvaluationResult",
     "Explanations",
     "Export",
     "Info",
@@ -47,6 +49,7 @@ __all__ = [
     "convert",
     "create_model",
     "doctor",
+    "evaluate",
     "explain",
     "export",
     "info",
@@ -62,6 +65,7 @@ _HOMES = {
     "Checkup": "verbs.doctor",
     "Classifier": "classifier",
     "Conversion": "verbs.convert",
+    "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
     "Info": "verbs.info",
@@ -78,6 +82,7 @@ _HOMES = {
     "convert": "verbs.convert",
     "create_model": "weights.create",
     "doctor": "verbs.doctor",
+    "evaluate": "verbs.evaluate",
     "explain": "verbs.explain",
     "export": "verbs.export",
     "info": "verbs.info",

@@ -1,0 +1,284 @@
+"""`vitkit.evaluate`: how good a classifier is on labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.data.layout import LayoutName
+from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.inputs import open_model
+from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.places import sole_out_folder
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.data.sources import ImageTable
+    from vitkit.evaluation.metrics import Evaluation
+
+_SHOWN = 10  # names of absent classes
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationResult(Result):
+    """How good a classifier is on labelled images.
+
+    Attributes:
+        evaluation: every image with its label and probabilities.
+        figures: all that is computed of them, accuracy (0-1) first, and what computed the answers.
+        root: the folder of the images.
+        computed: what computed the answers and in what precision, in words.
+        report: the page that tells of it; None: none was asked for.
+        notes: what was assumed of the model, and what the reader of the figures should know.
+    """
+
+    evaluation: Evaluation
+    figures: dict[str, Any]
+    root: Path
+    computed: str
+    report: Path | None
+    notes: tuple[str, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The part of the images that are right, 0 to 1; of a multi-label model the exact match."""
+        return float(self.figures["accuracy"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures."""
+        return self.figures
+
+    def lines(self) -> list[str]:
+        """The figures with their intervals, those of each class, and what was left out."""
+        told = [f"{self.figures['images']} {self.evaluation.split} images of {self.root} ({self.computed})"]
+        told += [*self._summary_lines(), *_operating_lines(self.figures), *self._class_lines()]
+        told += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
+        return told if self.report is None else [*told, "", f"report: {self.report}"]
+
+    def _summary_lines(self) -> Iterator[str]:
+        from vitkit.text.html import decimals
+
+        if self.evaluation.chosen:
+            yield f"validation: chosen on these images: {', '.join(self.evaluation.chosen)}"
+        for name, value in self.figures.get("cross_fitted", {}).items():
+            yield f"{name:18} {decimals(value)} with cross-fitted thresholds"
+        for name, value, interval in self._summary():
+            yield f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else "")
+
+    def _summary(self) -> Iterator[tuple[str, float, str]]:
+        """Each of the main figures with its 95 % interval, if it has one."""
+        from vitkit.evaluation.figures import interval_text
+
+        for name, value in self.evaluation.summary().items():
+            if isinstance(value, float):
+                bounds = self.figures["intervals_95"].get(name)
+                yield name, value, "" if bounds is None else interval_text(bounds)
+
+    def _class_lines(self) -> Iterator[str]:
+        from vitkit.text.html import decimals
+
+        width = max(5, *map(len, self.evaluation.classes))
+        yield ""
+        yield f"{'class':{width}}  precision  recall     F1  images"
+        for name, row in self.evaluation.per_class().items():
+            precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
+            yield f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}"
+
+    def __repr__(self) -> str:
+        return f"<EvaluationResult: accuracy {self.accuracy:.4f} on {self.evaluation.described}>"
+
+    def _repr_html_(self) -> str:
+        from vitkit.text.html import decimals, table
+
+        main = [[escape(name), f"{value:.4f}", interval] for name, value, interval in self._summary()]
+        classes = [
+            [escape(name), *(decimals(row[key]) for key in ("precision", "recall", "f1")), str(row["support"])]
+            for name, row in self.evaluation.per_class().items()
+        ]
+        notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
+        heading = f"<p>{escape(self.lines()[0])}</p>{notes}"
+        figures = table(main, ("figure", "value", "95 % interval"))
+        return heading + figures + table(classes, ("class", "precision", "recall", "F1", "images"))
+
+
+def evaluate(
+    model: str | Path | Classifier,
+    data: str | Path | None = None,
+    *,
+    data_root: str | Path | None = None,
+    split: str | None = None,
+    layout: LayoutName = "auto",
+    out: str | Path | None = None,
+    backend: str = "auto",
+    precision: str = "auto",
+    plan: str = "auto",
+    merge: int = 0,
+    force: bool = False,
+    note: Say = unsaid,
+    progress: Progress = silent,
+) -> EvaluationResult:
+    """Accuracy and its kin, over all images and for each class.
+
+        import vitkit
+
+        print(vitkit.evaluate("runs/digits-1").accuracy)
+
+    Args:
+        model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
+        data: other data than the run's own; classes go by name.
+        data_root: the folder that holds the run's images now, under these or other names.
+        split: train, val or test; by default test, else val, else all.
+        layout: whether the folders in `data` are `classes` or `splits`; `auto`: told by their names.
+        out: write report.html, evaluation.json and predictions.csv into this folder.
+        backend: what computes; `auto`: the fastest that is installed and worth its start.
+        precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
+        plan: how backend eager computes in bfloat16 on a CPU; `auto`: the fastest, as measured here once.
+        merge: merge so many patches with others in every layer.
+        force: write over what is in `out`.
+        note: told each of the result's notes as it comes.
+        progress: told what is being done, how many are done, of how many.
+
+    Raises:
+        VitkitError: a value is not allowed, the model or the data cannot be read, images have classes that the model
+            does not know, or `out` is not free.
+        OSError: `out` cannot be written.
+    """
+    check_choice("--layout", layout, LayoutName)
+    check_least("--merge", merge, 0)
+    folder = Path(model) if isinstance(model, (str, Path)) else None
+    out, data_root = (None if place is None else Path(place) for place in (out, data_root))
+    notes = Notes(note)
+    classifier = open_model(model, notes, progress)
+    with ExitStack() as hold:
+        table = _table(folder, data, layout, data_root, progress)
+        hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
+        if out is not None:
+            _ = classifier.model  # the report looks inside; an exported file says that it has none
+        outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge), notes, progress)
+        if data is None and folder is not None:
+            outcome = _as_own(outcome, classifier, folder, table)
+        numbers = _figures(classifier, outcome, table, merge, progress, is_own=data is None)
+        findings = _findings(outcome, numbers)
+        for finding in findings:
+            notes(finding)
+        if out is not None:
+            from vitkit.reporting.writing import write_evaluation
+
+            write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
+    report = None if out is None else out / "report.html"
+    return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
+
+
+def _ask(
+    classifier: Classifier,
+    table: ImageTable,
+    split: str | None,
+    way: tuple[str, str, str, int],
+    note: Say,
+    progress: Progress,
+) -> tuple[Evaluation, Classifier]:
+    """The answers, and the classifier as it computed them: by backend, precision, plan and merging."""
+    from vitkit.evaluation import evaluator, metrics
+
+    backend, precision, plan, merge = way
+    name = split or metrics.held_out_split(table)
+    images = len(table) if name == "all" else len(table.of_split(name))
+    classifier = classifier.use(backend, precision, images, merge, plan, note)
+    return evaluator.evaluate(classifier, table, name, partial(progress, "evaluating")), classifier
+
+
+def _as_own(outcome: Evaluation, classifier: Classifier, run: Path, table: ImageTable) -> Evaluation:
+    """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
+    from vitkit.data.whereabouts import groups_of_run
+    from vitkit.evaluation.chosen import chosen_on
+    from vitkit.evaluation.metrics import grouped
+
+    recipe, is_multi = classifier.provenance.get("recipe", {}), classifier.task == "multi"
+    chosen = chosen_on(outcome.split, recipe, is_multi=is_multi)
+    return replace(grouped(outcome, groups_of_run(run, table)), chosen=chosen)
+
+
+def _figures(
+    classifier: Classifier, outcome: Evaluation, table: ImageTable, merge: int, progress: Progress, *, is_own: bool
+) -> dict[str, Any]:
+    from vitkit.data.pictures import PictureRecord
+    from vitkit.evaluation import unseen
+
+    seen = None
+    if classifier.pictures is not None:
+        record = PictureRecord.from_bytes(classifier.pictures, "the model")
+        seen = unseen.find_seen(record, table, outcome.split, progress, is_own=is_own)
+    found = unseen.all_figures(outcome, seen, classifier.provenance.get("balance"))
+    computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
+    return {"accuracy": found["accuracy"], **computed, **found}
+
+
+def _table(
+    folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None, progress: Progress
+) -> ImageTable:
+    """The images to evaluate on: `data`, or the own ones of the run in a folder."""
+    if data is not None:
+        if root is not None:
+            raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
+        from vitkit.data.sources import read_source
+
+        return read_source(data, progress, layout)
+    from vitkit.data.whereabouts import images_of_run
+
+    if layout != "auto":
+        raise VitkitError(f"--layout {layout} is about the folders of DATA: name it, or leave out the flag")
+    if folder is None:
+        raise VitkitError("a classifier in memory does not remember its data: name it")
+    if not (folder / "split.json").is_file():
+        raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
+    return images_of_run(folder / "split.json", root, progress)
+
+
+def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
+    folders = set(table.folders)
+    if not folders:  # a run knows where its images are, not how they were found
+        is_list = Path(table.name).suffix.lower() in (".csv", ".tsv")
+        folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
+    return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
+
+
+def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
+    """What the reader of the figures should know."""
+    from vitkit.evaluation.unseen import describe
+
+    return [*_absent(outcome), *filter(None, [describe(numbers)])]
+
+
+def _absent(outcome: Evaluation) -> list[str]:
+    from vitkit.evaluation.multilabel import MultiEvaluation
+
+    if not outcome.absent:
+        return []
+    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
+    there = len(outcome.classes) - len(outcome.absent)
+    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
+    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
+    said = sum(row["f1"] is not None for row in outcome.per_class().values())
+    f1 = f"macro F1 over the {said} that occur or are predicted"
+    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
+
+
+def _operating_lines(numbers: dict[str, Any]) -> list[str]:
+    """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
+    from vitkit.evaluation.operating import SHARES
+
+    points = numbers.get("operating_points", {})
+    return [
+        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
+        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
+        for name, shares in SHARES.items()
+        if name in points
+    ]

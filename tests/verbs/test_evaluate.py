@@ -1,0 +1,73 @@
+"""`vitkit.evaluate`: what `vitkit eval` does, from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitkit as package
+from vitkit.errors import VitkitError
+from vitkit.system.files import to_json
+from vitkit.weights import load
+
+
+@pytest.mark.parametrize(
+    ("values", "flags"), [({}, ()), ({"split": "val", "merge": 1}, ("--split", "val", "--merge", 1))]
+)
+def test_function_and_command_give_the_same_figures(
+    vitkit: Any, trained: Path, tmp_path: Path, values: dict[str, Any], flags: tuple[Any, ...]
+) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    told: list[str] = []
+    found = package.evaluate(trained, out=own, note=told.append, **values)
+    outcome = vitkit("eval", trained, *flags, "-o", other)
+    assert outcome.out == "".join(f"{line}\n" for line in found.lines()).replace(str(own), str(other))
+    assert outcome.err == "".join(f"note: {note}\n" for note in told)
+    assert list(found.notes) == told
+    for name in ("evaluation.json", "predictions.csv"):
+        assert (own / name).read_bytes() == (other / name).read_bytes()
+    assert vitkit("eval", trained, *flags, "--json").out == to_json(found.to_dict(), indent=2) + "\n"
+    assert found.report == own / "report.html"
+    assert found.accuracy == json.loads((own / "evaluation.json").read_text())["accuracy"]
+
+
+def test_a_classifier_in_memory_is_evaluated_on_named_data(trained: Path, data: Path) -> None:
+    by_name = package.evaluate(trained, data, split="all")
+    in_memory = package.evaluate(load(trained), str(data), split="all")
+    assert in_memory.to_dict() == by_name.to_dict()
+    assert in_memory.report is None
+    assert len(in_memory.evaluation.paths) == 36
+
+
+def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
+    found = package.evaluate(trained)
+    assert repr(found) == f"<EvaluationResult: accuracy {found.accuracy:.4f} on 6 test images>"
+    page = found._repr_html_()
+    assert f"{found.figures['loss']:.4f}" in page
+    assert all(name in page for name in ("blue", "green", "red", "95 % interval"))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"layout": "pairs"}, "--layout 'pairs' is none of auto, classes, splits"),
+        ({"layout": "classes"}, "--layout classes is about the folders of DATA"),
+        ({"merge": -1}, "--merge must be at least 0"),
+        ({"backend": "fastest"}, "fastest"),
+        ({"precision": "float16"}, "float16"),
+        ({"plan": "best"}, "best"),
+        ({"split": "tset"}, "tset"),
+        ({"data_root": "nowhere"}, "--data-root nowhere: no such folder"),
+    ],
+)
+def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: str) -> None:
+    with pytest.raises(VitkitError, match=told):
+        package.evaluate(trained, **values)
+
+
+def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:
+    with pytest.raises(VitkitError, match="a classifier in memory does not remember its data: name it"):
+        package.evaluate(load(trained))
