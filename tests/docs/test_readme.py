@@ -1,8 +1,9 @@
-"""The commands in README.md and docs/guide exist, and those that are marked run.
+"""The commands in README.md and docs/guide exist, and those that are marked run, as all Python does.
 
 A block is fenced with ```console; its commands begin with `$ `. Every `$ vitkit ...` must name a verb and flags that
 there are. A block below the line `<!-- run -->` is run, each page's blocks in order in one folder where `docs` is ours;
 each command must exit with 0. Below `<!-- run with FLAGS -->` each command gets these flags too, to be quick enough.
+Each block fenced with ```python runs after them, in the same folder, as a program of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 _FENCE = re.compile(
     r"(?P<mark>^<!-- run(?: with (?P<extra>.*?))? -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S
 )
+_PYTHON = re.compile(r"^```python[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S)
 _OF_EVERY_VERB = {"-h", "--help", "--debug"}
 
 
@@ -130,6 +132,16 @@ def run(page: str, folder: Path, trained: dict[str, Path] | None = None) -> None
             shutil.copytree(folder / "runs", trained[command] / "runs")
 
 
+def run_python(page: str, folder: Path) -> None:
+    """Run the page's Python; a block that fails is an AssertionError with what it printed."""
+    for block in _PYTHON.finditer(page):
+        done = subprocess.run(
+            [warm.python(), "-c", block["text"]],
+            cwd=folder, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block['text']}\n{done.stdout}{done.stderr}"
+
+
 @pytest.fixture(scope="session")
 def trained() -> dict[str, Path]:
     """What the pages' first trainings left."""
@@ -139,7 +151,9 @@ def trained() -> dict[str, Path]:
 @pytest.mark.parametrize("path", PAGES, ids=_named)
 def test_the_marked_commands_of_a_page_run(path: Path, tmp_path: Path, trained: dict[str, Path]) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    run(path.read_text(encoding="utf-8"), tmp_path, trained)
+    page = path.read_text(encoding="utf-8")
+    run(page, tmp_path, trained)
+    run_python(page, tmp_path)
 
 
 # --- The checks can fail ----------------------------------------------------------------------------
@@ -216,3 +230,9 @@ def test_marked_blocks_run_in_order_in_one_folder_with_vitkit_at_hand(tmp_path: 
 def test_a_marked_command_that_fails_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"\$ cat nowhere"):
         run("<!-- run -->\n```console\n$ cat nowhere | sort\n```\n", tmp_path)
+
+
+def test_python_that_fails_is_noticed(tmp_path: Path) -> None:
+    run_python("```python\nassert 1 == 1\n```\n", tmp_path)
+    with pytest.raises(AssertionError, match="nowhere"):
+        run_python("```python\nimport nowhere\n```\n", tmp_path)
