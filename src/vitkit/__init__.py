@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitkit.model.names import list_models
     from vitkit.model.vit import VisionTransformer
     from vitkit.verbs.anatomy import Anatomy
+    from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
     from vitkit.verbs.evaluate import EvaluationResult, evaluate
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
+    "Benchmark",
     "Checkup",
     "Classifier",
     "Conversion",
@@ -46,6 +48,7 @@ __all__ = [
     "VisionTransformer",
     "VitkitError",
     "WeightList",
+    "bench",
     "convert",
     "create_model",
     "doctor",
@@ -62,6 +65,7 @@ __all__ = [
 
 _HOMES = {
     "Anatomy": "verbs.anatomy",
+    "Benchmark": "verbs.bench",
     "Checkup": "verbs.doctor",
     "Classifier": "classifier",
     "Conversion": "verbs.convert",
@@ -79,6 +83,7 @@ _HOMES = {
     "VisionTransformer": "model.vit",
     "VitkitError": "errors",
     "WeightList": "verbs.models",
+    "bench": "verbs.bench",
     "convert": "verbs.convert",
     "create_model": "weights.create",
     "doctor": "verbs.doctor",

@@ -17,12 +17,12 @@ from PIL import Image
 import runs
 import warm
 from vitkit.classifier import Classifier
-from vitkit.cli import bench
 from vitkit.cli.app import main
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
 from vitkit.profiling.model_info import describe
+from vitkit.verbs import bench
 from vitkit.weights.create import create_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -75,7 +75,7 @@ def test_lines_name_the_machine_and_every_column(vitkit_bench: Any) -> None:
     title, heading, *lines = out.splitlines()
     assert code == 0
     assert title.startswith(f"{MICRO} on ") and title.endswith("2 rounds")
-    assert heading.split() == [name for name, _ in bench._COLUMNS.values()]
+    assert heading.split() == [name for name, _ in bench.COLUMNS.values()]
     assert [line.split()[:3] for line in lines[:4]] == [
         ["eager", precision, batch] for batch in "12" for precision in ("float32", "bfloat16")
     ]

@@ -1,0 +1,289 @@
+"""`vitkit.bench`: how fast a model runs on this machine, by each backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.model.names import config_for, is_model_name
+from vitkit.system.files import sole_in
+from vitkit.system.progress import Progress, silent
+from vitkit.verbs.choices import check_least
+from vitkit.verbs.inputs import open_model
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitkit.classifier import Classifier
+    from vitkit.model.vit import VisionTransformer
+    from vitkit.profiling.speed import Opened
+
+_RATIO = "times_eager_float32"
+TABLE, PICTURE = "bench.csv", "bench.png"
+COLUMNS = {  # of a row: heading and form
+    "name": ("backend", "{}"),
+    "batch": ("batch", "{}"),
+    "images_per_s": ("images/s", "{}"),
+    "quartiles": ("quartiles", "{}"),
+    _RATIO: ("ratio", "{:.2f}"),
+    "share_of_ceiling": ("ceiling", "{:.0%}"),
+    "largest_difference": ("drift", "{:.1e}"),
+    "same_top1": ("top-1", "{:.1%}"),
+    "memory_mib": ("MiB", "{:.0f}"),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Benchmark(Result):
+    """Images per second of each backend and precision.
+
+    Attributes:
+        model: as it was asked for.
+        machine: processor, cores, gpu, threads, torch.
+        rounds: how often each was timed.
+        results: a row for each backend, precision and batch size, as `bench.csv` has them.
+        missing: why a backend was left out, for each that was.
+        out: the folder that holds the table and the picture, where one was asked for.
+        notes: what had to be assumed of the model.
+    """
+
+    model: str
+    machine: dict[str, Any]
+    rounds: int
+    results: tuple[dict[str, Any], ...]
+    missing: dict[str, str]
+    out: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in plain JSON types."""
+        return {
+            "model": self.model,
+            "machine": self.machine,
+            "rounds": self.rounds,
+            "results": list(self.results),
+            "missing": self.missing,
+        }
+
+    @property
+    def title(self) -> str:
+        """What was measured, and where."""
+        machine = self.machine
+        place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+        return f"{self.model} on {place}, torch {machine['torch']}, {self.rounds} rounds"
+
+    @property
+    def headings(self) -> list[str]:
+        """Of the columns for people."""
+        return [heading for heading, _ in COLUMNS.values()]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The results for people, row by row."""
+        return [_cells(row) for row in self.results]
+
+    @property
+    def legend(self) -> list[str]:
+        """What the columns mean, the speed that is the ceiling, and where the table is."""
+        ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in self.results)
+        rates = [
+            f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
+            for precision, batch, rate in ceilings
+        ]
+        return [
+            "ratio: to eager float32; ceiling: share of the speed of the matrix products alone; drift: from float32",
+            *rates,
+            *([f"{self.out / TABLE}, {self.out / PICTURE}"] if self.out is not None else []),
+        ]
+
+    def lines(self) -> list[str]:
+        """Title, table and legend."""
+        rows = [self.headings, *self.cells]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return [self.title, *table, *self.legend]
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from vitkit.text.html import table
+
+        rows = [[escape(cell) for cell in row] for row in self.cells]
+        return f"<p>{escape(self.title)}</p>{table(rows, self.headings)}"
+
+
+def bench(
+    model: str | Path | Classifier = "vit_small_patch16_224",
+    *,
+    batch_sizes: str | int | Sequence[int] = "1,8,32",
+    backends: str | Sequence[str] | None = None,
+    precisions: str | Sequence[str] = "float32,bfloat16",
+    rounds: int = 15,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Benchmark:
+    """Images per second of each backend and precision, timed in turn: A B C ... A B C ...
+
+    Beside each: its speed relative to eager float32; the share it reaches of the ceiling, which is the model's matrix
+    products alone; how far its logits and first classes are from float32; the memory it took to open and run it.
+    `vitkit.bench("vit_tiny_patch16_224", batch_sizes=[1, 8])` prints nothing; the result shows its table.
+
+    Args:
+        model: a model name (random weights), a run or model folder, or a checkpoint; or a classifier in memory.
+        batch_sizes: images at a time; text has commas.
+        backends: eager, compile, openvino, onnx; None: all that work here.
+        precisions: float32, bfloat16.
+        rounds: how often each is timed, in turn.
+        out: a folder for the table (bench.csv) and a picture (bench.png).
+        force: write over what is in `out`.
+        progress: of loading and timing.
+
+    Raises:
+        VitkitError: there is no such model, a backend that was named does not work here, or `out` holds a table.
+    """
+    from vitkit.inference.backends.base import BACKENDS, PRECISIONS
+
+    sizes = _numbers(batch_sizes)
+    check_least("--rounds", rounds, 1)
+    asked = None if backends is None else _choices("--backends", backends, BACKENDS)
+    wanted = _choices("--precisions", precisions, PRECISIONS)
+    name = str(model) if isinstance(model, (str, Path)) else "classifier"
+    folder, notes = None if out is None else Path(out), list[str]()
+    with _sole_out(folder, force=force):
+        built = _model(model, notes, progress)
+        opened = _open(built, asked, wanted, min(sizes), progress)
+        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, progress)]
+        if folder is not None:
+            _write(folder, name, results)
+    return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes))
+
+
+def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
+    parts = [part.strip() for part in sizes.split(",")] if isinstance(sizes, str) else list(map(str, _listed(sizes)))
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        text = sizes if isinstance(sizes, str) else ",".join(parts)
+        raise VitkitError(f"--batch-sizes {text!r} must be whole numbers above 0 with commas between them, as 1,8,32")
+    return sorted(set(map(int, parts)))
+
+
+def _listed(sizes: int | Sequence[int]) -> Sequence[int]:
+    return [sizes] if isinstance(sizes, int) else sizes
+
+
+def _choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    known = [name for name in known if name != "auto"]
+    for part in parts or [""]:
+        if part not in known:
+            raise VitkitError(f"{flag} {part!r} is none of {', '.join(known)}")
+    return list(dict.fromkeys(parts))
+
+
+@contextmanager
+def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Write into the folder as the only process that does; other files than a table may be in it."""
+    if out is None:
+        yield
+        return
+    if out.exists() and not out.is_dir():
+        raise VitkitError(f"--out {out} is a file; name a folder")
+    with sole_in(out):
+        if not force and any((out / name).exists() for name in (TABLE, PICTURE)):
+            raise VitkitError(f"--out {out} holds a table already: name another folder, or --force to write over it")
+        yield
+
+
+def _model(model: str | Path | Classifier, notes: list[str], progress: Progress) -> VisionTransformer:
+    if isinstance(model, (str, Path)) and is_model_name(str(model)) and not Path(model).exists():
+        from vitkit.profiling.speed import random_model
+
+        return random_model(config_for(str(model)))
+    return open_model(model, notes.append, progress).model
+
+
+def _measure(
+    model: VisionTransformer, opened: Opened, batch: int, rounds: int, progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """A row for each of those that are opened."""
+    import torch
+
+    from vitkit.profiling.speed import compare, row
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as backends choose
+    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, progress, device)
+    eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
+    for contender, speed in zip(opened.contenders, speeds, strict=True):
+        taken = opened.memory[contender.key]
+        yield row(speed, {_RATIO: eager}) | {"memory_mib": None if taken is None else round(taken / 2**20)}
+
+
+def _open(
+    model: VisionTransformer, backends: list[str] | None, precisions: list[str], batch: int, progress: Progress
+) -> Opened:
+    """Those asked for, and eager float32 ahead of them: the others are measured by it."""
+    from vitkit.inference.backends.base import BACKENDS
+    from vitkit.profiling.speed import Opened, open_backends
+
+    images = _images(model, batch)
+    first = open_backends(model, [("eager", "float32")], images, progress)
+    asked = backends or [name for name in BACKENDS if name != "auto"]
+    wanted = [(backend, precision) for backend in asked for precision in precisions]
+    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, progress)
+    if backends is not None and rest.missing:
+        name, reason = next(iter(rest.missing.items()))
+        raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")
+    return Opened([*first.contenders, *rest.contenders], {**first.memory, **rest.memory}, rest.missing)
+
+
+def _images(model: VisionTransformer, batch: int) -> Tensor:
+    """At least 16, in whole batches."""
+    import torch
+
+    config, count = model.config, batch * max(16 // batch, 1)
+    shape = (count, config.in_channels, *config.image_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def _machine() -> dict[str, Any]:
+    import os
+    import platform
+
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    processor = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
+    return processor | {"threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def _write(out: Path, model: str, rows: list[dict[str, Any]]) -> None:
+    import csv
+
+    from vitkit.profiling.chart import chart
+    from vitkit.reporting.plots import save_figure
+    from vitkit.system.files import replacing
+
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / TABLE) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    batches = dict.fromkeys(row["batch"] for row in rows)
+    panels = {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
+    save_figure(chart(panels), out / PICTURE)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    low, median, high = (_short(row[f"images_per_s{part}"]) for part in ("_q1", "", "_q3"))
+    name = f"{row['name'].removeprefix('vitkit ')} {row['precision']}"
+    row = row | {"name": name, "images_per_s": median, "quartiles": f"{low}-{high}"}
+    return ["" if row[name] is None else form.format(row[name]) for name, (_, form) in COLUMNS.items()]
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
