@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
+    from vitkit.verbs.embed import Embeddings, embed
     from vitkit.verbs.evaluate import EvaluationResult, evaluate
     from vitkit.verbs.explain import Explanations, explain
     from vitkit.verbs.export import Export, export
@@ -34,6 +35,7 @@ __all__ = [
     "Checkup",
     "Classifier",
     "Conversion",
+    "Embeddings",
     "EvaluationResult",
     "Explanations",
     "Export",
@@ -52,6 +54,7 @@ __all__ = [
     "convert",
     "create_model",
     "doctor",
+    "embed",
     "evaluate",
     "explain",
     "export",
@@ -69,6 +72,7 @@ _HOMES = {
     "Checkup": "verbs.doctor",
     "Classifier": "classifier",
     "Conversion": "verbs.convert",
+    "Embeddings": "verbs.embed",
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
@@ -87,6 +91,7 @@ _HOMES = {
     "convert": "verbs.convert",
     "create_model": "weights.create",
     "doctor": "verbs.doctor",
+    "embed": "verbs.embed",
     "evaluate": "verbs.evaluate",
     "explain": "verbs.explain",
     "export": "verbs.export",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -56,11 +55,6 @@ FolderLayout = Annotated[
     Literal["auto", "classes", "splits"],
     typer.Option("--layout", help="Whether the folders in DATA are classes or splits; auto: told by their names."),
 ]
-
-
-def find_pictures(sources: Iterable[str]) -> tuple[list[str], bool]:
-    """The image files that SRC... names, and whether all that it names could be looked into; if not, stderr says so."""
-    return inputs.find_pictures(sources, tell)
 
 
 def load_model(source: str) -> Classifier:

@@ -1,0 +1,225 @@
+"""`vitkit.embed`: what a model sees in images, as vectors; and the images that are most like one."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress, silent
+from vitkit.text.cells import harmless
+from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.inputs import find_pictures, open_model, source_folders
+from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.places import check_out, sole_out
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from vitkit.classifier import Classifier
+
+What = Literal["head", "class", "mean", "patches"]  # as `classifier.Features`, which loads torch
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Embeddings(Result):
+    """What a model sees in images.
+
+    Attributes:
+        paths: of the images that could be read, in order.
+        features: of each of them, (n, D); of `patches` (n, h * w, D).
+        what: of what they are features: `head`, `class`, `mean` or `patches`.
+        errors: why each of the other images could not be read, by path.
+        nearest: the images most like the one that was asked for, by cosine similarity, the most alike first.
+        out: the file that they are in; None: in none.
+        notes: what was assumed of the model, and where images were not looked for.
+    """
+
+    paths: tuple[str, ...]
+    features: npt.NDArray[Any]
+    what: What
+    errors: dict[str, str]
+    nearest: tuple[tuple[str, float], ...] = ()
+    out: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The features as lists, and all else."""
+        nearest = [{"path": path, "similarity": similarity} for path, similarity in self.nearest]
+        own = {"paths": list(self.paths), "features": self.features.tolist(), "what": self.what}
+        return {**own, "errors": self.errors, "nearest": nearest, "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """What there is in the file, if one was written; and the images most alike, as CSV."""
+        told = [f"{self._described()} in {self.out}"] if self.out is not None else []
+        return told + ([_record(("path", "similarity")), *map(_near_record, self.nearest)] if self.nearest else [])
+
+    def _described(self) -> str:
+        shape, images = "x".join(map(str, self.features.shape)), len(self.paths) + len(self.errors)
+        return f"{images} images ({len(self.errors)} unreadable), eager, float32: {shape} features"
+
+    def __repr__(self) -> str:
+        return f"<Embeddings: {self._described()}>"
+
+    def _repr_html_(self) -> str:
+        from vitkit.text.html import table
+
+        rows = [[escape(path), f"{similarity:.6f}"] for path, similarity in self.nearest]
+        return f"<p>{escape(self._described())}</p>" + (table(rows, ("path", "similarity")) if rows else "")
+
+
+def embed(
+    model: str | Path | Classifier,
+    sources: str | Path | Iterable[str | Path],
+    *,
+    out: str | Path | None = None,
+    what: What = "head",
+    near: str | Path | None = None,
+    top: int = 5,
+    batch_size: int = 32,
+    force: bool = False,
+    note: Say = unsaid,
+    progress: Progress = silent,
+) -> Embeddings:
+    """Features of each image, from the same pixels as predictions.
+
+        import vitkit
+
+        found = vitkit.embed("runs/digits-1", "docs/pictures", near="docs/pictures/nine.png")
+        print(found.features.shape, found.nearest)
+
+    Args:
+        model: run or model folder, checkpoint of any published layout, published name, or classifier.
+        sources: images, folders (walked), or patterns; one or several.
+        out: write to this .npz file: the arrays paths, features, what, unreadable and errors.
+        what: `head`, what the head reads; `class`, the class token; `mean`, the patches' mean; `patches`, every patch.
+        near: find the images most like this one.
+        top: with `near`: how many, at least 1.
+        batch_size: images at a time, at least 1.
+        force: write over `out`.
+        note: told each of the result's notes as it comes.
+        progress: told what is being done, how many are done, of how many.
+
+    Raises:
+        VitkitError: a value is not allowed, the model cannot be loaded or has no such features, there is no image that
+            can be read, or `out` is there already or another process writes it.
+        OSError: `out` cannot be written.
+    """
+    names = [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
+    out, near = (None if place is None else Path(place) for place in (out, near))
+    check_choice("--what", what, What)
+    check_least("--top", top, 1)
+    check_least("--batch-size", batch_size, 1)
+    _check(out, near, what, names)
+    notes = Notes(note)
+    paths, _ = find_pictures(names, notes)
+    with sole_out(out, force=force):
+        classifier = open_model(model, notes, progress)
+        found = _embed(classifier, paths, what, batch_size, progress)
+        if out is not None:
+            _write(out, found, what)
+    nearest = () if near is None else _nearest(_query(classifier, near, what), found, top)
+    return Embeddings(tuple(found.paths), found.features, what, dict(found.errors), nearest, out, tuple(notes.lines))
+
+
+class _Found:
+    """The features of images as they come, in one array from the first of them on.
+
+    Attributes:
+        paths: of the images that could be read.
+        errors: the paths of the others, and why they could not.
+    """
+
+    def __init__(self, images: int) -> None:
+        self.paths: list[str] = []
+        self.errors: list[tuple[str, str]] = []
+        self._images = images
+        self._array: npt.NDArray[Any] | None = None
+
+    def add(self, path: str, outcome: npt.NDArray[Any] | str) -> None:
+        if isinstance(outcome, str):
+            self.errors.append((path, outcome))
+            return
+        if self._array is None:
+            import numpy as np
+
+            self._array = np.empty((self._images, *outcome.shape), outcome.dtype)
+        self._array[len(self.paths)] = outcome
+        self.paths.append(path)
+
+    @property
+    def features(self) -> npt.NDArray[Any]:
+        """Of `paths`, (n, ...)."""
+        assert self._array is not None
+        return self._array[: len(self.paths)]
+
+
+def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -> None:
+    if near is not None and what == "patches":
+        raise VitkitError("--near compares one vector an image: --what head, class or mean, not patches")
+    if near is not None and not near.is_file():
+        raise VitkitError(f"--near {near}: no such file")
+    if out is not None:
+        check_out(out, (".npz",), source_folders(sources))
+
+
+def _embed(classifier: Classifier, paths: list[str], what: What, batch_size: int, progress: Progress) -> _Found:
+    found = _Found(len(paths))
+    for done, (path, outcome) in enumerate(classifier.embed(paths, what, batch_size), start=1):
+        found.add(path, outcome)
+        progress("embedding", done, len(paths))
+    if not found.paths:
+        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {found.errors[0][1]}")
+    return found
+
+
+def _write(out: Path, found: _Found, what: str) -> None:
+    import numpy as np
+
+    from vitkit.system.files import replacing
+
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        np.savez(
+            file,
+            paths=np.array(found.paths),
+            features=found.features,
+            what=np.array(what),
+            unreadable=np.array([path for path, _ in found.errors], dtype=str),
+            errors=np.array([reason for _, reason in found.errors], dtype=str),
+        )
+
+
+def _query(classifier: Classifier, near: Path, what: What) -> npt.NDArray[Any]:
+    ((_, query),) = classifier.embed([near], what)
+    if isinstance(query, str):
+        raise VitkitError(f"--near {near}: {query}")
+    return query
+
+
+def _nearest(query: npt.NDArray[Any], found: _Found, top: int) -> tuple[tuple[str, float], ...]:
+    """By cosine similarity, the most alike first."""
+    import numpy as np
+
+    vectors = found.features
+    similarity = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
+    return tuple((found.paths[i], float(similarity[i])) for i in np.argsort(-similarity, kind="stable")[:top])
+
+
+def _near_record(near: tuple[str, float]) -> str:
+    path, similarity = near
+    return _record((harmless(path), f"{similarity:.6f}"))
+
+
+def _record(cells: tuple[str, ...]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
