@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from vitkit.cli.say import say
-from vitkit.verbs import inputs
-
-if TYPE_CHECKING:
-    from vitkit.classifier import Classifier
 
 Backend = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `inference.backends.base`, which loads torch
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -55,14 +51,6 @@ FolderLayout = Annotated[
     Literal["auto", "classes", "splits"],
     typer.Option("--layout", help="Whether the folders in DATA are classes or splits; auto: told by their names."),
 ]
-
-
-def load_model(source: str) -> Classifier:
-    """The classifier that a MODEL argument names; what had to be assumed of it is said on stderr."""
-    from vitkit.cli.progress import Bar
-
-    with Bar() as bar:
-        return inputs.open_model(source, tell, bar)
 
 
 def tell(line: str) -> None:
