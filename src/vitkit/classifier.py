@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from vitkit.explanation.explanation import Explanation
-    from vitkit.inference.backends import Runner
+    from vitkit.inference.backends.base import Runner
     from vitkit.model.load_report import LoadReport
 
 Features = Literal["head", "class", "mean", "patches"]

@@ -13,9 +13,9 @@ import torch
 from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.inference import backends as backend
-from vitkit.inference.backends import best_precision, open_runner
+from vitkit.inference.backends import best_precision, open_runner, registry
 from vitkit.inference.backends import torch as own
-from vitkit.inference.backends.base import BACKENDS, PRECISIONS
+from vitkit.inference.backends.registry import BACKENDS, PRECISIONS, Backend, backend_names, register
 
 
 class Stand:
@@ -29,7 +29,7 @@ class Stand:
 def stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every backend that takes long to start is there, and no GPU is."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(backend, "find_spec", lambda _: object())
+    monkeypatch.setattr(registry, "find_spec", lambda _: object())
     monkeypatch.setattr(own, "compiled", lambda _, precision: Stand("compile", precision))
     for name in ("openvino", "onnx"):
         module = ModuleType(name)
@@ -60,7 +60,7 @@ def test_eager_in_float32_is_the_model_itself_as_it_was() -> None:
     assert torch.equal(runner(x), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_an_backend_is_opened_by_its_name(stands: None, name: str) -> None:
     for precision in ("float32", "bfloat16"):
         runner = open_runner(build(), name, precision)
@@ -80,7 +80,7 @@ def test_auto_takes_eager_where_the_other_fails(stands: None, monkeypatch: pytes
 
 
 def test_auto_takes_eager_where_a_package_is_missing(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "find_spec", lambda _: None)
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
     assert open_runner(build()).backend == "eager"
 
 
@@ -91,7 +91,7 @@ def test_auto_compiles_for_many_images_on_a_gpu(stands: None, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["openvino", "onnx"])
 def test_an_backend_that_is_not_installed_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "find_spec", lambda _: None)
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
     with pytest.raises(VitkitError, match=r"pip install 'vitkit\[export\]'") as caught:
         open_runner(build(), name)
     assert name in str(caught.value)
@@ -172,7 +172,7 @@ def test_the_command_line_offers_the_same_names() -> None:
 
     from vitkit.cli import arguments
 
-    assert (get_args(arguments.Backend), get_args(arguments.Precision)) == (BACKENDS, PRECISIONS)
+    assert (get_args(arguments.Backend), get_args(arguments.Precision)) == (backend_names(), PRECISIONS)
 
 
 def test_asking_few_images_loads_no_other_backend() -> None:
@@ -207,3 +207,9 @@ def test_threads_that_ask_openvino_first_at_once_do_not_wait_for_one_another() -
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", _AT_ONCE], timeout=60, check=False)
         assert done.returncode == 0
+
+
+def test_every_backend_has_a_name_of_its_own() -> None:
+    for name in backend_names():
+        with pytest.raises(ValueError, match=name):
+            register(Backend(name, "another", "nowhere"))

@@ -15,10 +15,10 @@ from tiny import VARIETY, build, images
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import open_runner
 from vitkit.inference.backends import plans as plan
-from vitkit.inference.backends.base import PLANS
 from vitkit.inference.backends.optimized import can_pack
 from vitkit.inference.backends.plans import GAIN, best, choose
 from vitkit.inference.backends.plans import build as build_plan
+from vitkit.inference.backends.registry import PLANS
 from vitkit.system.cache import cache_folder
 
 WAYS = [name for name in PLANS if name != "auto" and (can_pack(torch.bfloat16) or not name.startswith("packed"))]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
 from vitkit.cli.say import say
+from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 
-Backend = Literal["auto", "eager", "compile", "openvino", "onnx"]  # as in `inference.backends.base`, which loads torch
-Precision = Literal["auto", "float32", "bfloat16"]
-Plan = Literal[
-    "auto", "plain", "folded-fused", "folded-batch", "folded-image", "packed-fused", "packed-batch", "packed-image"
-]
+if TYPE_CHECKING:  # choices are known when the tables have been read
+    Backend: TypeAlias = str
+    Precision: TypeAlias = str
+    Plan: TypeAlias = str
+else:
+    Backend, Precision, Plan = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
 ModelSource = Annotated[
     str,
     typer.Argument(

@@ -10,6 +10,7 @@ import typer
 
 from vitkit.cli.arguments import tell
 from vitkit.cli.say import say
+from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
 from vitkit.system.files import to_json
 from vitkit.verbs import bench as verb
 
@@ -21,10 +22,10 @@ def bench(
     batch_sizes: Annotated[str, typer.Option("--batch-sizes", help="Images at a time, with commas.")] = "1,8,32",
     backends: Annotated[
         str | None,
-        typer.Option("--backends", help="With commas: eager, compile, openvino, onnx; default: all that work."),
+        typer.Option("--backends", help=f"With commas: {', '.join(BACKENDS)}; default: all that work."),
     ] = None,
     precisions: Annotated[
-        str, typer.Option("--precisions", help="With commas: float32, bfloat16.")
+        str, typer.Option("--precisions", help=f"With commas: {', '.join(PRECISIONS[1:])}.")
     ] = "float32,bfloat16",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each is timed, in turn.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,

@@ -12,8 +12,8 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import program, screen_onnx, screen_openvino, seal
 from vitkit.inference.backends import onnx as onnx_backend
 from vitkit.inference.backends import openvino as openvino_backend
-from vitkit.inference.backends.base import GraphRunner
 from vitkit.inference.backends.graph_builder import CARD
+from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.model.vit import VisionTransformer
 
 DTYPES: dict[str, torch.dtype] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.exporting import program_archive, program_file
 from vitkit.exporting.check import Refused
-from vitkit.inference.backends.base import GraphRunner
+from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import from_json
 

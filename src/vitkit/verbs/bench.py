@@ -147,11 +147,11 @@ def bench(
     Raises:
         VitkitError: there is no such model, a backend that was named does not work here, or `out` holds a table.
     """
-    from vitkit.inference.backends.base import BACKENDS, PRECISIONS
+    from vitkit.inference.backends.registry import PRECISIONS, backend_names
 
     sizes = _numbers(batch_sizes)
     check_least("--rounds", rounds, 1)
-    asked = None if backends is None else _choices("--backends", backends, BACKENDS)
+    asked = None if backends is None else _choices("--backends", backends, backend_names())
     wanted = _choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = None if out is None else Path(out), list[str]()
@@ -227,12 +227,12 @@ def _open(
     model: VisionTransformer, backends: list[str] | None, precisions: list[str], batch: int, progress: Progress
 ) -> Opened:
     """Those asked for, and eager float32 ahead of them: the others are measured by it."""
-    from vitkit.inference.backends.base import BACKENDS
+    from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
     images = _images(model, batch)
     first = open_backends(model, [("eager", "float32")], images, progress)
-    asked = backends or [name for name in BACKENDS if name != "auto"]
+    asked = backends or list(BACKENDS)
     wanted = [(backend, precision) for backend in asked for precision in precisions]
     rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, progress)
     if backends is not None and rest.missing:

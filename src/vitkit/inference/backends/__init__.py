@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.base import BACKENDS, PLANS, PRECISIONS, Runner
 from vitkit.inference.backends.precision import best_precision
+from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
 
 if TYPE_CHECKING:
+    from vitkit.inference.backends.base import Runner
     from vitkit.model.vit import VisionTransformer
 
-__all__ = ["Runner", "best_precision", "open_runner"]
-
-_MANY = 500  # images, for which a second or three of preparation are well spent
-_PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime")}  # that a backend needs
+__all__ = ["best_precision", "open_runner"]
 
 
 def open_runner(
@@ -33,7 +29,7 @@ def open_runner(
 
     Args:
         model: stays as it is.
-        backend: one of `BACKENDS`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not
+        backend: one of `backend_names()`. `auto` is openvino on a CPU, compile on a GPU; and eager where that is not
             installed, cannot be opened, or takes longer to prepare than so few images. (On CPUs compile is slower than
             eager.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
@@ -47,8 +43,8 @@ def open_runner(
         VitkitError: there is no such backend, precision or plan; the backend is not installed or cannot run the model;
             tokens are to be merged by another than eager, or of a model that needs each patch in its place.
     """
-    if backend not in BACKENDS:
-        raise VitkitError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if backend not in backend_names():
+        raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
     if precision not in PRECISIONS:
         raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if plan not in PLANS:
@@ -58,7 +54,7 @@ def open_runner(
             f"--plan is of backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
         )
     if precision == "auto":
-        precision = "float32" if backend == "onnx" else best_precision()  # it has no other on CPUs
+        precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision()
     if merge:
         from vitkit.inference.backends.torch import merging
 
@@ -68,31 +64,21 @@ def open_runner(
     if plan != "auto":
         backend = "eager"
     if backend not in ("auto", "eager"):
-        return _open(model, backend, precision)
-    for name, fewest in _order() if backend == "auto" else ():
-        if images is None or images >= fewest:
+        return BACKENDS[backend].open(model, precision)
+    for row in _faster() if backend == "auto" else ():
+        if images is None or images >= row.auto_from:
             try:
-                return _open(model, name, precision)
+                return row.open(model, precision)
             except (VitkitError, ImportError, RuntimeError):  # not installed, or it cannot run this model
                 continue
     from vitkit.inference.backends.torch import eager
 
-    return eager(model, precision, plan, may_measure=images is None or images >= _MANY, say=say)
+    return eager(model, precision, plan, may_measure=images is None or images >= MANY, say=say)
 
 
-def _order() -> list[tuple[str, int]]:
-    """What is faster than eager, the fastest first, and from how many images on it is worth its preparation."""
+def _faster() -> list[Backend]:
+    """What is faster than eager here, the fastest first."""
     import torch
 
-    return [("compile", 5_000)] if torch.cuda.is_available() else [("openvino", _MANY)]
-
-
-def _open(model: VisionTransformer, backend: str, precision: str) -> Runner:
-    if backend in _PACKAGES:
-        missing = [package for package in _PACKAGES[backend] if find_spec(package) is None]
-        if missing:
-            raise VitkitError(f"backend {backend} needs {' and '.join(missing)}: pip install 'vitkit[export]'")
-    home = import_module(f"vitkit.inference.backends.{backend if backend in _PACKAGES else 'torch'}")
-    open_model = home.from_model if backend in _PACKAGES else home.compiled
-    runner: Runner = open_model(model, precision)
-    return runner
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    return [row for row in BACKENDS.values() if row.auto_on == here]

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.base import GraphRunner, Runner
+from vitkit.inference.backends.base import Runner
 from vitkit.inference.backends.graph_builder import Activation, Pads, draw
+from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.model.vit import VisionTransformer
 
 _OPSET, _IR_VERSION = 20, 9  # the first with GELU, and the container of that time: runtimes since 2024 read them

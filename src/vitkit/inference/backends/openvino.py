@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import best_precision
-from vitkit.inference.backends.base import GraphRunner
 from vitkit.inference.backends.graph_builder import Activation, Pads, draw
+from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.inference.pipeline import cores
 from vitkit.model.vit import VisionTransformer
 

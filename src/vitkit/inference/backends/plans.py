@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.inference.backends.base import PLANS
 from vitkit.inference.backends.optimized import Double, can_pack, plain, prepare, sharing
+from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.pipeline import BATCH, cores
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.cache import cache_folder

@@ -1,0 +1,113 @@
+"""The backends, one row each: adding one is a module and a row. Nothing here loads torch or any runtime.
+
+The command line derives its choices from these tables, as does everything that goes through all backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from vitkit.errors import VitkitError
+
+if TYPE_CHECKING:
+    from vitkit.inference.backends.base import Runner
+    from vitkit.model.vit import VisionTransformer
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+PLANS = (
+    "auto",
+    "plain",
+    *(f"{layout}-{way}" for layout in ("folded", "packed") for way in ("fused", "batch", "image")),
+)
+MANY = 500  # images, for which a second or three of preparation are well spent
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute logits.
+
+    Attributes:
+        name: as it is asked for.
+        tells: what it is, in a few words.
+        module: that opens it.
+        opens: the function there: (model, precision) -> Runner.
+        packages: that must be installed.
+        hint: how to get them.
+        precision: the only one it has; None: it takes any of `PRECISIONS`.
+        auto_on: where `auto` takes it in eager's place, as the first there that works; None: nowhere.
+        auto_from: images from which its preparation is worth it.
+    """
+
+    name: str
+    tells: str
+    module: str
+    opens: str = "from_model"
+    packages: tuple[str, ...] = ()
+    hint: str = ""
+    precision: str | None = None
+    auto_on: Literal["cpu", "cuda"] | None = None
+    auto_from: int = 0
+
+    def open(self, model: VisionTransformer, precision: str) -> Runner:
+        """A runner of the model as it is now.
+
+        Raises:
+            VitkitError: a package is missing, or the backend cannot run the model.
+        """
+        missing = [package for package in self.packages if find_spec(package) is None]
+        if missing:
+            raise VitkitError(f"backend {self.name} needs {' and '.join(missing)}: {self.hint}")
+        opens: Callable[[VisionTransformer, str], Runner] = getattr(import_module(self.module), self.opens)
+        return opens(model, precision)
+
+
+BACKENDS: dict[str, Backend] = {}
+
+
+def register(backend: Backend) -> None:
+    """Add a row; a command line that is imported afterwards offers it.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if backend.name in backend_names():
+        raise ValueError(f"there is a backend {backend.name!r} already")
+    BACKENDS[backend.name] = backend
+
+
+def backend_names() -> tuple[str, ...]:
+    """What may be asked for: `auto`, and every row."""
+    return ("auto", *BACKENDS)
+
+
+_HOME = "vitkit.inference.backends"
+_EXPORT = "pip install 'vitkit[export]'"
+
+for _row in (
+    Backend("eager", "PyTorch, the model itself or a plan for bfloat16", f"{_HOME}.torch", "eager"),
+    Backend(
+        "compile",
+        "PyTorch's compiler; takes a minute",
+        f"{_HOME}.torch",
+        "compiled",
+        auto_on="cuda",
+        auto_from=5_000,
+    ),
+    Backend(
+        "openvino",
+        "OpenVINO, on processors",
+        f"{_HOME}.openvino",
+        packages=("openvino",),
+        hint=_EXPORT,
+        auto_on="cpu",
+        auto_from=MANY,
+    ),
+    Backend(  # it has no bfloat16 kernels for processors
+        "onnx", "ONNX Runtime", f"{_HOME}.onnx", packages=("onnx", "onnxruntime"), hint=_EXPORT, precision="float32"
+    ),
+):
+    register(_row)

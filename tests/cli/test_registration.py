@@ -1,0 +1,67 @@
+"""What one module and one registration add: the command line offers it by itself, and it works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import runs
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+
+_BACKEND = """
+import torch
+from vitkit.inference.backends.registry import Backend, register
+
+class Toy:
+    backend, precision, is_concurrent, merged, plan = "toy", "float32", True, 0, ""
+
+    def __call__(self, images):
+        return torch.tensor([0.0, 0, 9, 0, 0, 0, 0]).repeat(len(images), 1)
+
+def from_model(model, precision):
+    return Toy()
+
+register(Backend("toy", "always says c", __name__, precision="float32"))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and an image."""
+    folder = tmp_path_factory.mktemp("registration")
+    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))).save(folder / "model")
+    Image.new("RGB", (20, 20), (10, 200, 30)).save(folder / "image.png")
+    return folder
+
+
+def vitkit(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a fresh process that has imported the module `toys` before."""
+    (folder / "toys.py").write_text(module, encoding="utf-8")
+    code = f"import sys\nsys.path.insert(0, '.')\nimport toys\nsys.argv = ['vitkit', *{arguments!r}]\n"
+    return subprocess.run(
+        [sys.executable, "-c", code + "from vitkit.cli.app import main\nmain()\n"],
+        cwd=folder,
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_backend_is_one_module_and_one_row(place: Path) -> None:
+    done = vitkit(place, _BACKEND, "predict", "model", "image.png", "--backend", "toy")
+    assert (done.returncode, done.stderr) == (0, "1 image (0 unreadable), toy, float32\n")
+    assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
+
+
+def test_a_backend_that_nobody_registered_is_no_choice(place: Path) -> None:
+    done = vitkit(place, "", "predict", "model", "image.png", "--backend", "toy")
+    assert done.returncode == 2
+    assert "'auto', 'eager', 'compile', 'openvino', 'onnx'" in done.stderr
