@@ -29,7 +29,7 @@ from vitkit import VisionTransformer, load
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import split_from_file
-from vitkit.explanation import CLASS_SPECIFIC, METHODS
+from vitkit.explanation import METHODS
 from vitkit.explanation.occluding import cover
 
 STEPS, AT_ONCE, RESAMPLES = 20, 8, 10_000
@@ -65,7 +65,7 @@ def orders(model: VisionTransformer, images: Tensor, target: Tensor) -> dict[str
         if name == "heads":  # whose mean is `raw`
             continue
         started = time.perf_counter()
-        maps = method(model, images, **({"target": target} if name in CLASS_SPECIFIC else {}))
+        maps = method(model, images, **({"target": target} if METHODS[name].of_class else {}))
         found[name] = maps.flatten(1).argsort(dim=1, descending=True), time.perf_counter() - started
     generator = torch.Generator().manual_seed(int(images.float().sum().item()) % 2**31)
     chance = torch.rand(len(images), model.config.patches, generator=generator)

@@ -65,3 +65,24 @@ def test_a_backend_that_nobody_registered_is_no_choice(place: Path) -> None:
     done = vitkit(place, "", "predict", "model", "image.png", "--backend", "toy")
     assert done.returncode == 2
     assert "'auto', 'eager', 'compile', 'openvino', 'onnx'" in done.stderr
+
+
+_METHOD = """
+import torch
+from vitkit.explanation.methods import Method, register
+
+def corner(model, images):
+    found = torch.zeros(len(images), *model.config.grid)
+    found[:, 0, 0] = 1
+    return found
+
+register(Method("corner", "Looks into the corner <always>.", __name__, "corner"))
+"""
+
+
+def test_an_explanation_method_is_one_module_and_one_row(place: Path) -> None:
+    done = vitkit(place, _METHOD, "explain", "model", "image.png", "-o", "explained", "--method", "corner")
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (place / "explained" / "images" / "image.png" / "index.html").read_text(encoding="utf-8")
+    assert "<h2>corner</h2>" in page
+    assert "Looks into the corner &lt;always&gt;." in page

@@ -208,7 +208,7 @@ def test_the_callers_mode_of_autograd_does_not_matter(name: str) -> None:
         assert torch.equal(method(build(), images()), expected)
         assert torch.equal(method(made_inside, images()), expected)
         inference_images, inference_targets = images(), build()(images()).argmax(-1)
-    if name in explain.CLASS_SPECIFIC:
+    if explain.METHODS[name].of_class:
         assert torch.equal(method(build(), inference_images, inference_targets), expected)
     assert torch.equal(method(build(), inference_images), expected)
     assert torch.equal(method(made_inside, inference_images), expected)
@@ -217,7 +217,7 @@ def test_the_callers_mode_of_autograd_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", explain.METHODS)
 def test_autocast_and_bfloat16_weights_give_nearly_the_same_maps(name: str) -> None:
-    method, target = explain.METHODS[name], {"target": 3} if name in explain.CLASS_SPECIFIC else {}
+    method, target = explain.METHODS[name], {"target": 3} if explain.METHODS[name].of_class else {}
     expected = method(build(), images(), **target)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         casting = method(build(), images(), **target)
@@ -307,7 +307,7 @@ def test_images_of_another_size_are_refused(name: str) -> None:
         explain.METHODS[name](build(), torch.zeros(1, 3, 8, 8))
 
 
-@pytest.mark.parametrize("name", explain.BY_LAYER)
+@pytest.mark.parametrize("name", explain.by_layer())
 @pytest.mark.parametrize("layer", [3, -4, 100])
 def test_a_layer_that_is_not_there_is_refused(name: str, layer: int) -> None:
     with pytest.raises(VitkitError, match=f"there is no layer {layer}: there are 0 to 2"):

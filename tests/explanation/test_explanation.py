@@ -20,7 +20,6 @@ from vitkit.classifier import Classifier
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.explanation import explanation as module
 from vitkit.explanation.draw import spread
 from vitkit.explanation.explanation import Explanation, find_class, worst_mistakes_page
 from vitkit.explanation.methods import METHODS
@@ -198,7 +197,7 @@ def test_all_methods_answer_with_the_models_grid(photograph: Path) -> None:
 def test_a_map_is_the_methods_own(photograph: Path, method: str) -> None:
     asked = classifier()
     found = asked.explain(photograph, method, "daisy & <b>")
-    kind = {"target": 3} if method in module.CLASS_SPECIFIC else {}
+    kind = {"target": 3} if METHODS[method].of_class else {}
     expected = METHODS[method](asked.model, asked.read(photograph)[None], **kind)[0]
     np.testing.assert_allclose(found.maps[method], expected.cpu().numpy(), atol=1e-6)
     assert found.heads is None

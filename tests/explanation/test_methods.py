@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tiny import build, images, randomise
-from vitkit.explanation import BY_LAYER, CLASS_SPECIFIC, METHODS
+from vitkit.explanation import METHODS, by_layer, class_specific
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 
@@ -55,7 +55,7 @@ def test_maps_have_the_grids_shape_and_differ_as_they_should(name: str, size: st
     assert model.config.prefix_tokens == prefix
     h, w = (side // model.config.patch_size[0] for side in batch.shape[-2:])
     options: dict[str, Any] = {"square": 8, "stride": 8} if name == "occlusion" else {}
-    options |= {"target": 0} if name in CLASS_SPECIFIC else {}
+    options |= {"target": 0} if METHODS[name].of_class else {}
     maps = METHODS[name](model, batch, **options)
     assert maps.shape == ((2, 2, h, w) if name == "heads" else (2, h, w))
     assert maps.dtype == torch.float32
@@ -63,7 +63,7 @@ def test_maps_have_the_grids_shape_and_differ_as_they_should(name: str, size: st
     assert not maps.requires_grad
     assert not torch.allclose(maps[0], maps[1], rtol=1e-3, atol=0), "two images, one map"
     assert maps.flatten(1).std(dim=1).min() > 0, "a map of nothing"
-    if name in CLASS_SPECIFIC:
+    if METHODS[name].of_class:
         other = METHODS[name](model, batch, **options | {"target": torch.tensor([2, 0])})
         assert not torch.allclose(other[0], maps[0], rtol=1e-3, atol=0), "two classes, one map"
         assert torch.equal(other[1], maps[1])
@@ -79,9 +79,9 @@ def test_the_sweep_tries_every_pair_of_choices() -> None:
 
 
 def test_the_table_says_what_each_method_takes() -> None:
-    assert set(CLASS_SPECIFIC) | set(BY_LAYER) < set(METHODS)
+    assert set(class_specific()) | set(by_layer()) < set(METHODS)
     for name, method in METHODS.items():
-        options = ({"target": 1} if name in CLASS_SPECIFIC else {}) | ({"layer": 0} if name in BY_LAYER else {})
+        options = ({"target": 1} if METHODS[name].of_class else {}) | ({"layer": 0} if METHODS[name].of_layer else {})
         assert method(build(), images(), **options).shape[-2:] == (3, 4)
 
 

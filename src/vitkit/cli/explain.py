@@ -9,6 +9,7 @@ import typer
 
 from vitkit.cli.arguments import ModelSource, tell
 from vitkit.cli.say import say
+from vitkit.explanation.methods import by_layer
 from vitkit.verbs import explain as verb
 
 
@@ -24,7 +25,7 @@ def explain(
         typer.Option("--target", metavar="CLASS|top|N", help="The class to explain: by name, by number, or the top."),
     ] = "top",
     layer: Annotated[
-        int | None, typer.Option("--layer", help="For raw, heads, gradient-attention: this layer; -1 is the last.")
+        int | None, typer.Option("--layer", help=f"For {', '.join(by_layer())}: this layer; -1 is the last.")
     ] = None,
     anatomy: Annotated[
         bool, typer.Option("--anatomy", help="Filters, positions and attention distances, as in the paper.")

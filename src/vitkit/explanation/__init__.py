@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vitkit.explanation.attention import attention_maps, head_maps, last_attention
     from vitkit.explanation.explanation import Explanation, worst_mistakes_page
     from vitkit.explanation.gradient import gradient_attention, gradient_rollout
-    from vitkit.explanation.methods import BY_LAYER, CLASS_SPECIFIC, METHODS
+    from vitkit.explanation.methods import METHODS, by_layer, class_specific
     from vitkit.explanation.model_analysis import (
         attention_distance,
         attention_entropy,
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from vitkit.explanation.rollouts import rollout, rollout_matrix
 
 __all__ = [
-    "BY_LAYER",
-    "CLASS_SPECIFIC",
     "METHODS",
     "Explanation",
     "attention_distance",
     "attention_entropy",
     "attention_maps",
+    "by_layer",
+    "class_specific",
     "filter_components",
     "find_artefacts",
     "gradient_attention",
@@ -54,9 +54,9 @@ __all__ = [
 
 # No module bears the name of a function: once imported, it would hide it.
 _HOMES = {
-    "BY_LAYER": "methods",
-    "CLASS_SPECIFIC": "methods",
     "METHODS": "methods",
+    "by_layer": "methods",
+    "class_specific": "methods",
     "attention_maps": "attention",
     "head_maps": "attention",
     "last_attention": "attention",

@@ -26,7 +26,7 @@ from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import BY_LAYER, CLASS_SPECIFIC, METHODS
+from vitkit.explanation.methods import HEADS, METHODS, by_layer, class_specific, method_names
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import replacing, without_place
@@ -36,13 +36,6 @@ LONG_SIDE = 2048  # pixels of an overlay, at most
 PAGE = "index.html"  # in the folder of an explanation
 _ON_PAGE = 640
 _RANKED = 5
-_TELLS = {
-    "raw": "What the model attends to in one layer, heads averaged. The same whatever class is asked about.",
-    "rollout": "Attention followed through all layers. The same whatever class is asked about.",
-    "gradient": "Attention followed through all layers, weighed by what it does for this class.",
-    "gradient-attention": "The attention of one layer, weighed by what it does for this class.",
-    "occlusion": "By how much this class becomes less probable when a square is covered. Not attention: an experiment.",
-}
 
 
 class Explainable(Protocol):
@@ -180,12 +173,12 @@ class Explanation:
         ]
         for method, values in self.maps.items():
             nothing = "" if values.max() > 0 else f" <b>Here it is {draw.NOTHING}.</b>"
-            body += [f"<h2>{method}</h2>", f"<p>{_TELLS[method]}{nothing}</p>"]
+            body += [f"<h2>{method}</h2>", f"<p>{escape(METHODS[method].tells)}{nothing}</p>"]
             body.append(image(method, draw.thumbnail(self.overlay(method, _ON_PAGE), _ON_PAGE), "jpeg"))
             body.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
         if self.heads is not None:
-            body += ["<h2>heads</h2>", "<p>What each head of each layer attends to, whatever class is asked about.</p>"]
-            body.append(image("heads", self._heads_picture(self.heads), "png"))
+            body += [f"<h2>{HEADS}</h2>", f"<p>{escape(METHODS[HEADS].tells)}</p>"]
+            body.append(image(HEADS, self._heads_picture(self.heads), "png"))
             body.append(image("layers", self._film(self.heads), "gif"))
         write_page(path, self.title, body)
 
@@ -202,10 +195,10 @@ def explain(
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
     methods = _methods(method, layer, model.config)
-    if classifier.task == "multi" and "occlusion" in methods:
-        if method != "all":
-            raise VitkitError("occlusion asks how one class gives way to others, which here they do not: take gradient")
-        methods.remove("occlusion")
+    if classifier.task == "multi":
+        if method != "all" and METHODS[method].of_rivals:
+            raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
+        methods = [name for name in methods if not METHODS[name].of_rivals]
     path, photograph, pixels, box = _read(classifier.preprocess, source)
     images = pixels[None]  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()
@@ -217,7 +210,7 @@ def explain(
     heads: FloatArray | None = None
     layers: tuple[int, ...] = ()
     for name in methods:
-        if name == "heads":
+        if name == HEADS:
             heads, layers = _heads(model, images, layer)
         else:
             asked = _asked(name, chosen, layer)
@@ -272,9 +265,9 @@ def worst_mistakes_page(
     Raises:
         VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
     """
-    if method not in CLASS_SPECIFIC:
-        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(CLASS_SPECIFIC)}")
-    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{_TELLS[method]}</p>"], 0
+    if method not in class_specific():
+        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(class_specific())}")
+    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(METHODS[method].tells)}</p>"], 0
     for path, true, predicted in rows:
         body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
         try:
@@ -300,11 +293,11 @@ def _figure(caption: str, picture: Image.Image) -> str:
 
 
 def _methods(method: str, layer: int | None, config: ViTConfig) -> list[str]:
-    if method != "all" and method not in METHODS:
+    if method not in method_names():
         raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
     methods = list(METHODS) if method == "all" else [method]
-    if layer is not None and not set(methods) & set(BY_LAYER):
-        raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(BY_LAYER)}")
+    if layer is not None and not set(methods) & set(by_layer()):
+        raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
     if layer is not None:
         find_layer(config, layer)
     return methods
@@ -312,8 +305,8 @@ def _methods(method: str, layer: int | None, config: ViTConfig) -> list[str]:
 
 def _asked(method: str, target: int, layer: int | None) -> dict[str, int]:
     """What a method is to be called with, of what it takes."""
-    of_class = {"target": target} if method in CLASS_SPECIFIC else {}
-    of_layer = {"layer": layer} if method in BY_LAYER and layer is not None else {}
+    of_class = {"target": target} if METHODS[method].of_class else {}
+    of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
     return of_class | of_layer
 
 
@@ -321,7 +314,7 @@ def _heads(model: VisionTransformer, images: Tensor, layer: int | None) -> tuple
     """(layers, heads, h, w) of one layer, or of every one that attends; and their numbers."""
     config = model.config
     if layer is not None:
-        return METHODS["heads"](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)
+        return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)
     maps = [to_grid(read_rows(attention, config), config) for attention in attention_maps(model, images)]
     return torch.cat(maps).cpu().numpy(), tuple(attending(config))
 

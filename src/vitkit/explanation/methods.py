@@ -1,27 +1,122 @@
-"""All ways to make a map, by name.
+"""The ways to make a map, one row each: adding one is a module and a row. Nothing here loads torch.
 
-Each takes (model, images) and returns float32 (B, h, w); `heads` returns (B, H, h, w). Those of `CLASS_SPECIFIC` take
-`target` as well, those of `BY_LAYER` take `layer`.
+The command line derives its choices from this table, and explanations what they say of each map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from vitkit.explanation.attention import head_maps, last_attention
-from vitkit.explanation.gradient import gradient_attention, gradient_rollout
-from vitkit.explanation.occluding import occlusion
-from vitkit.explanation.rollouts import rollout
 
-METHODS: dict[str, Callable[..., Tensor]] = {
-    "raw": last_attention,
-    "rollout": rollout,
-    "gradient": gradient_rollout,
-    "gradient-attention": gradient_attention,
-    "occlusion": occlusion,
-    "heads": head_maps,
-}
-CLASS_SPECIFIC = ("gradient", "gradient-attention", "occlusion")
-BY_LAYER = ("raw", "gradient-attention", "heads")
+@dataclass(frozen=True)
+class Method:
+    """One way to make a map of an image.
+
+    Attributes:
+        name: as it is asked for.
+        tells: what the map says, in a sentence or two, for the page.
+        module: where its function is.
+        function: (model, images) -> (B, h, w) float32; of `heads`, (B, H, h, w).
+        of_class: the function takes `target` as well, and its map is of that class.
+        of_layer: it takes `layer` as well, and its map is of that layer.
+        of_rivals: it asks how one class gives way to others, so a multi-label model has no answer.
+    """
+
+    name: str
+    tells: str
+    module: str
+    function: str
+    of_class: bool = False
+    of_layer: bool = False
+    of_rivals: bool = False
+
+    def __call__(self, model: object, images: Tensor, *arguments: object, **options: object) -> Tensor:
+        """The map; what follows is `target` and `layer`, where it takes them, and what its function has of its own."""
+        compute: Callable[..., Tensor] = getattr(import_module(self.module), self.function)
+        return compute(model, images, *arguments, **options)
+
+
+METHODS: dict[str, Method] = {}
+HEADS = "heads"  # which makes one map for each head, where the others make one of all
+
+
+def register(method: Method) -> None:
+    """Add a row; a command line that is imported afterwards offers it.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if method.name in method_names():
+        raise ValueError(f"there is a method {method.name!r} already")
+    METHODS[method.name] = method
+
+
+def method_names() -> tuple[str, ...]:
+    """What may be asked for: every row, and `all`."""
+    return (*METHODS, "all")
+
+
+def class_specific() -> tuple[str, ...]:
+    """The methods whose map is of one class."""
+    return tuple(name for name, method in METHODS.items() if method.of_class)
+
+
+def by_layer() -> tuple[str, ...]:
+    """The methods whose map is of one layer."""
+    return tuple(name for name, method in METHODS.items() if method.of_layer)
+
+
+_HOME = "vitkit.explanation"
+
+for _row in (
+    Method(
+        "gradient",
+        "Attention followed through all layers, weighed by what it does for this class.",
+        f"{_HOME}.gradient",
+        "gradient_rollout",
+        of_class=True,
+    ),
+    Method(
+        "rollout",
+        "Attention followed through all layers. The same whatever class is asked about.",
+        f"{_HOME}.rollouts",
+        "rollout",
+    ),
+    Method(
+        "raw",
+        "What the model attends to in one layer, heads averaged. The same whatever class is asked about.",
+        f"{_HOME}.attention",
+        "last_attention",
+        of_layer=True,
+    ),
+    Method(
+        "gradient-attention",
+        "The attention of one layer, weighed by what it does for this class.",
+        f"{_HOME}.gradient",
+        "gradient_attention",
+        of_class=True,
+        of_layer=True,
+    ),
+    Method(
+        "occlusion",
+        "By how much this class becomes less probable when a square is covered. Not attention: an experiment.",
+        f"{_HOME}.occluding",
+        "occlusion",
+        of_class=True,
+        of_rivals=True,
+    ),
+    Method(
+        HEADS,
+        "What each head of each layer attends to, whatever class is asked about.",
+        f"{_HOME}.attention",
+        "head_maps",
+        of_layer=True,
+    ),
+):
+    register(_row)

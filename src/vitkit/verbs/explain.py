@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.system.files import without_place
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.explanation.explanation import Explanation
 
-Method = Literal["gradient", "rollout", "raw", "gradient-attention", "occlusion", "heads", "all"]
+if TYPE_CHECKING:  # the choices are known when the table has been read
+    Method: TypeAlias = str
+else:
+    Method = Literal[method_names()]
 _IMAGES = "images"  # below `out`: a folder for each image
 _THUMBNAIL = 320
 
@@ -99,7 +102,7 @@ def explain(
         out: write into this folder; there is no other way to have the pictures.
         method: how to look inside.
         target: the class to explain: by name, by number, or `top`, the most probable.
-        layer: for raw, heads, gradient-attention: this layer; -1 is the last.
+        layer: for the methods that look at one: this layer; -1 is the last.
         anatomy: filters, positions and attention distances, as in the paper.
         force: write into `out` though it is not empty.
         progress: of loading and explaining.
