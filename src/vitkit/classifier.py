@@ -5,28 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vitkit import model_folder
 from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import ShortageError, VitkitError, is_memory_short
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.model.vit import VisionTransformer
 
 if TYPE_CHECKING:
     from PIL import Image
+    from torch import Tensor
 
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.base import Runner
     from vitkit.model.load_report import LoadReport
+    from vitkit.model.vit import VisionTransformer
 
 Features = Literal["head", "class", "mean", "patches"]
 T = TypeVar("T")
@@ -77,10 +77,13 @@ class Classifier:
         """Whether an image has one class, or may have several or none."""
         return "single" if self.thresholds is None else "multi"
 
-    @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, height, width), preprocessed -> (B, K) logits, in float32."""
-        return self.model(images) if self.runner is None else self.runner(images)
+        import torch
+
+        with torch.inference_mode():
+            logits: Tensor = self.model(images) if self.runner is None else self.runner(images)
+        return logits
 
     def use(
         self,
@@ -142,11 +145,15 @@ class Classifier:
         Raises:
             UnreadableImageError: the file does not hold a picture.
         """
+        import torch
+
+        return torch.from_numpy(self._pixels(path))
+
+    def _pixels(self, path: str | Path) -> npt.NDArray[np.float32]:
         with picture_of(path, self.preprocess.short_side) as picture:
             warn_of_doubt(path, picture)
-            return torch.from_numpy(self.preprocess(picture.image))
+            return self.preprocess(picture.image)
 
-    @torch.inference_mode()
     def features(self, images: Tensor, what: Features = "head") -> Tensor:
         """(B, C, height, width), preprocessed -> features, in float32, which keep no other tokens in memory.
 
@@ -158,15 +165,18 @@ class Classifier:
         Raises:
             VitkitError: the model has no class token.
         """
+        import torch
+
         if what == "class" and not self.model.config.class_token:
             raise VitkitError("the model has no class token: take mean, patches or head")
-        tokens = self.model.forward_features(images)  # (B, N, D)
-        if what == "head":
-            return self.model.forward_head(tokens, pre_logits=True).clone()  # of tokens it may be a view
-        patches = tokens[:, self.model.config.prefix_tokens :]
-        if what == "mean":
-            return patches.mean(dim=1)
-        return patches if what == "patches" else tokens[:, 0].clone()
+        with torch.inference_mode():
+            tokens = self.model.forward_features(images)  # (B, N, D)
+            if what == "head":
+                return self.model.forward_head(tokens, pre_logits=True).clone()  # of tokens it may be a view
+            patches = tokens[:, self.model.config.prefix_tokens :]
+            if what == "mean":
+                return patches.mean(dim=1)
+            return patches if what == "patches" else tokens[:, 0].clone()
 
     def stream(
         self, paths: Iterable[str | Path], batch_size: int | None = None
@@ -181,22 +191,32 @@ class Classifier:
         """
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
-        return self._map(self.probabilities, paths, batch_size)
+        return self._answers(paths, batch_size)
+
+    def _answers(
+        self, paths: Iterable[str | Path], batch_size: int | None
+    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
+        return self._map(self.read, self.probabilities, paths, batch_size)
 
     def embed(
         self, paths: Iterable[str | Path], what: Features = "head", batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """As `stream`, with `features` in the place of probabilities."""
-        return replace(self, runner=None)._map(lambda images: self.features(images, what), paths, batch_size)
+        own = replace(self, runner=None)
+        return own._map(own.read, lambda images: self.features(images, what), paths, batch_size)
 
     def _map(
-        self, compute: Callable[[Tensor], Tensor], paths: Iterable[str | Path], batch_size: int | None
+        self,
+        read: Callable[[str], Images],
+        compute: Callable[[Images], Images],
+        paths: Iterable[str | Path],
+        batch_size: int | None,
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         if batch_size is not None and batch_size < 1:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
         is_concurrent = self.runner is None or self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
-        rows = flow(map(str, paths), self._try_read, compute, batch_size, is_concurrent=is_concurrent)
+        rows = flow(map(str, paths), partial(_try_read, read), compute, batch_size, is_concurrent=is_concurrent)
         return _unless_short(rows, batch_size)
 
     def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int | None = None) -> Iterator[Prediction]:
@@ -236,12 +256,6 @@ class Classifier:
 
         return explain(self, image, method, target, layer)
 
-    def _try_read(self, path: str) -> Tensor | str:
-        try:
-            return self.read(path)
-        except UnreadableImageError as error:
-            return str(error)
-
     def save(self, folder: str | Path) -> None:
         """Write the model folder. What was there stays whole until the new files are.
 
@@ -260,6 +274,13 @@ class Classifier:
             **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
             "provenance": self.provenance,
         }
+
+
+def _try_read(read: Callable[[str], Images], path: str) -> Images | str:
+    try:
+        return read(path)
+    except UnreadableImageError as error:
+        return str(error)
 
 
 def _unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:

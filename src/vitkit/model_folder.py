@@ -11,15 +11,14 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, replacing, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT_VERSION = 1
 WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
@@ -56,6 +55,9 @@ def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str,
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     path.touch()
     mode = path.stat().st_mode  # safetensors makes files that only their owner can read
     try:

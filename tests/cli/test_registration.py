@@ -13,6 +13,7 @@ import runs
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
+from vitkit.exporting import Card
 
 _BACKEND = """
 import torch
@@ -86,3 +87,33 @@ def test_an_explanation_method_is_one_module_and_one_row(place: Path) -> None:
     page = (place / "explained" / "images" / "image.png" / "index.html").read_text(encoding="utf-8")
     assert "<h2>corner</h2>" in page
     assert "Looks into the corner &lt;always&gt;." in page
+
+
+_FORMAT = """
+from pathlib import Path
+import numpy as np
+from vitkit.exporting.formats import Format, register
+from vitkit.inference.backends.graph_runner import GraphRunner
+
+class Toy(GraphRunner):
+    backend, precision, batch, outputs = "toy", "float32", None, 7
+
+    def _run(self, images):
+        return np.tile(np.float32([0, 0, 9, 0, 0, 0, 0]), (len(images), 1))
+
+def open_file(path, precision):
+    return Toy(), Path(path).read_text()
+
+register(Format("toys", "the toy's runtime", ".toy", "toy", __name__))
+"""
+
+
+def test_a_format_of_exported_files_is_one_module_and_one_row(place: Path) -> None:
+    classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
+    (place / "model.toy").write_text(Card.of(classifier, "float32").to_json(), encoding="utf-8")
+    done = vitkit(place, _FORMAT, "predict", "model.toy", "image.png")
+    assert (done.returncode, done.stderr) == (0, "1 image (0 unreadable), toy, float32\n")
+    assert done.stdout.splitlines()[1].startswith("image.png,c,0.99")
+    done = vitkit(place, _FORMAT, "export", "model", "--to", "nothing")
+    assert done.returncode == 2
+    assert "'onnx', 'openvino', 'torch', 'toys'" in done.stderr

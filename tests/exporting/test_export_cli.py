@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import shutil
@@ -17,6 +16,7 @@ from breaking import broken
 import photos
 import runs
 import warm
+from vitkit.exporting import onnx_format
 from vitkit.exporting.formats import FORMATS
 from vitkit.exporting.pictures import choose_pictures
 
@@ -112,8 +112,7 @@ def test_a_broken_export_exits_with_1_and_leaves_nothing(
     def other_mean(copy: object, card: str) -> str:
         return card.replace("0.4, 0.5, 0.6", "0.485, 0.456, 0.406")
 
-    form = FORMATS["onnx"]
-    monkeypatch.setitem(FORMATS, "onnx", dataclasses.replace(form, write=broken(form.write, other_mean)))
+    monkeypatch.setattr(onnx_format, "write", broken(onnx_format.write, other_mean))
     outcome = vitkit("export", model, "-o", tmp_path / "model.onnx")
     assert outcome.code == 1
     assert outcome.err == "refused: the file says another preprocess than the model has; nothing was written\n"

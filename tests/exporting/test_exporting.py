@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import shutil
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, Refused, export, load_exported
 from vitkit.exporting.card import Card
 from vitkit.exporting.check import NOISE, compare
-from vitkit.exporting.formats import DTYPES, FORMATS
+from vitkit.exporting.formats import FORMATS
 from vitkit.model.vit import VisionTransformer
 from vitkit.weights import load
 
@@ -237,10 +238,10 @@ CHANGES: dict[str, tuple[Any, str]] = {
 def test_a_broken_export_is_refused_and_leaves_nothing(
     to: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form, (change, complaint) = FORMATS[to], CHANGES[name]
-    monkeypatch.setitem(FORMATS, to, dataclasses.replace(form, write=broken(form.write, change)))
+    home, (change, complaint) = import_module(FORMATS[to].module), CHANGES[name]
+    monkeypatch.setattr(home, "write", broken(home.write, change))
     with pytest.raises(Refused, match=complaint):
-        export(classifier(layers=2), tmp_path / f"model{form.suffix}", pictures())
+        export(classifier(layers=2), tmp_path / f"model{FORMATS[to].suffix}", pictures())
     assert everything(tmp_path) == []
 
 
@@ -255,10 +256,10 @@ def test_a_broken_export_is_refused_and_leaves_nothing(
 def test_logits_of_another_scale_are_refused_in_every_precision(
     to: str, dtype: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    form = FORMATS[to]
-    monkeypatch.setitem(FORMATS, to, dataclasses.replace(form, write=broken(form.write, MISSCALED[name])))
+    home = import_module(FORMATS[to].module)
+    monkeypatch.setattr(home, "write", broken(home.write, MISSCALED[name]))
     with pytest.raises(Refused, match="does not answer as the model does"):
-        export(classifier(layers=1), tmp_path / f"model{form.suffix}", pictures(), precision=dtype)
+        export(classifier(layers=1), tmp_path / f"model{FORMATS[to].suffix}", pictures(), precision=dtype)
     assert everything(tmp_path) == []
 
 
@@ -299,8 +300,8 @@ def test_an_backend_that_spoils_bfloat16_is_found_where_predict_would_ask_it(
 def test_what_was_there_stays_when_the_new_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(classifier(), tmp_path / "model.xml", pictures())
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    form = FORMATS["openvino"]
-    monkeypatch.setitem(FORMATS, "openvino", dataclasses.replace(form, write=broken(form.write, swap)))
+    home = import_module(FORMATS["openvino"].module)
+    monkeypatch.setattr(home, "write", broken(home.write, swap))
     with pytest.raises(Refused):
         export(classifier(), tmp_path / "model.xml", pictures())
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -348,7 +349,7 @@ def test_rounded_logits_pass_and_those_of_another_scale_do_not(
 ) -> None:
     own = card(thresholds=(0.4,) * classes if multi else None, temperature=temperature, dtype=dtype)
     ours = spread * torch.randn(24, classes, generator=torch.Generator().manual_seed(seed))
-    rounded = ours.to(DTYPES[dtype]).float()
+    rounded = ours.to(getattr(torch, dtype)).float()
     assert compare(ours, rounded, own).faults() == []
     for wrong in (1.5 * rounded, 0.67 * rounded, 1.05 * rounded, rounded + spread / 2):
         assert compare(ours, wrong, own).faults() != []
@@ -440,9 +441,9 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_onnx_file_of_others_is_not_guessed_at(tmp_path: Path) -> None:
-    from vitkit.inference.backends import onnx
+    from vitkit.inference.backends import onnx_graph
 
-    (tmp_path / "theirs.onnx").write_bytes(onnx.to_graph(build()).SerializeToString())
+    (tmp_path / "theirs.onnx").write_bytes(onnx_graph.to_graph(build()).SerializeToString())
     with pytest.raises(VitkitError, match="is no ONNX file of vitkit's: it does not say its classes"):
         load_exported(tmp_path / "theirs.onnx")
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import VARIETY, build, configs, images, largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.inference.backends import onnx, openvino
+from vitkit.inference.backends import onnx, onnx_graph, openvino, openvino_graph
 from vitkit.inference.backends.base import Runner
 from vitkit.inference.pipeline import cores, flow
 from vitkit.model.config import ViTConfig
@@ -135,16 +135,16 @@ def test_openvino_says_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPatc
         def get_property(self, device: str, name: str) -> list[str]:
             return ["FP32"]
 
-    graph = openvino.to_graph(build())
+    graph = openvino_graph.to_graph(build())
     monkeypatch.setattr(openvino, "_core", Old)
     with pytest.raises(VitkitError, match="no bfloat16: take --precision float32"):
         openvino.OpenVINORunner(graph, "bfloat16")
 
 
 def test_a_model_too_large_for_onnx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx, "_LARGEST", 1000)
+    monkeypatch.setattr(onnx_graph, "_LARGEST", 1000)
     with pytest.raises(VitkitError, match="ONNX holds 2: take another dtype, or OpenVINO"):
-        onnx.to_graph(build())
+        onnx_graph.to_graph(build())
 
 
 @pytest.mark.parametrize("package", ["openvino", "onnx", "onnxruntime"])
@@ -158,7 +158,7 @@ def test_what_is_not_installed_is_said_in_one_line(package: str, monkeypatch: py
 
 def test_the_shortcut_and_the_folding_are_in_the_graph() -> None:
     """The last layer computes one token, and LayerNorm leaves no product of its own."""
-    graph = onnx.to_graph(build(layer_scale=0.1)).graph
+    graph = onnx_graph.to_graph(build(layer_scale=0.1)).graph
     kinds = [node.op_type for node in graph.node]
     assert kinds.count("Mul") == 0
     assert "Conv" not in kinds

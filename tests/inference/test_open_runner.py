@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,9 @@ from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.inference import backends as backend
 from vitkit.inference.backends import best_precision, open_runner, registry
+from vitkit.inference.backends import precision as hardware
 from vitkit.inference.backends import torch as own
+from vitkit.inference.backends.precision import processor_precision
 from vitkit.inference.backends.registry import BACKENDS, PRECISIONS, Backend, backend_names, register
 
 
@@ -150,15 +153,30 @@ def test_names_that_do_not_exist_are_refused() -> None:
         ({}, "float32"),
         ({"avx512_bf16": True}, "bfloat16"),
         ({"amx_bf16": True}, "bfloat16"),
-        ({"avx2": True}, "float32"),
+        ({"amx_bf16": False, "avx2": True}, "float32"),
     ],
 )
 def test_precision_follows_the_hardware(
-    capabilities: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch
+    capabilities: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """As the system tells of it, or PyTorch where the system does not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(hardware, "_PROCESSOR", tmp_path / "cpuinfo")
     assert best_precision() == expected
+    there = " ".join(name for name, is_there in capabilities.items() if is_there)
+    (tmp_path / "cpuinfo").write_text(
+        f"processor\t: 0\nmodel name\t: amx_bf16\nflags\t\t: fpu {there} sse\n\n", "utf-8"
+    )
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": expected == "float32"})
+    assert best_precision() == processor_precision() == expected
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu, "get_capabilities"), reason="this PyTorch does not tell")
+def test_the_system_tells_of_the_processor_what_torch_does() -> None:
+    known = torch.cpu.get_capabilities()
+    has_bfloat16 = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+    assert (processor_precision() == "bfloat16") == has_bfloat16
 
 
 def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, tell
 from vitkit.cli.say import say
+from vitkit.exporting.formats import one_of, suffixes
 from vitkit.system.files import to_json
 from vitkit.verbs import export as verb
 
@@ -18,7 +19,7 @@ def export(
     model: ModelSource,
     to: Annotated[
         verb.Runtime | None,
-        typer.Option("--to", help="The runtime it is for; by default as --out ends: .onnx, .xml or .pt2."),
+        typer.Option("--to", help=f"The runtime it is for; by default as --out ends: {one_of(suffixes())}."),
     ] = None,
     out: Annotated[
         Path | None,

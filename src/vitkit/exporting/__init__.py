@@ -1,21 +1,23 @@
 """A classifier as one file for another runtime, believed only after that runtime has answered as the model does.
 
 What the file needs beside its weights travels inside it: a `Card` with preprocessing, class names, temperature and
-thresholds. `load_exported` turns it back into a classifier that predicts.
+thresholds. `load_exported` turns it back into a classifier that predicts. Names are imported when first used.
 """
 
 from __future__ import annotations
 
-from vitkit.exporting.card import Card
-from vitkit.exporting.check import Comparison, Refused
-from vitkit.exporting.formats import FORMATS, SUFFIXES
-from vitkit.exporting.loading import Exported, load_exported
-from vitkit.exporting.pictures import Pictures, choose_pictures
-from vitkit.exporting.writing import export
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.exporting.card import Card
+    from vitkit.exporting.check import Comparison, Refused
+    from vitkit.exporting.formats import FORMATS
+    from vitkit.exporting.loading import Exported, load_exported
+    from vitkit.exporting.pictures import Pictures, choose_pictures
+    from vitkit.exporting.writing import export
 
 __all__ = [
     "FORMATS",
-    "SUFFIXES",
     "Card",
     "Comparison",
     "Exported",
@@ -25,3 +27,23 @@ __all__ = [
     "export",
     "load_exported",
 ]
+
+_HOMES = {
+    "FORMATS": "formats",
+    "Card": "card",
+    "Comparison": "check",
+    "Exported": "loading",
+    "Pictures": "pictures",
+    "Refused": "check",
+    "choose_pictures": "pictures",
+    "export": "writing",
+    "load_exported": "loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitkit.exporting' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"vitkit.exporting.{_HOMES[name]}"), name)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vitkit
-from vitkit.classifier import Classifier
 from vitkit.data.pictures import from_text, to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting.seal import BLANK
 from vitkit.model.config_checks import is_number
 from vitkit.system.files import from_json, to_json
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
 
 _VERSION = 1
 

@@ -1,26 +1,25 @@
-"""The formats: how a model with its card is written, and read and run by the format's own runtime."""
+"""The formats of exported files, one row each: adding one is a module and a row. Nothing here loads torch or a runtime.
+
+The command line derives its choices and suffixes from this table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.exporting import program, screen_onnx, screen_openvino, seal
-from vitkit.inference.backends import onnx as onnx_backend
-from vitkit.inference.backends import openvino as openvino_backend
-from vitkit.inference.backends.graph_builder import CARD
-from vitkit.inference.backends.graph_runner import GraphRunner
-from vitkit.model.vit import VisionTransformer
 
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+if TYPE_CHECKING:
+    import torch
+
+    from vitkit.inference.backends.graph_runner import GraphRunner
+    from vitkit.model.vit import VisionTransformer
+
+DTYPES = ("float32", "bfloat16", "float16")  # in which weights are stored
 
 
 @dataclass(frozen=True)
@@ -28,75 +27,73 @@ class Format:
     """One way to keep a model.
 
     Attributes:
+        name: as it is asked for.
+        runtime: what it is for, in its makers' words.
         suffix: of its file.
+        backend: the name of what computes it among `inference.backends.registry.BACKENDS`.
+        module: has `write` and `open_file`, which do what the methods here say.
         beside: suffixes of the files that belong to it.
-        backend: the name of its runtime among `BACKENDS`.
-        write: model, path, text of the card, only batch or None, dtype of the weights.
-        open: a runner of a file in a precision, `auto` included, and the text of its card; a file that holds anything
-            but what `write` writes is refused before its runtime sees it.
+        is_own_precision: it computes in the numbers that it was written with, and no others.
     """
 
+    name: str
+    runtime: str
     suffix: str
     backend: str
-    write: Callable[[VisionTransformer, Path, str, int | None, torch.dtype], None]
-    open: Callable[[Path, str], tuple[GraphRunner, str]]
+    module: str
     beside: tuple[str, ...] = ()
+    is_own_precision: bool = False
 
     def files(self, path: Path) -> list[Path]:
         """All files of the model at a path, the one of that path last."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
 
+    def write(self, model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
+        """Write a model with the text of its card, for one number of images alone or None for any.
 
-def _write_onnx(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    graph = onnx_backend.to_graph(model, batch, dtype)
-    entry = graph.metadata_props.add()
-    entry.key, entry.value = CARD, card
-    content = graph.SerializeToString()
-    path.write_bytes(seal.sealed(content, start=content.rindex(card.encode())))
+        Raises:
+            VitkitError: the model cannot be kept in this format, or a package is not installed.
+            OSError: the disk is full or not writable.
+        """
+        import_module(self.module).write(model, path, card, batch, dtype)
 
+    def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
+        """A runner of a file in a precision, `auto` included, and the text of its card.
 
-def _open_onnx(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    card = screen_onnx.read_card(path)
-    return onnx_backend.from_file(path, precision), card
-
-
-def _write_openvino(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
-    graph = openvino_backend.to_graph(model, batch, dtype)
-    graph.set_rt_info(card, [CARD])
-    try:
-        openvino_backend.import_openvino().serialize(graph, path, path.with_suffix(".bin"))
-    except RuntimeError as error:  # how OpenVINO reports a full disk
-        raise OSError(f"cannot write {path}: is the disk full?") from error
-    path.write_bytes(seal.sealed(path.read_bytes(), path.with_suffix(".bin").read_bytes()))
+        Raises:
+            VitkitError: the file holds anything but what `write` writes: it is refused before its runtime sees it.
+        """
+        opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
+        return opens(path, precision)
 
 
-def _open_openvino(path: Path, precision: str) -> tuple[GraphRunner, str]:
-    card = screen_openvino.read_card(path)
-    return openvino_backend.from_file(path, precision), card
+FORMATS: dict[str, Format] = {}
 
 
-FORMATS: dict[str, Format] = {
-    "onnx": Format(
-        suffix=".onnx",
-        backend="onnx",
-        write=_write_onnx,
-        open=_open_onnx,
-    ),
-    "openvino": Format(
-        suffix=".xml",
-        beside=(".bin",),
-        backend="openvino",
-        write=_write_openvino,
-        open=_open_openvino,
-    ),
-    "torch": Format(
-        suffix=".pt2",
-        backend="eager",
-        write=program.write,
-        open=program.from_file,
-    ),
-}
-SUFFIXES = tuple(form.suffix for form in FORMATS.values())
+def register(form: Format) -> None:
+    """Add a row; a command line that is imported afterwards offers it.
+
+    Raises:
+        ValueError: there is one of this name or suffix.
+    """
+    if form.name in FORMATS or form.suffix in suffixes():
+        raise ValueError(f"there is a format {form.name!r} or {form.suffix!r} already")
+    FORMATS[form.name] = form
+
+
+def suffixes() -> tuple[str, ...]:
+    """How exported files end."""
+    return tuple(form.suffix for form in FORMATS.values())
+
+
+def one_of(words: tuple[str, ...]) -> str:
+    """`a, b or c`."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether a path ends as an exported file does."""
+    return Path(path).suffix.lower() in suffixes()
 
 
 def format_of(path: Path) -> Format:
@@ -108,4 +105,14 @@ def format_of(path: Path) -> Format:
     for form in FORMATS.values():
         if path.suffix.lower() == form.suffix:
             return form
-    raise VitkitError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    raise VitkitError(f"{path} must end in {one_of(suffixes())}")
+
+
+_HOME = "vitkit.exporting"
+
+for _row in (
+    Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format"),
+    Format("openvino", "OpenVINO", ".xml", "openvino", f"{_HOME}.openvino_format", beside=(".bin",)),
+    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", is_own_precision=True),
+):
+    register(_row)

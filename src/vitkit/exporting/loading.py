@@ -1,16 +1,24 @@
-"""An exported file as a classifier."""
+"""An exported file as a classifier. Predicting with an ONNX or OpenVINO file loads no PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import format_of
-from vitkit.inference.backends.base import Runner
-from vitkit.model.vit import VisionTransformer
+from vitkit.inference.backends.graph_runner import Array, GraphRunner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitkit.model.vit import VisionTransformer
 
 
 class Exported(Classifier):
@@ -29,7 +37,7 @@ class Exported(Classifier):
             raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {len(self.card.classes)} classes")
         if runner.batch is not None and runner.batch < 1:
             raise VitkitError(f"{path} is damaged: it takes {runner.batch} images at a time")
-        self.runner: Runner = runner
+        self.runner: GraphRunner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
         self.pictures = self.card.pictures
@@ -47,6 +55,28 @@ class Exported(Classifier):
             f"{self.path} is an exported file, which gives predictions alone: for this, take the model folder that it "
             "was made from"
         )
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """As of any classifier."""
+        import torch
+
+        return torch.from_numpy(self._probabilities(images.numpy()))
+
+    def _answers(self, paths: Iterable[str | Path], batch_size: int | None) -> Iterator[tuple[str, Array | str]]:
+        return self._map(self._pixels, self._probabilities, paths, batch_size)
+
+    def _probabilities(self, images: Array) -> Array:
+        """(B, C, height, width) -> (B, K), as `Classifier.probabilities` computes them."""
+        with np.errstate(all="ignore"):
+            logits = self.runner.answer(images) / np.float32(self.temperature)
+        is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)
+        exact = np.where(is_finite, logits, 0).astype(np.float64)
+        if self.thresholds is None:
+            powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
+            found = powers / powers.sum(axis=-1, keepdims=True)
+        else:
+            found = np.exp(-np.logaddexp(0, -exact))
+        return np.where(is_finite, found, math.nan).astype(np.float32)
 
     def use(
         self,
@@ -81,7 +111,7 @@ def load_exported(path: str | Path, precision: str = "auto") -> Exported:
     """A classifier from a file that `vitkit export` wrote.
 
     Args:
-        path: a .onnx, .xml (its .bin beside it) or .pt2 file.
+        path: one of the `FORMATS`; the .bin of an .xml lies beside it.
         precision: `float32` or `bfloat16`, where the runtime has a choice; `auto` is what is fastest here.
 
     Raises:

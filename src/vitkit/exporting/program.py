@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.exporting import program_archive, program_file
 from vitkit.exporting.check import Refused
-from vitkit.inference.backends.graph_runner import GraphRunner
+from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import from_json
 
@@ -29,8 +29,9 @@ class ProgramRunner(GraphRunner):
         self.batch, self.outputs = program.batch, program.outputs
 
     @torch.inference_mode()
-    def _run(self, images: Tensor) -> Tensor:
-        return self._program.compute(images)
+    def _run(self, images: Array) -> Array:
+        logits: Array = self._program.compute(torch.from_numpy(images)).numpy()
+        return logits
 
 
 class _InNumbersOf(nn.Module):
@@ -82,7 +83,7 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
         raise Refused(f"PyTorch answers otherwise than vitkit when it reads {path.name}")
 
 
-def from_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
+def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
     """A runner of a file, and its card; precision `auto` is its own.
 
     Raises:

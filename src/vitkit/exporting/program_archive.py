@@ -10,7 +10,7 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import seal
-from vitkit.inference.backends.graph_builder import CARD
+from vitkit.exporting.seal import CARD
 
 CARD_ENTRY = f"extra/{CARD}.json"
 MODEL_ENTRY = "models/model.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import seal
-from vitkit.inference.backends.graph_builder import CARD
+from vitkit.exporting.seal import CARD
 
 _WRITTEN = (
     b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "

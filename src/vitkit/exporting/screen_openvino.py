@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import seal
-from vitkit.inference.backends.graph_builder import CARD
+from vitkit.exporting.seal import CARD
 
 _OPERATIONS = {
     "opset1": "Add Const Convert Concat Convolution GroupConvolution MatMul Multiply Parameter ReLU ReduceMean Reshape "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vitkit.errors import VitkitError
 
+CARD = "vitkit"  # the key under which a file keeps what it says of itself
 BLANK = "0" * 64
 _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{64})(?:"|&quot;)')
 

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.check import Comparison, Refused, answers, check_card, compare, read_pictures
-from vitkit.exporting.formats import DTYPES, Format, format_of
+from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
 from vitkit.exporting.pictures import Pictures
 from vitkit.system.files import sole
@@ -54,11 +56,11 @@ def export(
 
     Args:
         classifier: has a model.
-        out: ends in .onnx, .xml or .pt2.
+        out: ends as one of the `FORMATS` does.
         pictures: what both are asked about.
         force: write over what is there.
         batch: the only number of images that it is to take; None: any number.
-        precision: in which weights are stored: a key of `DTYPES`.
+        precision: in which weights are stored: one of `DTYPES`.
         progress: told what is being done, how much is done, of how much.
 
     Raises:
@@ -72,7 +74,7 @@ def export(
         raise VitkitError("the model has no head, so there is nothing to predict: train one, or load with num_classes")
     with _staged(out, form, force=force) as temporary:
         begun = time.perf_counter()
-        form.write(classifier.model, temporary, card.to_json(), batch, DTYPES[precision])
+        form.write(classifier.model, temporary, card.to_json(), batch, getattr(torch, precision))
         seconds = time.perf_counter() - begun
         comparison, in_bfloat16, computed = _verify(classifier, temporary, form, card, pictures, progress)
         size = sum(file.stat().st_size for file in form.files(temporary))
@@ -82,7 +84,7 @@ def export(
 def _verify(
     classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures, progress: Progress | None
 ) -> tuple[Comparison, Comparison | None, str]:
-    precision = "float32" if form.backend != "eager" else card.dtype
+    precision = card.dtype if form.is_own_precision else "float32"
     try:
         exported = load_exported(path, precision)
     except VitkitError as error:
@@ -95,7 +97,7 @@ def _verify(
     if faults:
         raise Refused(f"the file does not answer as the model does: {'; '.join(faults)} ({pictures.what})")
     in_bfloat16 = None
-    quick = load_exported(path) if form.backend == "openvino" else exported
+    quick = exported if form.is_own_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:
         in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16", progress), card, "bfloat16")
         if faults := in_bfloat16.faults():

@@ -9,24 +9,28 @@ time while the next are read.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from threading import Event, Lock
-from typing import TypeVar
+from threading import Event, Lock, local
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vitkit.errors import NOT_FINITE
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
+Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # of a model, and of a graph that needs no PyTorch
+_OWN = local()  # threads that a computation may take here, while PyTorch is not loaded
 
 BATCH, BATCH_ALONE = 8, 32  # of a backend that computes in every thread, and of one that computes a batch at a time
 
@@ -36,10 +40,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads() -> int:
+    """How many a computation may take in the thread that asks: PyTorch's number, and where it is not loaded, our own.
+
+    It begins as OMP_NUM_THREADS, or the number of cores.
+    """
+    of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if of_torch is not None:
+        return int(of_torch())
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return getattr(_OWN, "threads", None) or (int(told) if told.isdecimal() and int(told) else cores())
+
+
+def _set_threads(count: int) -> None:
+    """PyTorch's number becomes that of later threads, too."""
+    of_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if of_torch is not None:
+        of_torch(count)
+    else:
+        _OWN.threads = count
+
+
 def flow(
     paths: Iterable[str],
-    read: Callable[[str], Tensor | str],
-    compute: Callable[[Tensor], Tensor],
+    read: Callable[[str], Images | str],
+    compute: Callable[[Images], Images],
     batch_size: int,
     *,
     is_concurrent: bool,
@@ -60,7 +85,7 @@ def flow(
             for batch in start:
                 yield from _join(batch, list(pool.map(read, batch)), compute)
         return
-    with _crew(is_concurrent) as (pool, threads, ended):
+    with _crew(is_concurrent) as (pool, count, ended):
         turn = nullcontext() if is_concurrent else Lock()
 
         def run(batch: list[str]) -> list[tuple[str, Row]]:
@@ -71,7 +96,7 @@ def flow(
         waiting: deque[Future[list[tuple[str, Row]]]] = deque()
         for batch in chain(start, batches):
             waiting.append(pool.submit(run, batch))
-            if len(waiting) == 2 * threads:
+            if len(waiting) == 2 * count:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
@@ -83,13 +108,21 @@ def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _join(paths: list[str], images: list[Tensor | str], compute: Callable[[Tensor], Tensor]) -> list[tuple[str, Row]]:
-    readable = [image for image in images if isinstance(image, Tensor)]
-    rows = iter(compute(torch.stack(readable)).numpy() if readable else ())
+def _join(paths: list[str], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[str, Row]]:
+    readable = [image for image in images if not isinstance(image, str)]
+    rows = iter(np.asarray(compute(_stack(readable))) if readable else ())
     return [
         (path, image if isinstance(image, str) else _if_finite(next(rows)))
         for path, image in zip(paths, images, strict=True)
     ]
+
+
+def _stack(images: list[Images]) -> Images:
+    if isinstance(images[0], np.ndarray):
+        return np.stack(images)
+    import torch
+
+    return torch.stack(images)
 
 
 def _if_finite(row: npt.NDArray[np.float32]) -> Row:
@@ -98,13 +131,13 @@ def _if_finite(row: npt.NDArray[np.float32]) -> Row:
 
 @contextmanager
 def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
-    """Threads, their number, and what tells them to stop; PyTorch computes within each if it may concurrently."""
-    threads = cores() if is_concurrent else cores() + 1  # one waits for its turn
-    before, ended = torch.get_num_threads(), Event()
-    pool = ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1 if is_concurrent else before))
+    """Threads, their number, and what tells them to stop; each computes in one thread if it may concurrently."""
+    count = cores() if is_concurrent else cores() + 1  # one waits for its turn
+    before, ended = threads(), Event()
+    pool = ThreadPoolExecutor(count, initializer=partial(_set_threads, 1 if is_concurrent else before))
     try:
-        yield pool, threads, ended
+        yield pool, count, ended
     finally:
         ended.set()
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)  # what the pool's threads have set is also the default of later threads
+        _set_threads(before)  # what the pool's threads have set is also the default of later threads

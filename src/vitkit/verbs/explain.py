@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
+from vitkit.explanation.methods import method_names
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.anatomy import Anatomy, draw_anatomy

@@ -6,13 +6,14 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
+from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, one_of, suffixes
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_choice
-from vitkit.verbs.inputs import EXPORTED, assumed_of
+from vitkit.verbs.inputs import assumed_of
 from vitkit.verbs.places import check_outside
 from vitkit.verbs.result import Result
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from vitkit.exporting.check import Comparison
     from vitkit.exporting.writing import Outcome
 
-Runtime = Literal["onnx", "openvino", "torch"]
-Dtype = Literal["float32", "bfloat16", "float16"]
-_SUFFIXES: dict[Runtime, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
-_RUNTIMES: dict[Runtime, str] = {"onnx": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch.export"}
+if TYPE_CHECKING:  # the choices are known when the table has been read
+    Runtime: TypeAlias = str
+    Dtype: TypeAlias = str
+else:
+    Runtime, Dtype = Literal[tuple(FORMATS)], Literal[DTYPES]
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +59,7 @@ class Export(Result):
 
     def lines(self) -> list[str]:
         """What was compared, how it came out, and what was written."""
-        outcome, runtime = self.outcome, _RUNTIMES[self.to]
+        outcome, runtime = self.outcome, FORMATS[self.to].runtime
         found = [
             f"compared on {self.compared_on} with the model in float32:",
             f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
@@ -150,16 +152,17 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
         check_choice("--to", to, Runtime)
     if out is None:
         if to is None:
-            raise VitkitError("say what for: --to onnx, openvino or torch; or where to: --out FILE.onnx, .xml or .pt2")
+            names, ends = one_of(tuple(FORMATS)), one_of(suffixes())
+            raise VitkitError(f"say what for: --to {names}; or where to: --out FILE{ends}")
         if model is None:
-            raise VitkitError(f"a classifier in memory has no name: say where to: --out FILE{_SUFFIXES[to]}")
-        return to, Path((model.stem if model.is_file() else model.name) + _SUFFIXES[to])
+            raise VitkitError(f"a classifier in memory has no name: say where to: --out FILE{FORMATS[to].suffix}")
+        return to, Path((model.stem if model.is_file() else model.name) + FORMATS[to].suffix)
     if to is None:
-        to = next((name for name, suffix in _SUFFIXES.items() if out.suffix == suffix), None)
+        to = next((name for name, form in FORMATS.items() if out.suffix == form.suffix), None)
         if to is None:
-            raise VitkitError(f"--out {out} must end in .onnx, .xml or .pt2")
-    if out.suffix != _SUFFIXES[to]:
-        raise VitkitError(f"--out {out} must end in {_SUFFIXES[to]} for --to {to}")
+            raise VitkitError(f"--out {out} must end in {one_of(suffixes())}")
+    if out.suffix != FORMATS[to].suffix:
+        raise VitkitError(f"--out {out} must end in {FORMATS[to].suffix} for --to {to}")
     return to, out
 
 
@@ -173,7 +176,7 @@ def _load(
         return model, []
     from vitkit.weights import load
 
-    if Path(model).suffix.lower() in EXPORTED:
+    if is_exported(model):
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
     classifier = load(model, image_size=size, progress=progress)
     return classifier, assumed_of(classifier)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
+from vitkit.exporting.formats import is_exported
 from vitkit.model.names import config_for, is_model_name
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_least
-from vitkit.verbs.inputs import EXPORTED
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def info(
 
 
 def _inspect(source: str, **options: Any) -> Plan:
-    if Path(source).suffix.lower() in EXPORTED and Path(source).is_file():
+    if is_exported(source) and Path(source).is_file():
         raise VitkitError(f"{source} is an exported file: take the model folder that it was made from")
     if "/" not in source and "." not in source and not Path(source).exists():
         config_for(source)  # a misspelt name: says which ones are like it

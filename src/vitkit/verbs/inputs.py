@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitkit.exporting.formats import is_exported
 from vitkit.system.progress import Progress, silent
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-
-EXPORTED = (".onnx", ".xml", ".pt2")  # as `vitkit.exporting` writes them
 
 
 def open_model(model: str | Path | Classifier, note: Callable[[str], None], progress: Progress = silent) -> Classifier:
@@ -31,7 +30,7 @@ def open_model(model: str | Path | Classifier, note: Callable[[str], None], prog
 
     if isinstance(model, Classifier):
         return model
-    if Path(model).suffix.lower() in EXPORTED:
+    if is_exported(model):
         from vitkit.exporting import load_exported
 
         return load_exported(model)

@@ -24,7 +24,6 @@ from vitkit.model.position import RelativePosition
 from vitkit.model.stem import Bottleneck, Projection, ResNetStem, StandardisedConv2d, standardise
 from vitkit.model.vit import MLP, Attention, Block, VisionTransformer
 
-CARD = "vitkit"  # the key under which a file keeps what it says of itself
 V = TypeVar("V")
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 

@@ -1,15 +1,22 @@
-"""A runner whose graph takes any number of images, or one number alone."""
+"""A runner whose graph takes any number of images, or one number alone. Numpy in, numpy out: nothing loads PyTorch."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from vitkit.errors import VitkitError, first_line
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = npt.NDArray[np.float32]
+
 
 class GraphRunner:
-    """A runner whose graph takes any number of images, or one number alone.
+    """A `Runner` that has an answer for numpy's arrays as well.
 
     Attributes:
         batch: the only number of images that the graph takes; None for any.
@@ -25,25 +32,37 @@ class GraphRunner:
     outputs: int | None
 
     def __call__(self, images: Tensor) -> Tensor:
-        if self.batch is None:
-            return self._answer(images.contiguous())
-        missing = images.new_zeros(-len(images) % self.batch, *images.shape[1:])
-        whole = torch.split(torch.cat([images, missing]), self.batch)
-        return torch.cat([self._answer(piece) for piece in whole])[: len(images)]
+        import torch
 
-    def _answer(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.answer(images.numpy()))
+
+    def answer(self, images: Array) -> Array:
+        """(B, C, height, width) float32 -> (B, K) float32 logits, for any B.
+
+        Raises:
+            VitkitError: the runtime cannot compute it, or answers something else.
+        """
+        if self.batch is None:
+            return self._answer(np.ascontiguousarray(images))
+        missing = np.zeros((-len(images) % self.batch, *images.shape[1:]), np.float32)
+        whole = np.concatenate([images, missing])
+        pieces = (whole[start : start + self.batch] for start in range(0, len(whole), self.batch))
+        return np.concatenate(list(map(self._answer, pieces)))[: len(images)]
+
+    def _answer(self, images: Array) -> Array:
         """As `_run`, with whatever the runtime raises in a line."""
         try:
             logits = self._run(images)
         except VitkitError:
             raise
         except Exception as error:  # each runtime has its own kinds
-            shape = tuple(images.shape)
-            raise VitkitError(f"the backend {self.backend} cannot compute {shape}: {first_line(error)}") from error
+            raise VitkitError(
+                f"the backend {self.backend} cannot compute {images.shape}: {first_line(error)}"
+            ) from error
         if logits.shape != (len(images), self.outputs or logits.shape[-1]):
-            raise VitkitError(f"the backend {self.backend} answers {tuple(logits.shape)} for {len(images)} images")
+            raise VitkitError(f"the backend {self.backend} answers {logits.shape} for {len(images)} images")
         return logits
 
-    def _run(self, images: Tensor) -> Tensor:
+    def _run(self, images: Array) -> Array:
         """(batch, C, height, width), contiguous -> (batch, K)."""
         raise NotImplementedError
