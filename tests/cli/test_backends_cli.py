@@ -73,7 +73,7 @@ def test_eval_says_what_computed(vitkit: Any, trained: Path) -> None:
 def test_an_backend_that_is_not_installed_is_told_in_a_line(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr("vitkit.inference.backends.find_spec", lambda _: None)
+    monkeypatch.setattr("vitkit.inference.backends.registry.find_spec", lambda _: None)
     outcome = vitkit(verb, trained, "photos", "--backend", "openvino")
     assert (outcome.code, outcome.out) == (2, "")
     assert "pip install 'vitkit[export]'" in outcome.err

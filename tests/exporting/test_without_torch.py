@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
@@ -23,6 +23,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.exporting import Exported, Pictures, export
 
 _IMAGES = 20  # several batches
+MODEL = build()
 _COMMAND = """
 import sys
 sys.modules["torch"] = None  # importing it is an error
@@ -38,7 +39,7 @@ finally:
 @pytest.fixture(scope="module", params=[None, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)], ids=["single", "multi"])
 def classifier(request: pytest.FixtureRequest) -> Classifier:
     classes, size = tuple("abcdefg"), Preprocess(size=(12, 16))
-    return Classifier(build(), classes, size, temperature=1.7, thresholds=request.param)
+    return Classifier(MODEL, classes, size, temperature=1.7, thresholds=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +96,16 @@ class Fixed:
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.floats(-30, 30, width=32)
 
 
+@settings(deadline=None)
 @given(
     logits=st.lists(numbers, min_size=7, max_size=7),
-    temperature=st.floats(1e-3, 1e3) | st.sampled_from([1e-300, 1e300]),
+    temperature=st.floats(1e-3, 1e3),
     is_multi=st.booleans(),
 )
 def test_probabilities_are_those_of_a_classifier(logits: list[float], temperature: float, is_multi: bool) -> None:
     thresholds = (0.5,) * 7 if is_multi else None
     runner = Fixed(np.array([logits, [0.0] * 7], np.float32))
-    model = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)), temperature, thresholds=thresholds)
+    model = Classifier(MODEL, tuple("abcdefg"), Preprocess(size=(12, 16)), temperature, thresholds=thresholds)
     model.runner = runner  # type: ignore[assignment]
     exported = object.__new__(Exported)
     exported.runner, exported.temperature, exported.thresholds = runner, temperature, thresholds  # type: ignore[assignment]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from vitkit.exporting import screen_openvino, seal
 from vitkit.inference.backends.graph_runner import GraphRunner
-from vitkit.inference.backends.openvino import from_file, import_openvino
+from vitkit.inference.backends.openvino import from_file
+from vitkit.inference.backends.openvino_package import import_openvino
 
 if TYPE_CHECKING:
     import torch

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.inference.backends.openvino_package import import_openvino
 from vitkit.inference.backends.precision import processor_precision
 from vitkit.inference.pipeline import cores, threads
 
 if TYPE_CHECKING:
     from vitkit.model.vit import VisionTransformer
 
-_TELEMETRY, _ABSENT = "openvino_telemetry", object()
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -44,28 +42,6 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
         return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
     except (RuntimeError, UnicodeDecodeError) as error:
         raise VitkitError(f"{path} is no OpenVINO model that can be read: {_first_line(error)}") from error
-
-
-def import_openvino() -> Any:
-    """The package, without the message that importing it would send to its maker.
-
-    Raises:
-        VitkitError: it is not installed.
-    """
-    if sys.modules.get("openvino") is None:
-        there = sys.modules.get(_TELEMETRY, _ABSENT)
-        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # as if it were not installed
-        try:
-            # The first conversion to numpy's types initialises a static: two threads that do so at once wait for one
-            # another without end, one holding Python's lock and one the static's.
-            import_module("openvino").Type.f32.to_dtype()
-        except ImportError as error:
-            raise VitkitError("OpenVINO is not installed: pip install 'vitkit[export]'") from error
-        finally:
-            del sys.modules[_TELEMETRY]
-            if there is not _ABSENT:
-                sys.modules[_TELEMETRY] = there  # type: ignore[assignment]
-    return import_module("openvino")
 
 
 class OpenVINORunner(GraphRunner):
