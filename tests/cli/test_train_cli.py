@@ -7,7 +7,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +21,6 @@ from vitkit.training import run
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
-
-VITKIT = Path(sys.executable).with_name("vitkit")
-
 
 # --- In this process --------------------------------------------------------------------------------
 
@@ -133,7 +129,7 @@ def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp
 def test_ctrl_c_exits_with_130_after_saving_and_saying_how_to_go_on(data: Path, tmp_path: Path) -> None:
     flags = (*runs.FLAGS, "--workers", "2", "--epochs", "500")
     process = subprocess.Popen(
-        [VITKIT, "train", data, *flags, "--out", "run"],
+        [warm.vitkit(), "train", data, *flags, "--out", "run"],
         cwd=tmp_path, env=runs.environment(), text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

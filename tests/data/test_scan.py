@@ -8,7 +8,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from PIL import Image
 
 import runs
+import warm
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.data import memory as memory_module
 from vitkit.data.doctor import scan as module
@@ -401,7 +401,7 @@ print(len(found), sum(fact.error is None for fact in found))
 
 @pytest.mark.parametrize("size", [0, 12_000])
 def test_a_disk_that_is_full_changes_nothing(photos: Path, cache: Path, size: int) -> None:
-    command = [sys.executable, "-c", FULL_DISK, str(photos), str(size)]
+    command = [warm.python(), "-c", FULL_DISK, str(photos), str(size)]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["20", "20"]
@@ -421,7 +421,7 @@ for _ in range(10):
 
 
 def test_processes_that_scan_at_once_find_the_same(photos: Path) -> None:
-    command = [sys.executable, "-c", SCAN, str(photos)]
+    command = [warm.python(), "-c", SCAN, str(photos)]
     workers = [
         subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
