@@ -5,8 +5,16 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import Any
+
+import pytest
 
 import vitkit
+from vitkit.cli.app import app
+
+OWN_NAMES = {"eval": "evaluate"}
+OF_PYTHON = {"note", "progress", "say", "writer"}  # what a caller is told, and where to
+OF_THE_SHELL = {"as_json", "strict"}  # how it is printed, and with which code it ends
 
 
 def test_every_listed_name_is_a_class_or_a_function() -> None:
@@ -26,3 +34,19 @@ def test_a_verb_stays_a_function_once_all_rooms_are_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+COMMANDS: dict[str, Any] = {command.name or "": command.callback for command in app.registered_commands}
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if hasattr(vitkit, OWN_NAMES.get(name, name))])
+def test_a_verb_has_the_parameters_and_defaults_of_its_command(name: str) -> None:
+    flags, parameters = (
+        {own.name: own.default or None for own in inspect.signature(function).parameters.values()}
+        for function in (COMMANDS[name], getattr(vitkit, OWN_NAMES.get(name, name)))
+    )
+    assert parameters.keys() - OF_PYTHON == flags.keys() - OF_THE_SHELL
+    if name != "train":  # whose defaults are the recipe's on both sides, and None where a flag is not given
+        assert {own: parameters[own] for own in parameters.keys() & flags.keys()} == {
+            own: flags[own] for own in parameters.keys() & flags.keys()
+        }

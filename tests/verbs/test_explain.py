@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 import vitkit
 from cli.conftest import vitkit as command
@@ -74,6 +75,15 @@ def test_explanations_say_what_became_of_each_image(folder: Path, pictures: Path
     assert repr(found) == f"<Explanations: 2 images (1 unreadable), gradient: {tmp_path / 'out' / 'index.html'}>"
     assert json.loads(json.dumps(found.to_dict()))["explained"] == {str(pictures / "one" / "a.png"): str(place)}
     assert "broken.png: not an image" in found._repr_html_()
+
+
+def test_notes_are_told_and_kept(command: Any, pictures: Path, tmp_path: Path) -> None:
+    bare, told = tmp_path / "bare.safetensors", list[str]()
+    save_file(build(image_size=(16, 16), hidden_size=64, heads=1).state_dict(), bare)
+    found = vitkit.explain(bare, pictures / "one", tmp_path / "ours", note=told.append)
+    assert tuple(told) == found.notes
+    said = command("explain", bare, pictures / "one", "-o", tmp_path / "theirs")
+    assert said.err.splitlines() == [f"note: {line}" for line in told] != []
 
 
 def test_nothing_to_explain_is_said(command: Any, folder: Path, pictures: Path, tmp_path: Path) -> None:

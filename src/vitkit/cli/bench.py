@@ -52,12 +52,9 @@ def bench(
             rounds=rounds,
             out=out,
             force=force,
+            note=tell,
             progress=bar,
         )
-    for note in found.notes:
-        tell(note)
-    for name, reason in found.missing.items():
-        tell(f"{name} is left out: {reason}")
     if as_json:
         print(to_json(found.to_dict(), indent=2))
         return

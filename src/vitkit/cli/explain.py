@@ -48,10 +48,9 @@ def explain(
             layer=layer,
             anatomy=anatomy,
             force=force,
+            note=tell,
             progress=bar,
         )
-    for note in found.notes:
-        tell(note)
     for line in found.lines():
         say(line)
     if isinstance(found, verb.Explanations) and found.is_empty:

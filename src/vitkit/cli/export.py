@@ -63,13 +63,12 @@ def export(
                 precision=precision,
                 dynamic_batch=dynamic_batch,
                 force=force,
+                note=tell,
                 progress=bar,
             )
         except Refused as error:
             say(f"refused: {error}; nothing was written", file=sys.stderr)
             raise typer.Exit(1) from error
-    for note in found.notes:
-        tell(note)
     if as_json:
         print(to_json(found.to_dict(), indent=2))
     else:

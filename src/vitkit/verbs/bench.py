@@ -14,6 +14,7 @@ from vitkit.system.files import sole_in
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.inputs import open_model
+from vitkit.verbs.notes import Notes, Say, unsaid
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Benchmark(Result):
         results: a row for each backend, precision and batch size, as `bench.csv` has them.
         missing: why a backend was left out, for each that was.
         out: the folder that holds the table and the picture, where one was asked for.
-        notes: what had to be assumed of the model.
+        notes: what had to be assumed of the model, and which backends are left out.
     """
 
     model: str
@@ -126,6 +127,7 @@ def bench(
     rounds: int = 15,
     out: str | Path | None = None,
     force: bool = False,
+    note: Say = unsaid,
     progress: Progress = silent,
 ) -> Benchmark:
     """Images per second of each backend and precision, timed in turn: A B C ... A B C ...
@@ -142,6 +144,7 @@ def bench(
         rounds: how often each is timed, in turn.
         out: a folder for the table (bench.csv) and a picture (bench.png).
         force: write over what is in `out`.
+        note: told what had to be assumed of the model, and which backends are left out, a line each.
         progress: of loading and timing.
 
     Raises:
@@ -154,14 +157,16 @@ def bench(
     asked = None if backends is None else _choices("--backends", backends, backend_names())
     wanted = _choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
-    folder, notes = None if out is None else Path(out), list[str]()
+    folder, notes = None if out is None else Path(out), Notes(note)
     with _sole_out(folder, force=force):
         built = _model(model, notes, progress)
         opened = _open(built, asked, wanted, min(sizes), progress)
+        for left_out, reason in opened.missing.items():
+            notes(f"{left_out} is left out: {reason}")
         results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, progress)]
         if folder is not None:
             _write(folder, name, results)
-    return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes))
+    return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes.lines))
 
 
 def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
@@ -199,12 +204,12 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _model(model: str | Path | Classifier, notes: list[str], progress: Progress) -> VisionTransformer:
+def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> VisionTransformer:
     if isinstance(model, (str, Path)) and is_model_name(str(model)) and not Path(model).exists():
         from vitkit.profiling.speed import random_model
 
         return random_model(config_for(str(model)))
-    return open_model(model, notes.append, progress).model
+    return open_model(model, note, progress).model
 
 
 def _measure(

@@ -16,6 +16,7 @@ from vitkit.system.progress import Progress, silent
 from vitkit.verbs.anatomy import Anatomy, draw_anatomy
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import find_pictures, open_model, source_folders
+from vitkit.verbs.notes import Notes, Say, unsaid
 from vitkit.verbs.places import check_outside, sole_out_folder
 from vitkit.verbs.result import Result
 
@@ -90,6 +91,7 @@ def explain(
     layer: int | None = None,
     anatomy: bool = False,
     force: bool = False,
+    note: Say = unsaid,
     progress: Progress = silent,
 ) -> Explanations | Anatomy:
     """Pictures of what an answer rests on: maps upon each photograph, or with `anatomy` the model's own figures.
@@ -106,6 +108,7 @@ def explain(
         layer: for the methods that look at one: this layer; -1 is the last.
         anatomy: filters, positions and attention distances, as in the paper.
         force: write into `out` though it is not empty.
+        note: told what had to be assumed of the model, and what could not be looked into, a line each.
         progress: of loading and explaining.
 
     Raises:
@@ -117,20 +120,20 @@ def explain(
         raise VitkitError("--anatomy is about the model, not about an answer: leave out --method, --target and --layer")
     named = [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
     folder = _check(None if out is None else Path(out), named, anatomy=anatomy)
-    notes: list[str] = []
-    paths = list(dict.fromkeys(find_pictures(named, notes.append)[0]))
+    notes = Notes(note)
+    paths = list(dict.fromkeys(find_pictures(named, notes)[0]))
     for path in paths:
         if folder.resolve() == Path(path).resolve().parent:
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
     found: Explanations | Anatomy
     with sole_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes.append, progress)
+        classifier = open_model(model, notes, progress)
         if anatomy:
             found = draw_anatomy(classifier, paths, folder, progress)
         else:
             root = _common_root(paths, source_folders(named))
             found = _explain_images(classifier, paths, root, folder, (method, target, layer), progress)
-    return replace(found, notes=tuple(notes))
+    return replace(found, notes=tuple(notes.lines))
 
 
 def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:

@@ -14,6 +14,7 @@ from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, one_of, suffi
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import assumed_of
+from vitkit.verbs.notes import Notes, Say, unsaid
 from vitkit.verbs.places import check_outside
 from vitkit.verbs.result import Result
 
@@ -91,6 +92,7 @@ def export(
     precision: Dtype = "float32",
     dynamic_batch: bool = True,
     force: bool = False,
+    note: Say = unsaid,
     progress: Progress = silent,
 ) -> Export:
     """Write a model for ONNX Runtime, OpenVINO or torch.export, with all that prediction needs inside.
@@ -110,6 +112,7 @@ def export(
         precision: in which weights are stored.
         dynamic_batch: any number of images at a time, or only one.
         force: write over `out`.
+        note: told what had to be assumed of the model, a line each.
         progress: of loading and comparing.
 
     Raises:
@@ -132,10 +135,13 @@ def export(
     named, root = None if data is None else str(data), None if data_root is None else Path(data_root)
     pictures = choose_pictures(place, named, progress, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
-    classifier, notes = _load(model, pixels, progress)
+    notes = Notes(note)
+    classifier = _load(model, pixels, notes, progress)
     batch = None if dynamic_batch else 1
     outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision, progress=progress)
-    return Export(out, runtime, pictures.what, outcome, precision, classifier.preprocess.size, batch, tuple(notes))
+    return Export(
+        out, runtime, pictures.what, outcome, precision, classifier.preprocess.size, batch, tuple(notes.lines)
+    )
 
 
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
@@ -166,20 +172,19 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
     return to, out
 
 
-def _load(
-    model: str | Path | Classifier, size: tuple[int, int] | None, progress: Progress
-) -> tuple[Classifier, list[str]]:
-    """The classifier, and what had to be assumed of it."""
+def _load(model: str | Path | Classifier, size: tuple[int, int] | None, note: Say, progress: Progress) -> Classifier:
     if not isinstance(model, (str, Path)):
         if size is not None:
             raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
-        return model, []
+        return model
     from vitkit.weights import load
 
     if is_exported(model):
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
     classifier = load(model, image_size=size, progress=progress)
-    return classifier, assumed_of(classifier)
+    for line in assumed_of(classifier):
+        note(line)
+    return classifier
 
 
 def _figures(comparison: Comparison) -> str:
