@@ -21,6 +21,7 @@ import runs
 import warm
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.data import memory as memory_module
+from vitkit.data.doctor import contents
 from vitkit.data.doctor import scan as module
 from vitkit.data.doctor.examine import examine
 from vitkit.data.doctor.likeness import THUMBNAIL
@@ -47,13 +48,13 @@ def photos(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that are decoded, as they are."""
     names: list[str] = []
-    original = module.picture_of
+    original = contents.picture_of
 
     def spy(file: Path, **options: Any) -> Any:
         names.append(file.name)
         return original(file, **options)
 
-    monkeypatch.setattr(module, "picture_of", spy)
+    monkeypatch.setattr(contents, "picture_of", spy)
     return names
 
 
@@ -492,14 +493,14 @@ def test_only_so_much_is_kept_of_what_was_compared_and_the_last_always(monkeypat
 def test_ctrl_c_does_not_wait_for_the_other_files(
     photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original, count = module.picture_of, [0]
+    original, count = contents.picture_of, [0]
 
     def slow(file: Path, **options: Any) -> Any:
         count[0] += 1
         time.sleep(0.005)
         return original(file, **options)
 
-    monkeypatch.setattr(module, "picture_of", slow)
+    monkeypatch.setattr(contents, "picture_of", slow)
     monkeypatch.setattr(module.os, "cpu_count", lambda: 2)
     files = files_of(folder(tmp_path / "many", {"a": 400}, 3, 3))
 
