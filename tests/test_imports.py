@@ -7,6 +7,7 @@ below it, whenever they are loaded. The package's own `__init__` is a door, not 
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import subprocess
 import sys
@@ -261,3 +262,9 @@ def test_light_commands(arguments: tuple[str, ...], heavy: set[str]) -> None:
 
 def test_a_loaded_module_is_seen() -> None:
     assert {"json", "vitkit", "torch"} <= loaded_after("import json, vitkit.model.vit")
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest takes the second for the first, and collects neither in some orders."""
+    names = sorted(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, other in itertools.pairwise(names) if name == other] == []

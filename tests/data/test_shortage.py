@@ -118,6 +118,7 @@ def test_a_picture_that_memory_was_short_for_is_not_left_out_of_a_training(
     def fail(image: Image.Image, *_: object) -> None:
         raise MemoryError
 
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))  # another test may have looked at the same pictures
     monkeypatch.setattr(Image.Image, "convert", fail)
     monkeypatch.setattr(decode, "_is_free", lambda _: False)
     with pytest.raises(ShortageError, match="too little memory"):

@@ -39,7 +39,7 @@ def test_before_the_first_update_there_is_no_average() -> None:
     assert torch.equal(flat(average.model), flat(model)), "the weights of before the training have no part in it"
 
 
-@pytest.mark.parametrize("max_images", [0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("limit", [0.5, 0.9, 0.9999])
 def test_the_moving_average_is_the_sum_written_out(limit: float) -> None:
     model = tiny.build()
     average = Average(model, Recipe(ema=limit))
