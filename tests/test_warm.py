@@ -119,3 +119,11 @@ def test_killed_it_is_gone_when_its_output_has_ended() -> None:
         time.sleep(0.01)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_server_that_was_killed_is_started_anew() -> None:
+    before = warm.python()
+    warm._servers[-1].kill()
+    warm._servers[-1].wait()
+    assert warm.python() != before
+    assert subprocess.run([warm.python(), "-c", "print(7)"], capture_output=True, check=True).stdout == b"7\n"

@@ -49,12 +49,13 @@ def python() -> str:
     return _executables()["python"]
 
 
+_servers: list[subprocess.Popen[bytes]] = []  # the last is asked
 _started: dict[str, str] = {}
 
 
 def _executables() -> dict[str, str]:
-    """The paths; with the first call the server starts, which ends with this process."""
-    if not _started:
+    """The paths; with the first call the server starts, which ends with this process, or anew where it has ended."""
+    if not _started or _servers[-1].poll() is not None:
         _started.update(_start())
     return _started
 
@@ -73,7 +74,9 @@ def _start() -> dict[str, str]:
     server = subprocess.Popen(
         [sys.executable, __file__, "serve", str(folder / "socket")],
         env=os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        start_new_session=True,  # a test that signals its own process group does not mean it
     )  # fmt: skip
+    _servers.append(server)
     atexit.register(_stop, server, folder)
     assert server.stdout is not None and server.stdout.readline() == b"ready\n", "the server did not start"
     return {program: str(folder / program) for program in ("vitkit", "python")}
