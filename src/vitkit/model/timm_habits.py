@@ -42,11 +42,9 @@ class TimmHabits:
         Raises:
             VitkitError: the model cannot have such a head.
         """
-        changes: dict[str, Any] = {} if global_pool is None else canonical({"global_pool": global_pool})
-        if changes.get("pool", "token") == "token" and not self.config.class_token and changes:
-            raise VitkitError("the model has no class token to read: global_pool='avg'")
-        changes["class_token"] = self.config.class_token  # its tokens stay
-        self.config = self.config.replace(num_classes=num_classes, representation_size=None, **changes)
+        changes = {} if global_pool is None else canonical({"global_pool": global_pool})
+        changes |= {"num_classes": num_classes, "representation_size": None}
+        self.config = self.config.replace(class_token=self.config.class_token, **changes)  # its tokens stay
         at = next(self.parameters())
         self.pre_logits, self.head, self.head_dist = heads(self.config)
         for own in (self.pre_logits, self.head, self.head_dist):
@@ -94,22 +92,16 @@ class TimmHabits:
         if output_fmt not in ("NCHW", "NLC"):
             raise VitkitError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
         depth = self.config.layers
-        wanted = list(range(depth) if indices is None else indices if not isinstance(indices, int) else [])
-        if isinstance(indices, int):
-            if not 0 < indices <= depth:
-                raise VitkitError(f"indices {indices} of {depth} layers")
-            wanted = list(range(depth - indices, depth))
-        if not all(-depth <= i < depth for i in wanted):
-            raise VitkitError(f"there is no layer {wanted}: there are 0 to {depth - 1}, or -{depth} to -1")
-        wanted = [i % depth for i in wanted]
-        last = max(wanted, default=0) if stop_early else depth - 1
-        tokens, found = self.embed(x), []
-        for i in range(last + 1):
-            tokens = self.layer(i, tokens)
-            if i in wanted:
-                found.append(self.norm(tokens) if norm else tokens)
-        taken = [self._as_timm(each, output_fmt, return_prefix_tokens) for each in found]
-        return taken if intermediates_only else (self.norm(tokens), taken)
+        wanted = range(depth) if indices is None else indices
+        if isinstance(wanted, int):
+            if not 0 < wanted <= depth:
+                raise VitkitError(f"indices {wanted} of {depth} layers")
+            wanted = range(depth - wanted, depth)
+        wanted = sorted({i % depth if -depth <= i < depth else i for i in wanted})  # of others the model tells
+        last = wanted[-1] if stop_early and wanted else depth - 1
+        *found, end = self.forward_layers(x, [*wanted, last])
+        taken = [self._as_timm(self.norm(own) if norm else own, output_fmt, return_prefix_tokens) for own in found]
+        return taken if intermediates_only else (self.norm(end), taken)
 
     def _as_timm(self: Any, tokens: Tensor, output_fmt: str, with_prefix: bool) -> Tensor | tuple[Tensor, Tensor]:
         prefix, patches = torch.split(tokens, [p := self.config.prefix_tokens, tokens.shape[1] - p], dim=1)

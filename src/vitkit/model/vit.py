@@ -236,10 +236,12 @@ class VisionTransformer(TimmHabits, nn.Module):
         for layer in wanted:
             if not -depth <= layer < depth:
                 raise VitkitError(f"there is no layer {layer}: there are 0 to {depth - 1}, or -{depth} to -1")
-        x, outputs = self.embed(images), []
-        for i in range(depth):
+        wanted = [layer % depth for layer in wanted]
+        x, outputs = self.embed(images), {}
+        for i in range(max(wanted, default=-1) + 1):
             x = self.layer(i, x)
-            outputs.append(self.norm(x) if normalise else x)
+            if i in wanted:
+                outputs[i] = self.norm(x) if normalise else x
         return [outputs[layer] for layer in wanted]
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
