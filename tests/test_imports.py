@@ -32,7 +32,7 @@ PLAN: dict[str, set[str]] = {
     "model_folder": {"errors", "system"},
     "inference": {"data", "errors", "model", "system", "text"},
     "explanation": {"data", "errors", "model", "system", "text"},
-    "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder"},
+    "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system"},
     "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
     "evaluation": {"classifier", "data", "errors", "system", "text"},
     "reporting": {"classifier", "data", "evaluation", "inference", "system", "text"},

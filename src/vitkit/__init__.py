@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitkit.system.lazy import importer
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -102,14 +104,7 @@ _HOMES = {
     "predict": "verbs.predict",
     "train": "verbs.train",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"vitkit.{_HOMES[name]}"), name)
+__getattr__ = importer(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import ShortageError, VitkitError, is_memory_short
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow
 from vitkit.inference.prediction import Prediction, Ranking, rank
+from vitkit.system.progress import Say, unsaid
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -92,7 +93,7 @@ class Classifier:
         images: int | None = None,
         merge: int = 0,
         plan: str = "auto",
-        say: Callable[[str], None] = lambda _: None,
+        say: Say = unsaid,
     ) -> Classifier:
         """This classifier, with logits by one of `inference.backends` from the weights that the model has now.
 

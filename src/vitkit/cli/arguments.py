@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from vitkit.cli.say import say
+from vitkit.data.layout import LayoutName
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 
 if TYPE_CHECKING:  # choices are known when the tables have been read
@@ -50,7 +51,7 @@ MergeNumber = Annotated[
 ]
 
 FolderLayout = Annotated[
-    Literal["auto", "classes", "splits"],
+    LayoutName,
     typer.Option("--layout", help="Whether the folders in DATA are classes or splits; auto: told by their names."),
 ]
 

@@ -29,7 +29,7 @@ from urllib.error import HTTPError, URLError
 
 from vitkit.errors import VitkitError
 from vitkit.system.cache import cache_folder, offline
-from vitkit.system.progress import Progress
+from vitkit.system.progress import Progress, Say
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -77,7 +77,7 @@ def _on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def materialise(name: str, say: Callable[[str], None] = _on_stderr, progress: Progress | None = None) -> Path:
+def materialise(name: str, say: Say = _on_stderr, progress: Progress | None = None) -> Path:
     """The folder of a named data set, downloaded and written on first use; of two processes one waits.
 
     What is interrupted or fails leaves nothing behind.
@@ -112,7 +112,7 @@ def materialise(name: str, say: Callable[[str], None] = _on_stderr, progress: Pr
 
 
 @contextmanager
-def _taking_turns(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _taking_turns(folder: Path, say: Say) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
@@ -127,7 +127,7 @@ def _taking_turns(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _make(entry: DataSet, folder: Path, say: Callable[[str], None], progress: Progress | None) -> None:
+def _make(entry: DataSet, folder: Path, say: Say, progress: Progress | None) -> None:
     for stale in folder.parent.glob(f".{entry.name}-*"):  # of a process that was killed: it is our turn
         shutil.rmtree(stale, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=folder.parent))

@@ -6,7 +6,9 @@ Attention (`attention`), what is made of it (`rollouts`, `gradient`), the refere
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitkit.system.lazy import importer
 
 if TYPE_CHECKING:
     from vitkit.explanation.artefacts import find_artefacts, mask_artefacts, token_norms
@@ -78,11 +80,4 @@ _HOMES = {
     "Explanation": "explanation",
     "worst_mistakes_page": "explanation",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitkit.explanation' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"vitkit.explanation.{_HOMES[name]}"), name)
+__getattr__ = importer(__name__, _HOMES)

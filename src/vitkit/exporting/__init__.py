@@ -6,7 +6,9 @@ thresholds. `load_exported` turns it back into a classifier that predicts. Names
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitkit.system.lazy import importer
 
 if TYPE_CHECKING:
     from vitkit.exporting.card import Card
@@ -39,11 +41,4 @@ _HOMES = {
     "export": "writing",
     "load_exported": "loading",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitkit.exporting' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"vitkit.exporting.{_HOMES[name]}"), name)
+__getattr__ = importer(__name__, _HOMES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import format_of
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
+from vitkit.system.progress import Say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +86,7 @@ class Exported(Classifier):
         images: int | None = None,  # noqa: ARG002
         merge: int = 0,
         plan: str = "auto",
-        say: Callable[[str], None] | None = None,  # noqa: ARG002
+        say: Say | None = None,  # noqa: ARG002
     ) -> Exported:
         """The same file in another precision. Its backend is that of its format.
 

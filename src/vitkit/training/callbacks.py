@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from vitkit.classifier import Classifier
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import replacing, write_text
+from vitkit.system.progress import Say
 from vitkit.system.stopping import Deferral
 from vitkit.training.balance import standing_so
 from vitkit.training.checkpoint import seal
@@ -73,9 +74,7 @@ class RunWriter(Checkpoint):
 
     _STATE = ("best", "last_rise", "has_kept", "finished")
 
-    def __init__(
-        self, folder: Path, classifier: Classifier, recipe: Recipe, say: Callable[[str], None], team: Team = ALONE
-    ) -> None:
+    def __init__(self, folder: Path, classifier: Classifier, recipe: Recipe, say: Say, team: Team = ALONE) -> None:
         self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
         self.best: float | None = None
         self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here

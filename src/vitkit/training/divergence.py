@@ -7,7 +7,7 @@ was better, to go on with a lower learning rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
+from vitkit.system.progress import Say
 
 BAD_BATCH = "bad_batch-*.pt"
 _IN_A_ROW = 3  # steps left out, until training stops
@@ -99,7 +100,7 @@ class Guard:
         lowered: how often the learning rate was lowered.
     """
 
-    def __init__(self, say: Callable[[str], None], folder: Path | None = None) -> None:
+    def __init__(self, say: Say, folder: Path | None = None) -> None:
         self.say, self._folder = say, folder
         self.lowered = 0
         self.best_accuracy = 0.0

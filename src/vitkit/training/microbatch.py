@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, is_memory_short
+from vitkit.system.progress import Say
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
@@ -27,7 +28,7 @@ class Pieces:
         size: the most images at a time; None while a batch fits as a whole.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Say) -> None:
         self.size: int | None = None
         self._say = say
 

@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal, get_type_hints
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
-from vitkit.training.recipe_values import BY_METHOD, Between, check_together, check_values, coerce, parse_duration
-
-RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
-    "accumulate": "grad_accum",
-    "erase": "random_erasing",
-    "head_start": "lp_ft",
-    "limit": "max_images",
-    "rank": "lora_rank",
-}
+from vitkit.training.recipe_values import (
+    BY_METHOD,
+    RENAMED,
+    Between,
+    check_together,
+    check_values,
+    coerce,
+    parse_duration,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,13 @@ class Between:
     high: float
 
 
+RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
+    "accumulate": "grad_accum",
+    "erase": "random_erasing",
+    "head_start": "lp_ft",
+    "limit": "max_images",
+    "rank": "lora_rank",
+}
 _METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 
 

@@ -18,7 +18,7 @@ from vitkit.data.whereabouts import move_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import sole_in, write_bytes, write_json, write_text
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
@@ -41,7 +41,6 @@ from vitkit.training.run_folder import (
     RECIPE,
     SPLIT,
     Run,
-    Say,
     check_free,
     check_place,
     clear,

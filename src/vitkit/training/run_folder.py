@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -14,13 +13,12 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, unfinished
-from vitkit.system.progress import Progress
+from vitkit.system.progress import Progress, Say
 from vitkit.training.callbacks import LAST
 from vitkit.training.distributed import ALONE, Team
 from vitkit.training.divergence import BAD_BATCH
 from vitkit.training.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
 
-Say = Callable[[str], None]
 RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
 _OWN_FILES = (
     *(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from vitkit.explanation import worst_mistakes_page
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import from_json, without_place, write_json
-from vitkit.system.progress import Progress
+from vitkit.system.progress import Progress, Say
 from vitkit.training.callbacks import read_metrics
 from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
 from vitkit.training.recipe import Recipe, name_of, without_places
@@ -77,7 +77,7 @@ def report(
     folder: Path,
     recipe: Recipe,
     table: ImageTable,
-    say: Callable[[str], None],
+    say: Say,
     progress: Progress,
     doubts: Sequence[Doubt] | None = None,
 ) -> Evaluation:
@@ -157,7 +157,7 @@ def _calibrate(
     folder: Path,
     classifier: Classifier,
     table: ImageTable,
-    say: Callable[[str], None],
+    say: Say,
     progress: Progress,
 ) -> Evaluation | None:
     """Settle the confidences on the validation images, and say so where there are none.

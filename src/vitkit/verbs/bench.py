@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name
 from vitkit.system.files import sole_in
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.choices import check_least
-from vitkit.verbs.inputs import open_model
-from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.inputs import open_model, path_of
+from vitkit.verbs.notes import Notes
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def bench(
     asked = None if backends is None else _choices("--backends", backends, backend_names())
     wanted = _choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
-    folder, notes = None if out is None else Path(out), Notes(note)
+    folder, notes = path_of(out), Notes(note)
     with _sole_out(folder, force=force):
         built = _model(model, notes, progress)
         opened = _open(built, asked, wanted, min(sizes), progress)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitkit.data.layout import LayoutName
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_choice
+from vitkit.verbs.inputs import path_of
 from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
 
@@ -91,7 +92,7 @@ def doctor(
     from vitkit.data.preprocess import Preprocess
     from vitkit.data.sources import read_source
 
-    out = None if out is None else Path(out)
+    out = path_of(out)
     table = read_source(str(data), progress, layout)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.cells import harmless
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, open_model, source_folders
-from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
+from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier
 
-What = Literal["head", "class", "mean", "patches"]  # as `classifier.Features`, which loads torch
+What = Literal["head", "class", "mean", "patches"]  # as `classifier.Features`, which loads numpy
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -114,8 +114,8 @@ def embed(
             can be read, or `out` is there already or another process writes it.
         OSError: `out` cannot be written.
     """
-    names = [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
-    out, near = (None if place is None else Path(place) for place in (out, near))
+    names = named(sources)
+    out, near = path_of(out), path_of(near)
     check_choice("--what", what, What)
     check_least("--top", top, 1)
     check_least("--batch-size", batch_size, 1)

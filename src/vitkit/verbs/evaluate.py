@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import open_model
-from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.inputs import open_model, path_of
+from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import sole_out_folder
 from vitkit.verbs.result import Result
 
@@ -154,7 +154,7 @@ def evaluate(
     check_choice("--layout", layout, LayoutName)
     check_least("--merge", merge, 0)
     folder = Path(model) if isinstance(model, (str, Path)) else None
-    out, data_root = (None if place is None else Path(place) for place in (out, data_root))
+    out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
     classifier = open_model(model, notes, progress)
     with ExitStack() as hold:
@@ -165,7 +165,8 @@ def evaluate(
         outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge), notes, progress)
         if data is None and folder is not None:
             outcome = _as_own(outcome, classifier, folder, table)
-        numbers = _figures(classifier, outcome, table, merge, progress, is_own=data is None)
+        seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
+        numbers = _figures(classifier, outcome, seen, merge)
         findings = _findings(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -206,17 +207,22 @@ def _as_own(outcome: Evaluation, classifier: Classifier, run: Path, table: Image
     return replace(grouped(outcome, groups_of_run(run, table)), chosen=chosen)
 
 
-def _figures(
-    classifier: Classifier, outcome: Evaluation, table: ImageTable, merge: int, progress: Progress, *, is_own: bool
-) -> dict[str, Any]:
+def _seen(
+    classifier: Classifier, source: object, table: ImageTable, split: str, progress: Progress, *, is_own: bool
+) -> dict[str, str] | None:
+    """What the weights had seen of the images; None where no record tells."""
     from vitkit.data.pictures import PictureRecord
-    from vitkit.evaluation import unseen
+    from vitkit.evaluation.unseen import find_seen
 
-    seen = None
-    if classifier.pictures is not None:
-        record = PictureRecord.from_bytes(classifier.pictures, "the model")
-        seen = unseen.find_seen(record, table, outcome.split, progress, is_own=is_own)
-    found = unseen.all_figures(outcome, seen, classifier.provenance.get("balance"))
+    if classifier.pictures is None:
+        return None
+    return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
+
+
+def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, merge: int) -> dict[str, Any]:
+    from vitkit.evaluation.unseen import all_figures
+
+    found = all_figures(outcome, seen, classifier.provenance.get("balance"))
     computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
     return {"accuracy": found["accuracy"], **computed, **found}
 

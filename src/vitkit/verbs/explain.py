@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import method_names
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.anatomy import Anatomy, draw_anatomy
 from vitkit.verbs.choices import check_choice
-from vitkit.verbs.inputs import find_pictures, open_model, source_folders
-from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
+from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_outside, sole_out_folder
 from vitkit.verbs.result import Result
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.explanation.explanation import Explanation
 
-if TYPE_CHECKING:  # the choices are known when the table has been read
-    Method: TypeAlias = str
+    Method: TypeAlias = str  # the choices are known when the table has been read
 else:
     Method = Literal[method_names()]
 _IMAGES = "images"  # below `out`: a folder for each image
@@ -118,10 +117,10 @@ def explain(
     check_choice("--method", method, Method)
     if anatomy and (method, target, layer) != ("gradient", "top", None):
         raise VitkitError("--anatomy is about the model, not about an answer: leave out --method, --target and --layer")
-    named = [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
-    folder = _check(None if out is None else Path(out), named, anatomy=anatomy)
+    names = named(sources)
+    folder = _check(path_of(out), names, anatomy=anatomy)
     notes = Notes(note)
-    paths = list(dict.fromkeys(find_pictures(named, notes)[0]))
+    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
     for path in paths:
         if folder.resolve() == Path(path).resolve().parent:
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
@@ -131,7 +130,7 @@ def explain(
         if anatomy:
             found = draw_anatomy(classifier, paths, folder, progress)
         else:
-            root = _common_root(paths, source_folders(named))
+            root = _common_root(paths, source_folders(names))
             found = _explain_images(classifier, paths, root, folder, (method, target, layer), progress)
     return replace(found, notes=tuple(notes.lines))
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, one_of, suffixes
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.choices import check_choice
-from vitkit.verbs.inputs import assumed_of
-from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.inputs import load_noting, path_of
+from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_outside
 from vitkit.verbs.result import Result
 
@@ -123,7 +123,7 @@ def export(
     check_choice("--layout", layout, LayoutName)
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
-    runtime, out = _destination(place, to, None if out is None else Path(out))
+    runtime, out = _destination(place, to, path_of(out))
     if not out.parent.is_dir():
         raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     from vitkit.exporting.formats import format_of
@@ -132,7 +132,7 @@ def export(
     from vitkit.exporting.writing import export as write
 
     check_free(out, format_of(out), force=force)
-    named, root = None if data is None else str(data), None if data_root is None else Path(data_root)
+    named, root = None if data is None else str(data), path_of(data_root)
     pictures = choose_pictures(place, named, progress, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes(note)
@@ -177,14 +177,9 @@ def _load(model: str | Path | Classifier, size: tuple[int, int] | None, note: Sa
         if size is not None:
             raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
         return model
-    from vitkit.weights import load
-
     if is_exported(model):
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
-    classifier = load(model, image_size=size, progress=progress)
-    for line in assumed_of(classifier):
-        note(line)
-    return classifier
+    return load_noting(model, note, progress, size)
 
 
 def _figures(comparison: Comparison) -> str:

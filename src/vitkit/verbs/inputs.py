@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.exporting.formats import is_exported
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
 
-def open_model(model: str | Path | Classifier, note: Callable[[str], None], progress: Progress = silent) -> Classifier:
+def open_model(model: str | Path | Classifier, note: Say, progress: Progress = silent) -> Classifier:
     """The classifier that is meant.
 
     Args:
@@ -34,21 +34,33 @@ def open_model(model: str | Path | Classifier, note: Callable[[str], None], prog
         from vitkit.exporting import load_exported
 
         return load_exported(model)
+    return load_noting(model, note, progress)
+
+
+def load_noting(
+    source: str | Path, note: Say, progress: Progress, image_size: tuple[int, int] | None = None
+) -> Classifier:
+    """As `weights.load`; what had to be assumed is noted, a line each."""
     from vitkit.weights import load
 
-    classifier = load(model, progress=progress)
-    for line in assumed_of(classifier):
-        note(line)
+    classifier = load(source, image_size=image_size, progress=progress)
+    assert classifier.report is not None
+    for name, taken in classifier.report.assumed.items():
+        note(f"{name} assumed: {taken}")
     return classifier
 
 
-def assumed_of(classifier: Classifier) -> list[str]:
-    """What had to be assumed of a loaded checkpoint, a line each."""
-    assert classifier.report is not None
-    return [f"{name} assumed: {taken}" for name, taken in classifier.report.assumed.items()]
+def named(sources: str | Path | Iterable[str | Path]) -> list[str]:
+    """One source, or several, as text."""
+    return [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
 
 
-def find_pictures(sources: Iterable[str], note: Callable[[str], None]) -> tuple[list[str], bool]:
+def path_of(place: str | Path | None) -> Path | None:
+    """A place, if one was named."""
+    return None if place is None else Path(place)
+
+
+def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
     """The image files that files, folders and patterns name, and whether all of these could be looked into.
 
     Args:

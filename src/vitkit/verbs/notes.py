@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-Say = Callable[[str], None]
-
-
-def unsaid(line: str) -> None:
-    """Takes lines that are to be told nobody."""
+from vitkit.system.progress import Say
 
 
 @dataclass(frozen=True)

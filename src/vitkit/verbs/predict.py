@@ -14,11 +14,12 @@ from vitkit.errors import VitkitError
 from vitkit.inference.prediction_files import FORMATS, Columns, Format, Row
 from vitkit.inference.resumable import Stock, gathering, partial_of, read_rows, take_stock
 from vitkit.system.files import sole
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.words import plural
 from vitkit.verbs.authorship import is_by
 from vitkit.verbs.choices import check_least
-from vitkit.verbs.inputs import find_pictures, open_model, source_folders
-from vitkit.verbs.notes import Notes, Say, unsaid
+from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
+from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out_folder
 from vitkit.verbs.result import Result
 
@@ -77,7 +78,7 @@ class Predictions(Result):
     def lines(self) -> list[str]:
         """What became of the images, and what computed it, in a line."""
         rejected = "" if self.form.columns.reject is None else f", {self.rejected} rejected"
-        images = "1 image" if self.images == 1 else f"{self.images} images"
+        images = plural(self.images, "image", "images")
         where = "" if self.out is None else f": {self.out}"
         return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
 
@@ -145,8 +146,8 @@ def predict(
             already or another process writes it, or the rows in `out` are another model's.
         OSError: a file cannot be written.
     """
-    names = [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
-    out, pictures = (None if place is None else Path(place) for place in (out, pictures))
+    names = named(sources)
+    out, pictures = path_of(out), path_of(pictures)
     _check_values(top, reject, merge, batch_size)
     folders = source_folders(names)
     _check_out(out, folders, resume=resume, force=force)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
-from vitkit.system.progress import Progress, silent
+from vitkit.system.progress import Progress, Say, silent
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import departures, load_fields, resolve
+from vitkit.verbs.inputs import path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def train(
     force: bool = False,
     resume: str | Path | None = None,
     data_root: str | Path | None = None,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     progress: Progress = silent,
     **fields: Any,
 ) -> TrainingRun:
@@ -158,8 +159,7 @@ def train(
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
-        root = None if data_root is None else Path(data_root)
-        return TrainingRun(run.resume(resume, root, say=say, progress=progress))
+        return TrainingRun(run.resume(resume, path_of(data_root), say=say, progress=progress))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     if data is not None:

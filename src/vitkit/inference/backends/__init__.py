@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.precision import best_precision
 from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
+from vitkit.system.progress import Say, unsaid
 
 if TYPE_CHECKING:
     from vitkit.inference.backends.base import Runner
@@ -23,7 +23,7 @@ def open_runner(
     images: int | None = None,
     merge: int = 0,
     plan: str = "auto",
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = unsaid,
 ) -> Runner:
     """A runner of the model as it is now.
 

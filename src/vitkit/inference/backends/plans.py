@@ -15,7 +15,7 @@ import platform
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,14 +32,13 @@ from vitkit.inference.pipeline import BATCH, cores
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.cache import cache_folder
 from vitkit.system.files import from_json, write_json
+from vitkit.system.progress import Say
 
 GAIN = 1.05  # times as fast as the model itself, or more, is worth another way
 _HOPELESS = 0.8  # times as fast, after the first round: not timed again
 _SECONDS = 1.0  # that the rounds may take
 _PATIENCE = 5.0  # seconds for fewer rounds than the least, beside others' work or with a large model; then it is plain
 _ROUNDS = (3, 15)  # at least, at most
-
-Say = Callable[[str], None]
 
 
 def build(model: VisionTransformer, plan: str) -> Double:

@@ -14,6 +14,7 @@ from vitkit.inference.backends.optimized import can_pack, prepare
 from vitkit.inference.backends.plans import build, choose
 from vitkit.inference.backends.token_merging import merge
 from vitkit.model.vit import VisionTransformer
+from vitkit.system.progress import Say, unsaid
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BATCH = 8  # images that are first compiled for
@@ -60,7 +61,7 @@ def eager(
     plan: str = "auto",
     *,
     may_measure: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = unsaid,
 ) -> TorchRunner:
     """In float32 the model itself, to the last bit; in bfloat16 by a plan on the CPU, its double on a GPU.
 
