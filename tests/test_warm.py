@@ -87,15 +87,28 @@ def test_signals_reach_it() -> None:
     assert process.returncode == 1
 
 
-WITH_A_CHILD = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
+WITH_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+try:
+    while True:  # `wait` alone would give the child a quarter of a second to answer
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    child.wait()
+    raise
+"""
 
 
-def test_signals_to_a_group_reach_the_childs_group() -> None:
+def group_started() -> tuple[subprocess.Popen[str], int]:
     command = [warm.python(), "-c", WITH_A_CHILD, WAIT]
     process = subprocess.Popen(
         command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    child = int(process.stdout.readline())  # type: ignore[union-attr]
+    return process, int(process.stdout.readline())  # type: ignore[union-attr]
+
+
+def test_signals_to_a_group_reach_the_childs_group() -> None:
+    process, child = group_started()
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert "interrupted\n" in err, "the child answers"
@@ -119,6 +132,16 @@ def test_killed_it_is_gone_when_its_output_has_ended() -> None:
         time.sleep(0.01)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_group_whose_leader_is_killed_is_gone() -> None:
+    process, child = group_started()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_a_server_that_was_killed_is_started_anew() -> None:

@@ -4,7 +4,7 @@
 else, forks for each call: the child has the caller's arguments, folder, environment and streams, and ends as an
 interpreter does. The executable stands for the child: it passes signals on, ends as the child ended, and takes it along
 when it is killed; who waits for that reads the child's stdout to its end. A caller that leads a process group stands
-for one of the child's: a signal goes to all of that.
+for one of the child's: a signal goes to all of that, and so does its own death.
 
 Tests of imports and of a program's start start real interpreters.
 """
@@ -177,6 +177,9 @@ def _stand_between(connection: socket.socket) -> Call:
         if asked.leads:
             os.setpgid(0, 0)
         return asked
+    if asked.leads:
+        with contextlib.suppress(PermissionError):  # who of the two comes first is open; the child may have begun
+            os.setpgid(child, child)
     for own in streams:
         os.close(own)
 
@@ -188,10 +191,12 @@ def _stand_between(connection: socket.socket) -> Call:
 
     teller = threading.Thread(target=tell_end)
     teller.start()
+    send = os.killpg if asked.leads else os.kill
     while number := connection.recv(1):
-        (os.killpg if asked.leads else os.kill)(child, number[0])
+        with contextlib.suppress(ProcessLookupError):  # it may just have ended
+            send(child, number[0])
     with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
+        send(child, signal.SIGKILL)
     teller.join()
     os._exit(0)
 
