@@ -15,9 +15,9 @@ from tiny import VARIETY, build, images
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import open_runner
 from vitkit.inference.backends import plans as plan
-from vitkit.inference.backends.optimized import can_pack
 from vitkit.inference.backends.plans import GAIN, best, choose
 from vitkit.inference.backends.plans import build as build_plan
+from vitkit.inference.backends.prepared_layers import can_pack
 from vitkit.inference.backends.registry import PLANS
 from vitkit.system.cache import cache_folder
 

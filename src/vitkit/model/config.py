@@ -82,7 +82,7 @@ class ViTConfig:
         for name in ("stem", "conv_layers"):
             if isinstance(getattr(self, name), list):  # as JSON has it
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_types(self.__dict__, ViTConfig)
+        check_types(self.__dict__, type(self))
         for name in ("layer_scale", "qk_scale"):  # whole numbers are meant as real ones
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))

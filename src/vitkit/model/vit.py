@@ -171,6 +171,12 @@ class VisionTransformer(TimmHabits, nn.Module):
         without = self.config.prefix_tokens - self.config.positioned_prefix
         return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
+    def positions_of(self, layer: int) -> tuple[Tensor | None, RelativePosition | None]:
+        """What layer `layer` adds to its tokens, (N, D), and to the logits of its attention."""
+        relative = None if self.rel_pos is None else self.rel_pos[layer % len(self.rel_pos)]  # of this layer, or of all
+        assert relative is None or isinstance(relative, RelativePosition)
+        return None if self.config.position_at == "input" else self.positions(layer), relative
+
     def rebuild_tables(self) -> None:
         """Compute the fixed tables anew, beside the parameters, after the model left the meta device."""
         for module in self.modules():
@@ -205,8 +211,7 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
         """Layer i, with its positions: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
-        relative = None if self.rel_pos is None else self.rel_pos[i % len(self.rel_pos)]  # of this layer, or of all
-        positions = None if self.config.position_at == "input" else self.positions(i)
+        positions, relative = self.positions_of(i)
         x = x if positions is None else x + positions
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
             return checkpoint(self.blocks[i], x, queries, relative, use_reentrant=False)

@@ -11,67 +11,38 @@ Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H hea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic
 
 import torch
 from torch import Tensor, nn
 
+from vitkit.errors import VitkitError
 from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
+from vitkit.inference.backends.pen import Pads, Pen, V
+from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
 from vitkit.model.conv_hybrids import ConvMixer
 from vitkit.model.layers import SwiGLU, TokenConvolution
 from vitkit.model.position import RelativePosition
 from vitkit.model.stem import Bottleneck, Projection, ResNetStem, StandardisedConv2d, standardise
-from vitkit.model.vit import MLP, Attention, Block, VisionTransformer
+from vitkit.model.vit import MLP, Attention, VisionTransformer
 
-V = TypeVar("V")
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
-
-
-class Pen(Protocol[V]):
-    """Writes operations; a `V` is a value in the runtime's language. In shapes, 0 keeps what the input has there."""
-
-    def images(self, channels: int, height: int, width: int) -> V: ...
-    def constant(self, value: Tensor) -> V: ...
-    def linear(self, x: V, weight: Tensor) -> V:
-        """x @ weight.T"""
-        ...
-
-    def matmul(self, a: V, b: V) -> V: ...
-    def add(self, a: V, b: V) -> V: ...
-    def multiply(self, a: V, b: V) -> V: ...
-    def normalise(self, x: V, size: int, eps: float) -> V:
-        """Mean 0 and deviation 1 along the last axis, which has this size."""
-        ...
-
-    def activate(self, x: V, kind: Activation) -> V: ...
-    def softmax(self, x: V) -> V:
-        """Along the last axis."""
-        ...
-
-    def reshape(self, x: V, *shape: int) -> V: ...
-    def transpose(self, x: V, *order: int) -> V: ...
-    def slice(self, x: V, axis: int, start: int, stop: int) -> V: ...
-    def concat(self, parts: Sequence[V], axis: int) -> V: ...
-    def repeat(self, tokens: Tensor, images: V) -> V:
-        """(1, n, D) -> (B, n, D), for each of the images."""
-        ...
-
-    def mean(self, x: V, axis: int) -> V:
-        """The axis is gone from the result."""
-        ...
-
-    def convolve(self, x: V, kernel: Tensor, stride: int, pads: Pads, groups: int) -> V: ...
-    def max_pool(self, x: V, size: int, stride: int, pads: Pads) -> V:
-        """What is padded never is the largest."""
-        ...
-
-
-Pads = tuple[int, int, int, int]  # above, left, below, right
+_KNOWN = frozenset(  # nothing here is computed by the model itself
+    {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm"}  # eq. 1: patches
+    | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions"}  # tokens
+    | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
+    | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"}
+    | {"num_classes", "pool", "distill_head", "representation_size", "fc_norm"}  # eq. 4
+)
 
 
 def draw(model: VisionTransformer, pen: Pen[V]) -> V:
-    """Write the model in eval mode; returns the logits (B, K), or the features of a model without a head (B, D)."""
+    """Write the model in eval mode; returns the logits (B, K), or the features of a model without a head (B, D).
+
+    Raises:
+        VitkitError: the model has a field or part that would not be drawn.
+    """
+    refuse_unknown(model.config, _KNOWN, "the graph builder (vitkit.inference.backends.graph_builder)")
     with torch.no_grad():
         return _Drawing(model, pen).draw()
 
@@ -83,11 +54,8 @@ class _Drawing(Generic[V]):
     def draw(self) -> V:
         x = self.embed()
         for i, block in enumerate(self.model.blocks):
-            assert isinstance(block, Block)
-            if self.config.position_at != "input":
-                x = self._positioned(x, self.model.positions(i))
-            relative = None if self.model.rel_pos is None else self.model.rel_pos[i % len(self.model.rel_pos)]
-            assert relative is None or isinstance(relative, RelativePosition)
+            positions, relative = self.model.positions_of(i)
+            x = x if positions is None else self.pen.add(x, self.pen.constant(positions[None]))
             x = self.block(block, x, self.config.tokens_read if i == self.config.layers - 1 else None, relative)
         return self.head(x)
 
@@ -123,9 +91,6 @@ class _Drawing(Generic[V]):
         tokens = (self.model.cls_token, self.model.dist_token, self.model.reg_token)
         there: list[Tensor] = [token for token in tokens if token is not None]
         return torch.cat(there, dim=1) if there else None
-
-    def _positioned(self, x: V, positions: Tensor | None) -> V:
-        return x if positions is None else self.pen.add(x, self.pen.constant(positions[None]))
 
     def stem(self, stem: ResNetStem, x: V) -> V:
         pen, (height, width) = self.pen, self.config.image_size
@@ -165,27 +130,37 @@ class _Drawing(Generic[V]):
 
     # --- eqs. 2-3 ----------------------------------------------------------------------------------
 
-    def block(self, block: Block, x: V, queries: int | None, relative: RelativePosition | None) -> V:
-        pen, n = self.pen, queries or self.config.tokens
-        if block.post_norm:
-            x = pen.add(self.first(x, queries), self.mix(block, x, None, queries, relative))
-            x = self.affine(self.norm(x, block.norm1), block.norm1)
-            return self.affine(self.norm(pen.add(x, self.mlp(block, x, None, n)), block.norm2), block.norm2)
-        x = pen.add(self.first(x, queries), self.mix(block, self.norm(x, block.norm1), block.norm1, queries, relative))
-        return pen.add(x, self.mlp(block, self.norm(x, block.norm2), block.norm2, n))
+    def block(self, block: nn.Module, x: V, queries: int | None, relative: RelativePosition | None) -> V:
+        mixing, mlp = branches(block)
+        x = self.branch(mixing, x, queries, lambda x, norm: self.mix(mixing, x, norm, queries, relative))
+        return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens))
+
+    def branch(self, branch: Branch, x: V, queries: int | None, compute: Callable[[V, nn.LayerNorm | None], V]) -> V:
+        """Where a norm comes first, its affine part is left to what it is computed with."""
+        is_post, norm = branch.is_post_norm, branch.norm
+
+        def normalised(x: V) -> V:
+            return self.affine(self.norm(x, norm), norm) if is_post else self.norm(x, norm)
+
+        def added(x: V, residual: V) -> V:
+            return self.pen.add(self.first(residual, queries), compute(x, None if is_post else norm))
+
+        return in_order(is_post, x, normalised, added)
 
     def first(self, x: V, queries: int | None) -> V:
         return x if queries is None else self.pen.slice(x, 1, 0, queries)
 
     def mix(
-        self, block: Block, x: V, norm: nn.LayerNorm | None, queries: int | None, relative: RelativePosition | None
+        self, branch: Branch, x: V, norm: nn.LayerNorm | None, queries: int | None, relative: RelativePosition | None
     ) -> V:
         """Attention, or a convolution in its place; the affine part of `norm` is still to be applied to x."""
-        if isinstance(block.attn, ConvMixer):
-            x = x if norm is None else self.affine(x, norm)  # padding cuts a folded shift off at the edge
-            x = self.first(self.token_convolution(block.attn.depthwise, x, self.config.tokens), queries)
-            return self.linear(self.gelu(x), *with_scale(block.attn.proj, block.ls1))
-        return self.attention(block.attn, x, norm, queries, relative, block.ls1)
+        mix = branch.mix
+        if isinstance(mix, Attention):
+            return self.attention(mix, x, norm, queries, relative, branch.scale)
+        assert isinstance(mix, ConvMixer)
+        x = x if norm is None else self.affine(x, norm)  # padding cuts a folded shift off at the edge
+        x = self.first(self.token_convolution(mix.depthwise, x, self.config.tokens), queries)
+        return self.linear(self.gelu(x, mix.act), *with_scale(mix.proj, branch.scale))
 
     def attention(
         self, attention: Attention, x: V, norm: nn.LayerNorm | None, queries: int | None,
@@ -222,16 +197,16 @@ class _Drawing(Generic[V]):
         rows = pen.slice(pen.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
         return pen.slice(pen.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
 
-    def mlp(self, block: Block, x: V, norm: nn.LayerNorm | None, n: int) -> V:
-        mlp = block.mlp
+    def mlp(self, branch: Branch, x: V, norm: nn.LayerNorm | None, n: int) -> V:
+        mlp = branch.mix
         assert isinstance(mlp, MLP)
         weight, bias = after_norm(mlp.fc1, norm)
         if isinstance(mlp.act, SwiGLU):
             gate, value = (self.linear(x, *part) for part in zip(weight.chunk(2), bias.chunk(2), strict=True))
             x = self.pen.multiply(self.pen.activate(gate, "silu"), value)
         else:
-            x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n))
-        return self.linear(x, *with_scale(mlp.fc2, block.ls2))
+            x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n), mlp.act)
+        return self.linear(x, *with_scale(mlp.fc2, branch.scale))
 
     def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
         """Of n tokens; those ahead of the patches pass unchanged."""
@@ -283,6 +258,8 @@ class _Drawing(Generic[V]):
         twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
             return self.linear(x, *after_norm(layer, norm, twice))
+        if layer is not None and not isinstance(layer, nn.Identity):
+            raise VitkitError(f"only the model itself can compute its head, a {type(layer).__name__}")
         return x if norm is None else self.affine(x, norm, twice)
 
     # --- pieces ------------------------------------------------------------------------------------
@@ -290,8 +267,9 @@ class _Drawing(Generic[V]):
     def linear(self, x: V, weight: Tensor, bias: Tensor) -> V:
         return self.pen.add(self.pen.linear(x, weight), self.pen.constant(bias))
 
-    def gelu(self, x: V) -> V:
-        return self.pen.activate(x, "gelu_tanh" if self.config.gelu == "tanh" else "gelu")
+    def gelu(self, x: V, act: nn.Module) -> V:
+        assert isinstance(act, nn.GELU)
+        return self.pen.activate(x, "gelu_tanh" if act.approximate == "tanh" else "gelu")
 
     def norm(self, x: V, norm: nn.LayerNorm) -> V:
         """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""

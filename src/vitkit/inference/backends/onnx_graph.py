@@ -11,7 +11,8 @@ from torch import Tensor
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.graph_builder import Activation, Pads, draw
+from vitkit.inference.backends.graph_builder import draw
+from vitkit.inference.backends.pen import Activation, Pads
 from vitkit.model.vit import VisionTransformer
 
 _OPSET, _IR_VERSION = 20, 9  # the first with GELU, and the container of that time: runtimes since 2024 read them

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.inference.backends.graph_builder import Activation, Pads, draw
+from vitkit.inference.backends.graph_builder import draw
 from vitkit.inference.backends.openvino_package import import_openvino
+from vitkit.inference.backends.pen import Activation, Pads
 from vitkit.model.vit import VisionTransformer
 
 

@@ -12,19 +12,19 @@ what the head reads stay float32: that costs a few hundredths of the time, and t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
-from vitkit.model.position import RelativePosition
-from vitkit.model.stem import StandardisedConv2d
-from vitkit.model.vit import MLP, Attention, Block, PatchEmbed, VisionTransformer
+from vitkit.inference.backends.prepared_layers import PreparedBlock, PreparedPatchEmbed, Way, can_pack, freeze, frozen
+from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
+from vitkit.model.vit import VisionTransformer
+
+_KNOWN = OUTSIDE_BLOCKS | {
+    *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
+    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"),
+}
 
 
 class Double(nn.Module):
@@ -46,26 +46,6 @@ class Double(nn.Module):
         return self.model.forward_head(self.model.norm(tokens)).float()
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How the double's layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
-
-    dtype: torch.dtype
-    device: torch.device
-    pack: bool
-    attend_by: str = "fused"
-
-    @property
-    def precise(self) -> _Way:
-        """The same in float32."""
-        return replace(self, dtype=torch.float32)
-
-    @property
-    def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-        """Eqs. 6-7 of q that is scaled already: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
-        return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
-
-
 def prepare(
     model: VisionTransformer,
     dtype: torch.dtype = torch.float32,
@@ -83,36 +63,39 @@ def prepare(
         pack: whether weights may be packed, on CPUs; not where a compiler is to see the layers.
         attend: eqs. 6-7 by one `fused` kernel, or written out by `batch` or by `image`; None is as suits most, which
             in bfloat16 on CPUs is not the fused kernel.
+
+    Raises:
+        VitkitError: the model has a field or part that would be left out.
     """
+    refuse_unknown(model.config, _KNOWN, "the optimised model (vitkit.inference.backends.optimized)")
     packs = pack and device == "cpu" and can_pack(dtype)
     if attend is None:
         written_out = dtype == torch.bfloat16 and torch.device(device).type == "cpu"
         attend = ("image" if packs else "batch") if written_out else "fused"
-    way = _Way(dtype, torch.device(device), packs, attend)
+    way = Way(dtype, torch.device(device), packs, attend)
     with torch.no_grad():
         double = sharing(model)
         for i, block in enumerate(double.blocks):
-            assert isinstance(block, Block)
             is_read_in_part = model.config.tokens_read is not None and i == len(double.blocks) - 1
-            double.blocks[i] = _PreparedBlock(block, way, is_read_in_part=is_read_in_part)
-        double.add_module("patch_embed", _PreparedPatchEmbed(double.patch_embed, way))
+            double.blocks[i] = PreparedBlock(block, way, is_read_in_part=is_read_in_part)
+        double.add_module("patch_embed", PreparedPatchEmbed(double.patch_embed, way))
         for name, child in double.named_children():
             if name not in ("patch_embed", "blocks"):
-                _freeze(child, way.precise)
+                freeze(child, way.precise)
         for name, parameter in list(double.named_parameters(recurse=False)):
-            setattr(double, name, _frozen(parameter, way.precise))
+            setattr(double, name, frozen(parameter, way.precise))
         return Double(double).eval()
 
 
 def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> Double:
     """The model itself on the CPU with its weights in another dtype, but for the heads'."""
-    way = _Way(dtype, torch.device("cpu"), pack=False)
+    way = Way(dtype, torch.device("cpu"), pack=False)
     with torch.no_grad():
         double = sharing(model)
         for name, child in double.named_children():
-            _freeze(child, way.precise if name in ("head", "head_dist") else way)
+            freeze(child, way.precise if name in ("head", "head_dist") else way)
         for name, parameter in list(double.named_parameters(recurse=False)):
-            setattr(double, name, _frozen(parameter, way))
+            setattr(double, name, frozen(parameter, way))
         return Double(double, dtype).eval()
 
 
@@ -120,188 +103,3 @@ def sharing(model: VisionTransformer) -> VisionTransformer:
     """A copy in eval mode whose parameters are the model's own until they are replaced."""
     kept: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(model, kept).eval()
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch, on this CPU, has oneDNN's product of such numbers."""
-    try:
-        way = _Way(dtype, torch.device("cpu"), pack=True)
-        _Linear(torch.ones(16, 16), torch.ones(16), way)(torch.ones(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype))
-    except (AttributeError, RuntimeError):
-        return False
-    return True
-
-
-def _freeze(module: nn.Module, way: _Way) -> None:
-    """Give the module parameters and buffers of its own; a kernel that is yet to be standardised stays float32."""
-    for part in module.modules():
-        own = way.precise if isinstance(part, StandardisedConv2d) else way
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, _frozen(parameter, own))
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            setattr(part, name, buffer.to(way.device, way.dtype if buffer.is_floating_point() else None))
-
-
-def _frozen(parameter: nn.Parameter, way: _Way) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to(way.device, way.dtype, copy=True), requires_grad=False)
-
-
-class _Linear(nn.Module):
-    """A linear layer with what follows it, GELU or the residual sum, in one step where weights are packed."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor, way: _Way, act: nn.GELU | None = None) -> None:
-        super().__init__()
-        self.pack, self.act = way.pack, act
-        self.register_buffer("bias", bias.to(way.device, way.dtype, copy=True))
-        weight = weight.to(way.device, way.dtype, copy=True).contiguous()
-        if way.pack:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # opaque: no buffer
-        else:
-            self.register_buffer("weight", weight)
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """(..., in) -> (..., out), with the residual (..., out) added."""
-        if not self.pack:
-            x = F.linear(x, self.weight, self.bias)
-            x = x if self.act is None else self.act(x)
-            return x if residual is None else residual + x
-        product = torch.ops.mkldnn._linear_pointwise
-        if residual is not None and residual.dtype == x.dtype:
-            return product.binary(x, residual.contiguous(), self.packed, self.bias, "add")
-        name, kind = ("none", "") if self.act is None else ("gelu", self.act.approximate)
-        x = product(x, self.packed, self.bias, name, [], kind)
-        return x if residual is None else residual + x
-
-
-class _PreparedPatchEmbed(nn.Module):
-    """`PatchEmbed` by a matrix product; of a hybrid the stem computes as the layers do."""
-
-    def __init__(self, embed: PatchEmbed, way: _Way) -> None:
-        super().__init__()
-        self.backbone, self.norm = embed.backbone, embed.norm
-        _freeze(self.backbone, way)
-        _freeze(self.norm, way.precise)
-        self.size, bias = embed.proj.kernel_size, embed.proj.bias
-        assert bias is not None
-        self.linear = _Linear(embed.proj.weight.flatten(1), bias, way.precise)
-        self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else way.dtype
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.backbone(images.to(self.dtype)).float()
-        (B, C, height, width), (p, q) = x.shape, self.size
-        h, w = height // p, width // q
-        x = x.reshape(B, C, h, p, w, q).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, p, q)
-        return self.norm(self.linear(x.reshape(B, h * w, C * p * q)))  # (B, h*w, D)
-
-
-class _PreparedBlock(nn.Module):
-    """`Block`, of the same inputs and outputs."""
-
-    def __init__(self, block: Block, way: _Way, *, is_read_in_part: bool) -> None:
-        super().__init__()
-        self.post_norm = block.post_norm
-        self.norm1: nn.Module = block.norm1
-        self.attn: nn.Module = _Mixing(block.attn, block.ls1, way)
-        if isinstance(block.attn, Attention) and block.attn.convolve is None:
-            self.norm1, folded = self._fold(block.norm1)
-            self.attn = _PreparedAttention(block.attn, folded, block.ls1, way, is_split=is_read_in_part)
-        self.norm2, folded = self._fold(block.norm2)
-        self.mlp = _PreparedMLP(block.mlp, folded, block.ls2, way)
-        for norm in (self.norm1, self.norm2):
-            _freeze(norm, way.precise)
-
-    def _fold(self, norm: nn.LayerNorm) -> tuple[nn.Module, nn.LayerNorm | None]:
-        """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
-        if self.post_norm:
-            return norm, None
-        return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False), norm
-
-    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
-        if self.post_norm:
-            x = self.norm1(self.attn(x, x[:, :queries], relative))
-            return self.norm2(self.mlp(x, x))
-        x = self.attn(self.norm1(x), x[:, :queries], relative)
-        return self.mlp(self.norm2(x), x)
-
-
-class _Mixing(nn.Module):
-    """Any other way to mix tokens, as it is, and the residual sum."""
-
-    def __init__(self, mix: nn.Module, scale: nn.Module, way: _Way) -> None:
-        super().__init__()
-        self.mix, self.scale, self.dtype = mix, scale, way.dtype
-        _freeze(self, way)
-
-    def forward(self, x: Tensor, residual: Tensor, relative: RelativePosition | None) -> Tensor:
-        return residual + self.scale(self.mix(x.to(self.dtype), residual.shape[1], relative))
-
-
-class _PreparedAttention(nn.Module):
-    """`Attention` of the tokens that `residual` has, with the residual sum; of all of them, unless q is split off."""
-
-    def __init__(
-        self, attention: Attention, norm: nn.LayerNorm | None, scale: nn.Module, way: _Way, *, is_split: bool
-    ) -> None:
-        super().__init__()
-        self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
-        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
-        D = weight.shape[1]
-        cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
-        self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
-        self.proj = _Linear(*with_scale(attention.proj, scale), way)
-
-    def project(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries`, scaled; k and v (B, H, N, D_h)."""
-        x = x.to(self.dtype)
-        if len(self.qkv) == 1:
-            parts = self.qkv[0](x).chunk(3, dim=-1)
-        else:
-            parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).chunk(2, dim=-1))
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
-        return q, k, v
-
-    def forward(self, x: Tensor, residual: Tensor, relative: RelativePosition | None) -> Tensor:
-        q, k, v = self.project(x, residual.shape[1])
-        return self.proj(self.attend(q, k, v, None if relative is None else relative(q)), residual)
-
-
-class _PreparedMLP(nn.Module):
-    """`MLP` with the residual sum."""
-
-    def __init__(self, mlp: MLP, norm: nn.LayerNorm | None, scale: nn.Module, way: _Way) -> None:
-        super().__init__()
-        self.dtype = way.dtype
-        fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
-        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), way, fused)
-        self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
-        _freeze(self.between, way)
-        self.fc2 = _Linear(*with_scale(mlp.fc2, scale), way)
-
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.fc2(self.between(self.fc1(x.to(self.dtype))), residual)
-
-
-def _attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    mask = None if bias is None else bias.to(q.dtype)
-    x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)  # (B, H, n, D_h)
-    return x.transpose(1, 2).flatten(2)
-
-
-def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    logits = q @ k.transpose(-2, -1)  # (B, H, n, N)
-    x = (logits if bias is None else logits + bias.to(q.dtype)).softmax(dim=-1) @ v
-    return x.transpose(1, 2).flatten(2)
-
-
-def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """One image after the other: its (H, n, N) logits stay in the cache, and q, k, v are read where they lie."""
-    B, H, n, d = q.shape
-    x = q.new_empty(B, n, H, d)
-    for i in range(B):
-        logits = torch.bmm(q[i], k[i].transpose(-2, -1))  # (H, n, N)
-        logits = logits if bias is None else logits + bias[i].to(q.dtype)
-        x[i] = torch.bmm(logits.softmax(dim=-1), v[i]).transpose(0, 1)
-    return x.flatten(2)

@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.inference.backends.optimized import Double, can_pack, plain, prepare, sharing
+from vitkit.inference.backends.optimized import Double, plain, prepare, sharing
+from vitkit.inference.backends.prepared_layers import can_pack
 from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.pipeline import BATCH, cores
 from vitkit.model.vit import VisionTransformer

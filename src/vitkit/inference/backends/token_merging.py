@@ -13,9 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import Double, _PreparedAttention, _PreparedBlock, prepare
+from vitkit.inference.backends.optimized import Double, prepare
+from vitkit.inference.backends.prepared_layers import PreparedAttention, PreparedBlock
+from vitkit.model.branches import OUTSIDE_BLOCKS, in_order, refuse_unknown
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
+
+_KNOWN = OUTSIDE_BLOCKS | {
+    *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
+    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"),
+}
 
 
 class MergingDouble(nn.Module):
@@ -48,17 +55,20 @@ class MergingDouble(nn.Module):
         self, block: nn.Module, x: Tensor, sizes: Tensor | None, queries: int | None
     ) -> tuple[Tensor, Tensor | None]:
         """Eqs. 2-3 of the first `queries` tokens, or of all, which then become fewer in between."""
-        assert isinstance(block, _PreparedBlock) and isinstance(block.attn, _PreparedAttention)
-        residual = x[:, :queries]  # (B, n, D)
-        q, k, v = block.attn.project(x if block.post_norm else block.norm1(x), residual.shape[1])
-        bias = None if sizes is None else sizes.log().to(x.dtype)[:, None, None, :]  # (B, 1, 1, N): eq. 1
-        x = block.attn.proj(block.attn.attend(q, k, v, bias), residual)
-        x = block.norm1(x) if block.post_norm else x
+        assert isinstance(block, PreparedBlock) and isinstance(block.attn, PreparedAttention)
+        attention, keys = block.attn, list[Tensor]()
+        bias = None if sizes is None else sizes.log()[:, None, None, :]  # (B, 1, 1, N): eq. 1
+
+        def attend(x: Tensor, total: Tensor) -> Tensor:
+            residual = total[:, :queries]  # (B, n, D)
+            q, k, v = attention.project(x, residual.shape[1])
+            keys.append(k.mean(dim=1, dtype=torch.float32))  # (B, N, D_h)
+            return attention.proj(attention.attend(q, k, v, bias), residual)
+
+        x = in_order(block.is_post_norm, x, block.norm1, attend)
         if queries is None:
-            x, sizes = merge_tokens(x, k.mean(dim=1, dtype=torch.float32), sizes, self.r, self.plain.model.config)
-        if block.post_norm:
-            return block.norm2(block.mlp(x, x)), sizes
-        return block.mlp(block.norm2(x), x), sizes
+            x, sizes = merge_tokens(x, keys[0], sizes, self.r, self.plain.model.config)
+        return in_order(block.is_post_norm, x, block.norm2, block.mlp), sizes
 
 
 def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingDouble:
@@ -76,6 +86,7 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
     if r < 0:
         raise VitkitError(f"the number of tokens to merge in each layer must be 0 or more, not {r}")
     config = model.config
+    refuse_unknown(config, _KNOWN, "token merging (vitkit.inference.backends.token_merging)")
     if config.position == "relative" or (config.position != "none" and config.position_at != "input"):
         raise VitkitError(
             "tokens cannot be merged where positions act in every layer: this model needs each patch in its place"

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import can_pack, prepare
+from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.plans import build, choose
+from vitkit.inference.backends.prepared_layers import can_pack
 from vitkit.inference.backends.token_merging import merge
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.progress import Say, unsaid

@@ -1,0 +1,226 @@
+"""The layers of a model's double: each part of a block with what is linear beside it folded in.
+
+Weights may be kept in the layout that the CPU's matrix product reads (oneDNN); GELU and the residual sum are then
+computed while their operand is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
+from vitkit.model.branches import Branch, branches, in_order
+from vitkit.model.position import RelativePosition
+from vitkit.model.stem import StandardisedConv2d
+from vitkit.model.vit import MLP, Attention, PatchEmbed
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the double's layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
+
+    dtype: torch.dtype
+    device: torch.device
+    pack: bool
+    attend_by: str = "fused"
+
+    @property
+    def precise(self) -> Way:
+        """The same in float32."""
+        return replace(self, dtype=torch.float32)
+
+    @property
+    def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+        """Eqs. 6-7 of q that is scaled already: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
+        return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
+
+
+def freeze(module: nn.Module, way: Way) -> None:
+    """Give the module parameters and buffers of its own; a kernel that is yet to be standardised stays float32."""
+    for part in module.modules():
+        own = way.precise if isinstance(part, StandardisedConv2d) else way
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            setattr(part, name, frozen(parameter, own))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, buffer.to(way.device, way.dtype if buffer.is_floating_point() else None))
+
+
+def frozen(parameter: nn.Parameter, way: Way) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(way.device, way.dtype, copy=True), requires_grad=False)
+
+
+class _Linear(nn.Module):
+    """A linear layer with what follows it, GELU or the residual sum, in one step where weights are packed."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, way: Way, act: nn.GELU | None = None) -> None:
+        super().__init__()
+        self.pack, self.act = way.pack, act
+        self.register_buffer("bias", bias.to(way.device, way.dtype, copy=True))
+        weight = weight.to(way.device, way.dtype, copy=True).contiguous()
+        if way.pack:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # opaque: no buffer
+        else:
+            self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """(..., in) -> (..., out), with the residual (..., out) added."""
+        if not self.pack:
+            x = F.linear(x, self.weight, self.bias)
+            x = x if self.act is None else self.act(x)
+            return x if residual is None else residual + x
+        product = torch.ops.mkldnn._linear_pointwise
+        if residual is not None and residual.dtype == x.dtype:
+            return product.binary(x, residual.contiguous(), self.packed, self.bias, "add")
+        name, kind = ("none", "") if self.act is None else ("gelu", self.act.approximate)
+        x = product(x, self.packed, self.bias, name, [], kind)
+        return x if residual is None else residual + x
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch, on this CPU, has oneDNN's product of such numbers."""
+    try:
+        way = Way(dtype, torch.device("cpu"), pack=True)
+        _Linear(torch.ones(16, 16), torch.ones(16), way)(torch.ones(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype))
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+class PreparedPatchEmbed(nn.Module):
+    """`PatchEmbed` by a matrix product; of a hybrid the stem computes as the layers do."""
+
+    def __init__(self, embed: PatchEmbed, way: Way) -> None:
+        super().__init__()
+        self.backbone, self.norm = embed.backbone, embed.norm
+        freeze(self.backbone, way)
+        freeze(self.norm, way.precise)
+        self.size, bias = embed.proj.kernel_size, embed.proj.bias
+        assert bias is not None
+        self.linear = _Linear(embed.proj.weight.flatten(1), bias, way.precise)
+        self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else way.dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.backbone(images.to(self.dtype)).float()
+        (B, C, height, width), (p, q) = x.shape, self.size
+        h, w = height // p, width // q
+        x = x.reshape(B, C, h, p, w, q).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, p, q)
+        return self.norm(self.linear(x.reshape(B, h * w, C * p * q)))  # (B, h*w, D)
+
+
+class PreparedBlock(nn.Module):
+    """`Block`, of the same inputs and outputs; `attn` and `mlp` take the sum so far beside what they read, and add."""
+
+    def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
+        super().__init__()
+        mixing, mlp = branches(block)
+        self.is_post_norm = mixing.is_post_norm
+        self.norm1: nn.Module = mixing.norm
+        self.attn: nn.Module = _Mixing(mixing.mix, mixing.scale, way)
+        if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
+            self.norm1, folded = _fold(mixing)
+            self.attn = PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
+        self.norm2, folded = _fold(mlp)
+        assert isinstance(mlp.mix, MLP)
+        self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, way)
+        for norm in (self.norm1, self.norm2):
+            freeze(norm, way.precise)
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
+        x = in_order(self.is_post_norm, x, self.norm1, lambda x, total: self.attn(x, total[:, :queries], relative))
+        return in_order(self.is_post_norm, x, self.norm2, self.mlp)
+
+
+def _fold(branch: Branch) -> tuple[nn.Module, nn.LayerNorm | None]:
+    """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
+    if branch.is_post_norm:
+        return branch.norm, None
+    return nn.LayerNorm(branch.norm.normalized_shape, branch.norm.eps, elementwise_affine=False), branch.norm
+
+
+class _Mixing(nn.Module):
+    """Any other way to mix tokens, as it is, and the residual sum."""
+
+    def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:
+        super().__init__()
+        self.mix, self.scale, self.dtype = mix, scale, way.dtype
+        freeze(self, way)
+
+    def forward(self, x: Tensor, residual: Tensor, relative: RelativePosition | None) -> Tensor:
+        return residual + self.scale(self.mix(x.to(self.dtype), residual.shape[1], relative))
+
+
+class PreparedAttention(nn.Module):
+    """`Attention` of the tokens that `residual` has, with the residual sum; of all of them, unless q is split off."""
+
+    def __init__(
+        self, attention: Attention, norm: nn.LayerNorm | None, scale: nn.Module, way: Way, *, is_split: bool
+    ) -> None:
+        super().__init__()
+        self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
+        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
+        D = weight.shape[1]
+        cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
+        self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
+        self.proj = _Linear(*with_scale(attention.proj, scale), way)
+
+    def project(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries`, scaled; k and v (B, H, N, D_h)."""
+        x = x.to(self.dtype)
+        if len(self.qkv) == 1:
+            parts = self.qkv[0](x).chunk(3, dim=-1)
+        else:
+            parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).chunk(2, dim=-1))
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        return q, k, v
+
+    def forward(self, x: Tensor, residual: Tensor, relative: RelativePosition | None) -> Tensor:
+        q, k, v = self.project(x, residual.shape[1])
+        return self.proj(self.attend(q, k, v, None if relative is None else relative(q)), residual)
+
+
+class _PreparedMLP(nn.Module):
+    """`MLP` with the residual sum."""
+
+    def __init__(self, mlp: MLP, norm: nn.LayerNorm | None, scale: nn.Module, way: Way) -> None:
+        super().__init__()
+        self.dtype = way.dtype
+        fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
+        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), way, fused)
+        self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
+        freeze(self.between, way)
+        self.fc2 = _Linear(*with_scale(mlp.fc2, scale), way)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.fc2(self.between(self.fc1(x.to(self.dtype))), residual)
+
+
+def _attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    mask = None if bias is None else bias.to(q.dtype)
+    x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)  # (B, H, n, D_h)
+    return x.transpose(1, 2).flatten(2)
+
+
+def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    logits = q @ k.transpose(-2, -1)  # (B, H, n, N)
+    x = (logits if bias is None else logits + bias.to(q.dtype)).softmax(dim=-1) @ v
+    return x.transpose(1, 2).flatten(2)
+
+
+def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """One image after the other: its (H, n, N) logits stay in the cache, and q, k, v are read where they lie."""
+    B, H, n, d = q.shape
+    x = q.new_empty(B, n, H, d)
+    for i in range(B):
+        logits = torch.bmm(q[i], k[i].transpose(-2, -1))  # (H, n, N)
+        logits = logits if bias is None else logits + bias[i].to(q.dtype)
+        x[i] = torch.bmm(logits.softmax(dim=-1), v[i]).transpose(0, 1)
+    return x.flatten(2)

@@ -1,0 +1,116 @@
+"""A block as two residual branches: which parts each has, and in which order they are computed.
+
+What computes a block by itself (optimised layers, graphs for other runtimes, token merging) takes parts and order from
+here and names the fields of `ViTConfig` that it computes. A field or part that it does not know is refused, since it
+would be left out of the answers. `vit.Block` is the same block written out as in the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import nn
+
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
+from vitkit.model.layers import Dropout, DropPath, LayerScale, SwiGLU, TokenConvolution
+from vitkit.model.vit import MLP, Attention, Block
+
+T = TypeVar("T")
+
+# Fields that change how weights begin, are trained or are resized, and no answer of a model that has its weights.
+WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize"})
+# Fields that act in `VisionTransformer.embed` and `forward_head` alone: who calls these computes them.
+OUTSIDE_BLOCKS = frozenset(
+    {"image_size", "in_channels", "patch_size", "patch_norm", "stem", "stem_kind"}  # eq. 1
+    | {"class_token", "distill_token", "registers", "prefix_positions"}
+    | {"num_classes", "pool", "distill_head", "representation_size", "fc_norm"}  # eq. 4
+)
+_PARTS: dict[type[nn.Module], Set[str]] = {
+    Block: {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"},
+    Attention: {"convolve", "qkv", "proj", "attn_drop", "proj_drop"},
+    ConvProjection: {"q", "k", "v"},
+    ConvMixer: {"depthwise", "act", "proj", "proj_drop"},
+    MLP: {"fc1", "conv", "act", "drop1", "drop2", "fc2"},
+    TokenConvolution: {"conv"},
+    **dict.fromkeys((nn.Linear, nn.LayerNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
+    **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, SwiGLU), frozenset[str]()),
+}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What is added to the sum that runs through the layers.
+
+    Attributes:
+        norm: of the branch's input; in post-norm order of the sum instead.
+        mix: between tokens (`Attention`, `ConvMixer`) or within each (`MLP`).
+        scale: `LayerScale`, or an identity.
+        is_post_norm: see `in_order`.
+    """
+
+    norm: nn.LayerNorm
+    mix: nn.Module
+    scale: nn.Module
+    is_post_norm: bool
+
+
+def branches(block: nn.Module) -> tuple[Branch, Branch]:
+    """The branches in the order in which they are computed: the one that mixes tokens, then the MLP.
+
+    Raises:
+        VitkitError: the block has a part that this description lacks.
+    """
+    assert isinstance(block, Block)
+    _refuse_other_parts(block)
+    return (
+        Branch(block.norm1, block.attn, block.ls1, block.post_norm),
+        Branch(block.norm2, block.mlp, block.ls2, block.post_norm),
+    )
+
+
+def in_order(is_post_norm: bool, x: T, norm: Callable[[T], T], add: Callable[[T, T], T]) -> T:
+    """One branch: eqs. 2 and 3, or the order of the original Transformer (arXiv 1706.03762, sec. 3.1).
+
+    Args:
+        is_post_norm: whether the sum is normalised, and not what the branch reads.
+        x: the tokens, as whoever computes them has them.
+        norm: normalises tokens.
+        add: of what the branch reads and of the sum so far, the sum with the branch's output.
+    """
+    return norm(add(x, x)) if is_post_norm else add(norm(x), x)
+
+
+def refuse_unknown(config: ViTConfig, known: Set[str], who: str) -> None:
+    """Refuse a configuration that says more than `who` computes.
+
+    Args:
+        config: of the model.
+        known: the fields that are computed, beside those of `WITHOUT_EFFECT`.
+        who: for the message.
+
+    Raises:
+        VitkitError: the configuration has another field.
+    """
+    unknown = [field.name for field in dataclasses.fields(config) if field.name not in known | WITHOUT_EFFECT]
+    if unknown:
+        raise VitkitError(
+            f"{who} does not know {', '.join(map(repr, unknown))} of ViTConfig, and would compute another model"
+        )
+
+
+def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
+    """A parametrised layer is of a class of its own, and computes as the layer does."""
+    parts = next((parts for kind, parts in _PARTS.items() if type(module).forward is kind.forward), None)
+    if parts is None:
+        raise VitkitError(f"only the model itself can compute its {where}, a {type(module).__name__}")
+    for name, part in module.named_children():
+        if name == "parametrizations":
+            continue
+        if name not in parts:
+            raise VitkitError(f"only the model itself can compute its {where}, which has a part {name!r}")
+        _refuse_other_parts(part, f"{where}.{name}")
