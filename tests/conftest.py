@@ -38,7 +38,7 @@ def _signals_arrive() -> Iterator[None]:
 def _any_processor() -> Iterator[None]:
     """Neither its bfloat16 nor what is fastest on it decides what the command line answers here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitkit.inference.backends.best_precision", lambda: "float32")
+        patch.setattr("vitkit.inference.backends.best_precision", lambda _: "float32")
         patch.setattr("vitkit.inference.backends.openvino.processor_precision", lambda: "float32")
         patch.setattr("vitkit.inference.backends.plans.measure", lambda model: {"plain": 1.0})
         yield

@@ -13,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit import model_folder
-from vitkit.data.decode import UnreadableImageError, picture_of, warn_of_doubt
+from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
-from vitkit.errors import ShortageError, VitkitError, is_memory_short
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow
+from vitkit.errors import VitkitError
+from vitkit.inference.features import Features, read_features
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
+from vitkit.system.devices import choose_device
 from vitkit.system.progress import Say, unsaid
 
 if TYPE_CHECKING:
+    import torch
     from PIL import Image
     from torch import Tensor
 
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from vitkit.model.load_report import LoadReport
     from vitkit.model.vit import VisionTransformer
 
-Features = Literal["head", "class", "mean", "patches"]
 T = TypeVar("T")
 
 
@@ -78,13 +80,35 @@ class Classifier:
         """Whether an image has one class, or may have several or none."""
         return "single" if self.thresholds is None else "multi"
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is. Images and answers may be elsewhere."""
+        return self.model.patch_embed.proj.weight.device
+
+    def to(self, device: str = "auto") -> Classifier:
+        """Move the model, as torch does; returns this classifier.
+
+        Args:
+            device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
+
+        Raises:
+            VitkitError: there is no such device here, or logits are computed by a backend that has weights of its own.
+        """
+        chosen = choose_device(device)
+        if self.runner is not None:
+            raise VitkitError("move the classifier before use(...), which makes a copy of the weights for its backend")
+        self.model.to(chosen)
+        return self
+
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, height, width), preprocessed -> (B, K) logits, in float32."""
+        """(B, C, height, width), preprocessed -> (B, K) logits, in float32, where the images are."""
         import torch
 
         with torch.inference_mode():
-            logits: Tensor = self.model(images) if self.runner is None else self.runner(images)
-        return logits
+            if self.runner is not None:
+                return self.runner(images)
+            logits: Tensor = self.model(images.to(self.device))
+        return logits.to(images.device)
 
     def use(
         self,
@@ -94,6 +118,7 @@ class Classifier:
         merge: int = 0,
         plan: str = "auto",
         say: Say = unsaid,
+        device: str = "auto",
     ) -> Classifier:
         """This classifier, with logits by one of `inference.backends` from the weights that the model has now.
 
@@ -104,14 +129,15 @@ class Classifier:
             merge: patches that are merged with others in every layer, by backend eager.
             plan: how backend eager computes in bfloat16 on a CPU; `auto` takes the fastest, as measured here.
             say: is told what was measured.
+            device: `cpu`, `cuda` or `mps`, for the backend; `auto` is where the model is, or a GPU if there is one.
 
         Raises:
-            VitkitError: there is no such backend, precision or plan, it does not work here, or the model cannot be
-                merged.
+            VitkitError: there is no such backend, precision, plan or device, it does not work here, or the model
+                cannot be merged.
         """
         from vitkit.inference.backends import open_runner
 
-        return replace(self, runner=open_runner(self.model, backend, precision, images, merge, plan, say))
+        return replace(self, runner=open_runner(self.model, backend, precision, images, merge, plan, say, device))
 
     @property
     def backend(self) -> str:
@@ -156,28 +182,14 @@ class Classifier:
             return self.preprocess(picture.image)
 
     def features(self, images: Tensor, what: Features = "head") -> Tensor:
-        """(B, C, height, width), preprocessed -> features, in float32, which keep no other tokens in memory.
+        """(B, C, height, width), preprocessed -> features, in float32, where the images are.
 
-        Args:
-            images: what the model sees.
-            what: `head`, what the head reads (B, D); `class`, the class token (B, D); `mean`, the mean of the patches
-                (B, D); `patches`, every patch (B, h * w, D), row by row.
+        See `inference.features.read_features` for what there is.
 
         Raises:
             VitkitError: the model has no class token.
         """
-        import torch
-
-        if what == "class" and not self.model.config.class_token:
-            raise VitkitError("the model has no class token: take mean, patches or head")
-        with torch.inference_mode():
-            tokens = self.model.forward_features(images)  # (B, N, D)
-            if what == "head":
-                return self.model.forward_head(tokens, pre_logits=True).clone()  # of tokens it may be a view
-            patches = tokens[:, self.model.config.prefix_tokens :]
-            if what == "mean":
-                return patches.mean(dim=1)
-            return patches if what == "patches" else tokens[:, 0].clone()
+        return read_features(self.model, images.to(self.device), what).to(images.device)
 
     def stream(
         self, paths: Iterable[str | Path], batch_size: int | None = None
@@ -215,10 +227,10 @@ class Classifier:
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         if batch_size is not None and batch_size < 1:
             raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
-        is_concurrent = self.runner is None or self.runner.is_concurrent
+        is_concurrent = self.device.type == "cpu" if self.runner is None else self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
-        rows = flow(map(str, paths), partial(_try_read, read), compute, batch_size, is_concurrent=is_concurrent)
-        return _unless_short(rows, batch_size)
+        rows = flow(map(str, paths), partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
+        return unless_short(rows, batch_size)
 
     def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int | None = None) -> Iterator[Prediction]:
         """A prediction for each image file, in the order of the paths, as they come.
@@ -275,22 +287,3 @@ class Classifier:
             **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
             "provenance": self.provenance,
         }
-
-
-def _try_read(read: Callable[[str], Images], path: str) -> Images | str:
-    try:
-        return read(path)
-    except UnreadableImageError as error:
-        return str(error)
-
-
-def _unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
-    """The same, and an error of the user's kind where memory runs out in between."""
-    try:
-        yield from rows
-    except (MemoryError, RuntimeError) as error:
-        if not is_memory_short(error):
-            raise
-        raise ShortageError(
-            f"there is too little memory for {batch_size} images at a time: free some, or compute fewer at a time"
-        ) from error

@@ -54,7 +54,7 @@ def test_predict_says_what_computed_and_answers_as_the_api(
 def test_few_images_are_computed_eagerly_in_the_best_precision(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda: "bfloat16")
+    monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
     assert vitkit("predict", trained, "photos/red/img1.png").err == "1 image (0 unreadable), eager, bfloat16\n"
 
 

@@ -33,7 +33,7 @@ def stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every backend that takes long to start is there, and no GPU is."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(registry, "find_spec", lambda _: object())
-    monkeypatch.setattr(own, "compiled", lambda _, precision: Stand("compile", precision))
+    monkeypatch.setattr(own, "compiled", lambda _, precision, __: Stand("compile", precision))
     for name in ("openvino", "onnx"):
         module = ModuleType(name)
         module.from_model = lambda _, precision, name=name: Stand(name, precision)  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def test_the_system_tells_of_the_processor_what_torch_does() -> None:
 
 
 def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "best_precision", lambda: "bfloat16")
+    monkeypatch.setattr(backend, "best_precision", lambda _: "bfloat16")
     assert open_runner(build(), "onnx").precision == "float32"
     assert open_runner(build(), "openvino").precision == "bfloat16"
 

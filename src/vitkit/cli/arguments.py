@@ -11,6 +11,7 @@ import typer
 from vitkit.cli.say import say
 from vitkit.data.layout import LayoutName
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
+from vitkit.system.devices import DeviceName
 
 if TYPE_CHECKING:  # choices are known when the tables have been read
     Backend: TypeAlias = str
@@ -32,6 +33,9 @@ BackendName = Annotated[
 ]
 PrecisionName = Annotated[
     Precision, typer.Option("--precision", help="auto: bfloat16 where the hardware multiplies such numbers.")
+]
+Device = Annotated[
+    DeviceName, typer.Option("--device", help="Where it is computed; auto: a CUDA GPU if there is one, else the CPU.")
 ]
 DataRoot = Annotated[
     Path | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import tell
+from vitkit.cli.arguments import Device, tell
 from vitkit.cli.say import say
 from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
 from vitkit.system.files import to_json
@@ -28,6 +28,7 @@ def bench(
         str, typer.Option("--precisions", help=f"With commas: {', '.join(PRECISIONS[1:])}.")
     ] = "float32,bfloat16",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each is timed, in turn.")] = 15,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A folder for the table (bench.csv) and a picture (bench.png).")
@@ -50,6 +51,7 @@ def bench(
             backends=backends,
             precisions=precisions,
             rounds=rounds,
+            device=device,
             out=out,
             force=force,
             note=tell,

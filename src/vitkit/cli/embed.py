@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, tell
+from vitkit.cli.arguments import Device, ModelSource, tell
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.verbs import embed as verb
@@ -24,6 +24,7 @@ def embed(
     near: Annotated[Path | None, typer.Option("--near", help="List the images most like this one.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="With --near: how many.")] = 5,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 32,
+    device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write over --out.")] = False,
 ) -> None:
     """Features of each image, from the same pixels as predictions; an .npz file with paths, features and errors.
@@ -43,6 +44,7 @@ def embed(
             near=near,
             top=top,
             batch_size=batch_size,
+            device=device,
             force=force,
             note=tell,
             progress=bar,

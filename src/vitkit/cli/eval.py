@@ -10,6 +10,7 @@ import typer
 from vitkit.cli.arguments import (
     BackendName,
     DataRoot,
+    Device,
     FolderLayout,
     MergeNumber,
     ModelSource,
@@ -38,6 +39,7 @@ def evaluate(
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
     merge: MergeNumber = 0,
+    device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write over what is in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON, accuracy (0-1) first.")] = False,
 ) -> None:
@@ -59,6 +61,7 @@ def evaluate(
             precision=precision,
             plan=plan,
             merge=merge,
+            device=device,
             force=force,
             note=tell,
             progress=bar,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import ModelSource, tell
+from vitkit.cli.arguments import Device, ModelSource, tell
 from vitkit.cli.say import say
 from vitkit.explanation.methods import by_layer
 from vitkit.verbs import explain as verb
@@ -30,6 +30,7 @@ def explain(
     anatomy: Annotated[
         bool, typer.Option("--anatomy", help="Filters, positions and attention distances, as in the paper.")
     ] = False,
+    device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write into --out though it is not empty.")] = False,
 ) -> None:
     """Pictures of what an answer rests on: maps upon each photograph, or with --anatomy the model's own figures.
@@ -47,6 +48,7 @@ def explain(
             target=target,
             layer=layer,
             anatomy=anatomy,
+            device=device,
             force=force,
             note=tell,
             progress=bar,

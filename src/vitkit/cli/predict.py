@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.arguments import BackendName, MergeNumber, ModelSource, PlanName, PrecisionName, tell
+from vitkit.cli.arguments import BackendName, Device, MergeNumber, ModelSource, PlanName, PrecisionName, tell
 from vitkit.cli.progress import Bar
 from vitkit.cli.say import HARMLESS, say
 from vitkit.errors import Interrupted, ShortageError
@@ -42,6 +42,7 @@ def predict(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Images at a time; by default as suits the backend.")
     ] = None,
+    device: Device = "auto",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an --out that was cut short, or add what it lacks.")
     ] = False,
@@ -70,6 +71,7 @@ def predict(
             plan=plan,
             merge=merge,
             batch_size=batch_size,
+            device=device,
             resume=resume,
             force=force,
             raw=raw,

@@ -200,7 +200,7 @@ def explain(
             raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
         methods = [name for name in methods if not METHODS[name].of_rivals]
     path, photograph, pixels, box = _read(classifier.preprocess, source)
-    images = pixels[None]  # (1, C, height, width)
+    images = pixels[None].to(model.patch_embed.proj.weight.device)  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()
     if not np.isfinite(probabilities).all():
         raise UnansweredError(NOT_FINITE)

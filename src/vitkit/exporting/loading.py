@@ -57,6 +57,16 @@ class Exported(Classifier):
             "was made from"
         )
 
+    def to(self, device: str = "auto") -> Exported:
+        """The file's runtime computes on the CPU.
+
+        Raises:
+            VitkitError: another device is asked for.
+        """
+        if device not in ("auto", "cpu"):
+            raise VitkitError(f"{self.path} runs on the CPU, by {self._form.backend}: leave out --device {device}")
+        return self
+
     def probabilities(self, images: Tensor) -> Tensor:
         """As of any classifier."""
         import torch
@@ -87,13 +97,15 @@ class Exported(Classifier):
         merge: int = 0,
         plan: str = "auto",
         say: Say | None = None,  # noqa: ARG002
+        device: str = "auto",
     ) -> Exported:
         """The same file in another precision. Its backend is that of its format.
 
         Raises:
-            VitkitError: another backend is asked for, the backend has no such precision, tokens are to be merged, or a
-                plan is asked for.
+            VitkitError: another backend or device is asked for, the backend has no such precision, tokens are to be
+                merged, or a plan is asked for.
         """
+        self.to(device)
         if merge:
             _ = self.model  # says that there is none
         if plan != "auto":

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.errors import NOT_FINITE
+from vitkit.data.decode import UnreadableImageError
+from vitkit.errors import NOT_FINITE, ShortageError, is_memory_short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,3 +142,23 @@ def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]
         ended.set()
         pool.shutdown(cancel_futures=True)
         _set_threads(before)  # what the pool's threads have set is also the default of later threads
+
+
+def try_read(read: Callable[[str], Images], path: str) -> Images | str:
+    """What there is to compute of an image file, or why it cannot be read."""
+    try:
+        return read(path)
+    except UnreadableImageError as error:
+        return str(error)
+
+
+def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
+    """The same, and an error of the user's kind where memory runs out in between."""
+    try:
+        yield from rows
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_short(error):
+            raise
+        raise ShortageError(
+            f"there is too little memory for {batch_size} images at a time: free some, or compute fewer at a time"
+        ) from error

@@ -181,7 +181,11 @@ class Opened:
 
 
 def open_backends(
-    model: VisionTransformer, wanted: Sequence[tuple[str, str]], images: Tensor, progress: Progress | None = None
+    model: VisionTransformer,
+    wanted: Sequence[tuple[str, str]],
+    images: Tensor,
+    progress: Progress | None = None,
+    device: str = "auto",
 ) -> Opened:
     """Those (backend, precision) that work here; each computes `images` (B, C, height, width) once."""
     from vitkit.inference.backends import open_runner
@@ -194,7 +198,7 @@ def open_backends(
             progress(f"preparing {backend} {precision}", done, len(wanted))
         before = resident()
         try:
-            runner = open_runner(model, backend, precision, images=_MANY)
+            runner = open_runner(model, backend, precision, images=_MANY, device=device)
             runner(images)
         except (VitkitError, ImportError) as error:
             missing[f"{backend} {precision}"] = str(error)

@@ -26,7 +26,7 @@ _DIGITS = 12  # of a digest
 _PLACES = ("data", "weights", "teacher")  # what is there has a digest, or is in the state
 _SPLITTING = ("layout", "split", "split_from", "group_by", "folds", "max_images")  # split.json has the outcome
 _LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
-_COMPUTING = ("precision", "devices", "nodes", "strategy", "checkpointing", "compile", "cache", "workers")
+_COMPUTING = ("precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile", "cache", "workers")
 _BEFORE_AND_AFTER = ("find_lr", "prior")
 MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH_OF_IT, *_COMPUTING, *_BEFORE_AND_AFTER}
 

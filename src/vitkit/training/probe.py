@@ -23,6 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.evaluation.regression import regress, regression_loss
 from vitkit.model.vit import VisionTransformer
+from vitkit.system import devices
 from vitkit.training.balance import give_heads, stand
 from vitkit.training.callbacks import append_metrics
 from vitkit.training.finalize import keep_standing
@@ -74,7 +75,7 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
         The features of training and validation images as they are.
     """
     started = time.monotonic()
-    precision = choose_precision(recipe.precision)
+    precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
     fitted, features = _put_best_head(run, recipe, table, classifier)
     standing = stand(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
@@ -106,7 +107,7 @@ def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Clas
     Returns:
         The head, and the features of training and validation images as they are.
     """
-    precision = choose_precision(recipe.precision)
+    precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
 
     def features(images: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
@@ -153,7 +154,7 @@ def compute_features(
     progress: Callable[[int, int], None],
 ) -> tuple[Tensor, Tensor]:
     """What the head reads of each image, (n, D) float32, and its label, (n,)."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(devices.choose_device(recipe.device))
     model.eval().to(device)
     count, done = len(images), 0  # type: ignore[arg-type]  # every set of images here has a length
     features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
+from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
 from vitkit.training.recipe_values import (
     BY_METHOD,
@@ -191,6 +192,7 @@ class Recipe:
     patience: Annotated[int | None, "Stop after this many epochs without a better one.", Between(1, 1e9)] = None
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
     seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result.", Between(0, 2**63 - 1)] = 0
+    device: Annotated[DeviceName, "Where it is computed; auto: a GPU if there is one, else the CPU."] = "auto"
     devices: Annotated[
         int | None,
         "Processes of each machine that train together, a GPU each; by default one, or what torchrun started.",

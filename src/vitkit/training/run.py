@@ -50,7 +50,7 @@ from vitkit.training.run_folder import (
     remove_if_empty,
     sweep,
 )
-from vitkit.training.setup import start_of, weights_of
+from vitkit.training.setup import choose_device, start_of, weights_of
 from vitkit.training.summary import FINDINGS, GROUPS
 from vitkit.training.teacher import check_distillation, load_teacher
 
@@ -87,6 +87,7 @@ def train(
     if fields.get("data") is None:
         raise VitkitError("the recipe names no data")
     asked = build(fields, "flags")
+    choose_device(asked)  # which may be none of this machine's
     team = assemble(asked.devices, asked.nodes)
     with ExitStack() as hold:
         folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
@@ -193,6 +194,7 @@ def resume(folder: str | Path, data_root: Path | None = None, *, say: Say = prin
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
     recipe = build(load_fields(folder / RECIPE), str(folder / RECIPE))
+    choose_device(recipe)
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
     with ExitStack() as hold:

@@ -25,6 +25,7 @@ from vitkit.inference.pipeline import cores
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
+from vitkit.system import devices
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.training.patches import check_patch_dropout
@@ -130,15 +131,24 @@ def augment_of(recipe: Recipe) -> Augment:
     )
 
 
-def choose_precision(precision: str) -> str:
+def choose_device(recipe: Recipe) -> str:
+    """Where a run computes, as Lightning calls its accelerators, which knows more kinds of GPU for `auto`.
+
+    Raises:
+        VitkitError: there is no such device here.
+    """
+    return "auto" if recipe.device == "auto" else devices.choose_device(recipe.device)
+
+
+def choose_precision(precision: str, device: str = "auto") -> str:
     """`auto` as bfloat16 where the hardware computes in it, else float32."""
-    return best_precision() if precision == "auto" else precision
+    return best_precision(device) if precision == "auto" else precision
 
 
-def trainer_options(precision: str) -> dict[str, Any]:
+def trainer_options(precision: str, device: str = "auto") -> dict[str, Any]:
     """What every Trainer here is told: how to compute, and to leave talking, batches and checks before to the run."""
     return {
-        "accelerator": "auto",
+        "accelerator": device,
         "precision": "bf16-mixed" if precision == "bfloat16" else "32-true",
         "logger": False,
         "enable_progress_bar": False,
@@ -152,7 +162,7 @@ def choose_compile(recipe: Recipe) -> bool:
     """Whether torch.compile is to make the steps quicker: by default on GPUs, where its compiler is installed."""
     if recipe.compile != "auto":
         return recipe.compile == "on"
-    has_compiler = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
     return has_compiler and recipe.strategy != "fsdp"
 
 

@@ -52,7 +52,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
         run.say(f"label errors are looked for among held-out images only: there are more than {MOST:,} images")
         return None
     started = time.monotonic()
-    precision = choose_precision(recipe.precision)
+    precision = choose_precision(recipe.precision, recipe.device)
     try:
         # As for a head on frozen features: the class token and the mean of the patches.
         begun = Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name
+from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole_in
 from vitkit.system.progress import Progress, Say, silent, unsaid
-from vitkit.verbs.choices import check_least
+from vitkit.verbs.choices import check_choice, check_least, several
 from vitkit.verbs.inputs import open_model, path_of
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.result import Result
@@ -125,6 +126,7 @@ def bench(
     backends: str | Sequence[str] | None = None,
     precisions: str | Sequence[str] = "float32,bfloat16",
     rounds: int = 15,
+    device: DeviceName = "auto",
     out: str | Path | None = None,
     force: bool = False,
     note: Say = unsaid,
@@ -142,6 +144,7 @@ def bench(
         backends: eager, compile, openvino, onnx; None: all that work here.
         precisions: float32, bfloat16.
         rounds: how often each is timed, in turn.
+        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         out: a folder for the table (bench.csv) and a picture (bench.png).
         force: write over what is in `out`.
         note: told what had to be assumed of the model, and which backends are left out, a line each.
@@ -154,16 +157,17 @@ def bench(
 
     sizes = _numbers(batch_sizes)
     check_least("--rounds", rounds, 1)
-    asked = None if backends is None else _choices("--backends", backends, backend_names())
-    wanted = _choices("--precisions", precisions, PRECISIONS)
+    check_choice("--device", device, DeviceName)
+    asked = None if backends is None else several("--backends", backends, backend_names())
+    wanted = several("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes(note)
     with _sole_out(folder, force=force):
         built = _model(model, notes, progress)
-        opened = _open(built, asked, wanted, min(sizes), progress)
+        opened = _open(built, asked, wanted, min(sizes), progress, device)
         for left_out, reason in opened.missing.items():
             notes(f"{left_out} is left out: {reason}")
-        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, progress)]
+        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, progress, device)]
         if folder is not None:
             _write(folder, name, results)
     return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes.lines))
@@ -179,15 +183,6 @@ def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
 
 def _listed(sizes: int | Sequence[int]) -> Sequence[int]:
     return [sizes] if isinstance(sizes, int) else sizes
-
-
-def _choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    known = [name for name in known if name != "auto"]
-    for part in parts or [""]:
-        if part not in known:
-            raise VitkitError(f"{flag} {part!r} is none of {', '.join(known)}")
-    return list(dict.fromkeys(parts))
 
 
 @contextmanager
@@ -209,19 +204,20 @@ def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> Vis
         from vitkit.profiling.speed import random_model
 
         return random_model(config_for(str(model)))
-    return open_model(model, note, progress).model
+    return open_model(model, note, progress, "cpu").model
 
 
 def _measure(
-    model: VisionTransformer, opened: Opened, batch: int, rounds: int, progress: Progress
+    model: VisionTransformer, opened: Opened, batch: int, rounds: int, progress: Progress, device: str
 ) -> Iterator[dict[str, Any]]:
     """A row for each of those that are opened."""
     import torch
 
     from vitkit.profiling.speed import compare, row
+    from vitkit.system.devices import choose_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as backends choose
-    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, progress, device)
+    place = torch.device(choose_device(device))
+    speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, progress, place)
     eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
     for contender, speed in zip(opened.contenders, speeds, strict=True):
         taken = opened.memory[contender.key]
@@ -229,17 +225,22 @@ def _measure(
 
 
 def _open(
-    model: VisionTransformer, backends: list[str] | None, precisions: list[str], batch: int, progress: Progress
+    model: VisionTransformer,
+    backends: list[str] | None,
+    precisions: list[str],
+    batch: int,
+    progress: Progress,
+    device: str,
 ) -> Opened:
     """Those asked for, and eager float32 ahead of them: the others are measured by it."""
     from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
     images = _images(model, batch)
-    first = open_backends(model, [("eager", "float32")], images, progress)
+    first = open_backends(model, [("eager", "float32")], images, progress, device)
     asked = backends or list(BACKENDS)
     wanted = [(backend, precision) for backend in asked for precision in precisions]
-    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, progress)
+    rest = open_backends(model, [own for own in wanted if own != ("eager", "float32")], images, progress, device)
     if backends is not None and rest.missing:
         name, reason = next(iter(rest.missing.items()))
         raise VitkitError(f"--backends {name.split()[0]} does not work here: {reason}")

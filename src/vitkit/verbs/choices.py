@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from vitkit.errors import VitkitError
@@ -25,3 +26,17 @@ def check_least(flag: str, value: int | None, least: int) -> None:
     """
     if value is not None and value < least:
         raise VitkitError(f"{flag} must be at least {least}, not {value}")
+
+
+def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """Choices with commas between them, or one by one; each once, and `auto` is none.
+
+    Raises:
+        VitkitError: one is not known, or there is none.
+    """
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    known = [name for name in known if name != "auto"]
+    for part in parts or [""]:
+        if part not in known:
+            raise VitkitError(f"{flag} {part!r} is none of {', '.join(known)}")
+    return list(dict.fromkeys(parts))

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
+from vitkit.inference.features import Features
+from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.cells import harmless
 from vitkit.verbs.choices import check_choice, check_least
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier
 
-What = Literal["head", "class", "mean", "patches"]  # as `classifier.Features`, which loads numpy
+What = Features
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -86,6 +88,7 @@ def embed(
     near: str | Path | None = None,
     top: int = 5,
     batch_size: int = 32,
+    device: DeviceName = "auto",
     force: bool = False,
     note: Say = unsaid,
     progress: Progress = silent,
@@ -105,6 +108,7 @@ def embed(
         near: find the images most like this one.
         top: with `near`: how many, at least 1.
         batch_size: images at a time, at least 1.
+        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over `out`.
         note: told each of the result's notes as it comes.
         progress: told what is being done, how many are done, of how many.
@@ -117,13 +121,14 @@ def embed(
     names = named(sources)
     out, near = path_of(out), path_of(near)
     check_choice("--what", what, What)
+    check_choice("--device", device, DeviceName)
     check_least("--top", top, 1)
     check_least("--batch-size", batch_size, 1)
     _check(out, near, what, names)
     notes = Notes(note)
     paths, _ = find_pictures(names, notes)
     with sole_out(out, force=force):
-        classifier = open_model(model, notes, progress)
+        classifier = open_model(model, notes, progress, device)
         found = _embed(classifier, paths, what, batch_size, progress)
         if out is not None:
             _write(out, found, what)

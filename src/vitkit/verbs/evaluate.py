@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
+from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.inputs import open_model, path_of
@@ -121,6 +122,7 @@ def evaluate(
     precision: str = "auto",
     plan: str = "auto",
     merge: int = 0,
+    device: DeviceName = "auto",
     force: bool = False,
     note: Say = unsaid,
     progress: Progress = silent,
@@ -142,6 +144,7 @@ def evaluate(
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes in bfloat16 on a CPU; `auto`: the fastest, as measured here once.
         merge: merge so many patches with others in every layer.
+        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over what is in `out`.
         note: told each of the result's notes as it comes.
         progress: told what is being done, how many are done, of how many.
@@ -152,6 +155,7 @@ def evaluate(
         OSError: `out` cannot be written.
     """
     check_choice("--layout", layout, LayoutName)
+    check_choice("--device", device, DeviceName)
     check_least("--merge", merge, 0)
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
@@ -162,7 +166,7 @@ def evaluate(
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
-        outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge), notes, progress)
+        outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge, device), notes, progress)
         if data is None and folder is not None:
             outcome = _as_own(outcome, classifier, folder, table)
         seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
@@ -182,17 +186,17 @@ def _ask(
     classifier: Classifier,
     table: ImageTable,
     split: str | None,
-    way: tuple[str, str, str, int],
+    way: tuple[str, str, str, int, str],
     note: Say,
     progress: Progress,
 ) -> tuple[Evaluation, Classifier]:
-    """The answers, and the classifier as it computed them: by backend, precision, plan and merging."""
+    """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
     from vitkit.evaluation import evaluator, metrics
 
-    backend, precision, plan, merge = way
+    backend, precision, plan, merge, device = way
     name = split or metrics.held_out_split(table)
     images = len(table) if name == "all" else len(table.of_split(name))
-    classifier = classifier.use(backend, precision, images, merge, plan, note)
+    classifier = classifier.use(backend, precision, images, merge, plan, note, device)
     return evaluator.evaluate(classifier, table, name, partial(progress, "evaluating")), classifier
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import method_names
+from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.anatomy import Anatomy, draw_anatomy
@@ -89,6 +90,7 @@ def explain(
     target: str | int = "top",
     layer: int | None = None,
     anatomy: bool = False,
+    device: DeviceName = "auto",
     force: bool = False,
     note: Say = unsaid,
     progress: Progress = silent,
@@ -106,6 +108,7 @@ def explain(
         target: the class to explain: by name, by number, or `top`, the most probable.
         layer: for the methods that look at one: this layer; -1 is the last.
         anatomy: filters, positions and attention distances, as in the paper.
+        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write into `out` though it is not empty.
         note: told what had to be assumed of the model, and what could not be looked into, a line each.
         progress: of loading and explaining.
@@ -115,6 +118,7 @@ def explain(
             written into.
     """
     check_choice("--method", method, Method)
+    check_choice("--device", device, DeviceName)
     if anatomy and (method, target, layer) != ("gradient", "top", None):
         raise VitkitError("--anatomy is about the model, not about an answer: leave out --method, --target and --layer")
     names = named(sources)
@@ -126,7 +130,7 @@ def explain(
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
     found: Explanations | Anatomy
     with sole_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, progress)
+        classifier = open_model(model, notes, progress, device)
         if anatomy:
             found = draw_anatomy(classifier, paths, folder, progress)
         else:

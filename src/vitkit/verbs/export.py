@@ -13,7 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, one_of, suffixes
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.choices import check_choice
-from vitkit.verbs.inputs import load_noting, path_of
+from vitkit.verbs.inputs import load_noting, open_model, path_of
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_outside
 from vitkit.verbs.result import Result
@@ -176,7 +176,7 @@ def _load(model: str | Path | Classifier, size: tuple[int, int] | None, note: Sa
     if not isinstance(model, (str, Path)):
         if size is not None:
             raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
-        return model
+        return open_model(model, note, progress, "cpu")
     if is_exported(model):
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
     return load_noting(model, note, progress, size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
 
-def open_model(model: str | Path | Classifier, note: Say, progress: Progress = silent) -> Classifier:
+def open_model(
+    model: str | Path | Classifier, note: Say, progress: Progress = silent, device: str | None = None
+) -> Classifier:
     """The classifier that is meant.
 
     Args:
@@ -22,19 +26,33 @@ def open_model(model: str | Path | Classifier, note: Say, progress: Progress = s
             classifier itself.
         note: told what had to be assumed of it, a line each.
         progress: of loading.
+        device: where its model is to be; None: where it is. A classifier in memory is not moved, but copied.
 
     Raises:
-        VitkitError: it cannot be loaded.
+        VitkitError: it cannot be loaded, or there is no such device here.
     """
     from vitkit.classifier import Classifier
 
     if isinstance(model, Classifier):
-        return model
+        return model if device in (None, "auto") else _copy_on(model, device)
     if is_exported(model):
         from vitkit.exporting import load_exported
 
-        return load_exported(model)
-    return load_noting(model, note, progress)
+        found: Classifier = load_exported(model)
+    else:
+        found = load_noting(model, note, progress)
+    return found if device is None else found.to(device)
+
+
+def _copy_on(classifier: Classifier, device: str) -> Classifier:
+    from vitkit.exporting.loading import Exported
+    from vitkit.system.devices import choose_device
+
+    if isinstance(classifier, Exported):
+        return classifier.to(device)
+    if classifier.device.type == choose_device(device):
+        return classifier
+    return replace(classifier, model=copy.deepcopy(classifier.model), runner=None).to(device)
 
 
 def load_noting(

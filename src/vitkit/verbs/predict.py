@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction_files import FORMATS, Columns, Format, Row
 from vitkit.inference.resumable import Stock, gathering, partial_of, read_rows, take_stock
+from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.words import plural
 from vitkit.verbs.authorship import is_by
-from vitkit.verbs.choices import check_least
+from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out_folder
@@ -103,6 +104,7 @@ def predict(
     plan: str = "auto",
     merge: int = 0,
     batch_size: int | None = None,
+    device: DeviceName = "auto",
     resume: bool = False,
     force: bool = False,
     raw: bool = False,
@@ -132,6 +134,7 @@ def predict(
         plan: how backend eager computes in bfloat16 on a CPU; `auto`: the fastest, as measured here once.
         merge: merge so many patches with others in every layer.
         batch_size: images at a time; by default as suits the backend.
+        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         resume: go on with an `out` that was cut short, or add what it lacks.
         force: write over `out` and `pictures`.
         raw: CSV text as it is, though a spreadsheet or terminal may act upon it.
@@ -149,6 +152,7 @@ def predict(
     names = named(sources)
     out, pictures = path_of(out), path_of(pictures)
     _check_values(top, reject, merge, batch_size)
+    check_choice("--device", device, DeviceName)
     folders = source_folders(names)
     _check_out(out, folders, resume=resume, force=force)
     notes = Notes(note)
@@ -161,7 +165,7 @@ def predict(
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
-        classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes)
+        classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes, device)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         tally, kept = stock.tally, list[Row]()
         with _writing(out, form, paths, stock, writer) as write:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.precision import best_precision
 from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
+from vitkit.system.devices import choose_device
 from vitkit.system.progress import Say, unsaid
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def open_runner(
     merge: int = 0,
     plan: str = "auto",
     say: Say = unsaid,
+    device: str = "auto",
 ) -> Runner:
     """A runner of the model as it is now.
 
@@ -38,10 +40,13 @@ def open_runner(
         plan: how backend eager computes in bfloat16 on a CPU, one of `PLANS`. `auto` is what was measured here and
             kept; else it is measured now if many images are asked, else `plain`.
         say: is told what was measured.
+        device: `cpu`, `cuda` or `mps`; `auto` is where the model is, if that is no CPU, else a GPU if there is one. A
+            backend that knows processors alone then computes there.
 
     Raises:
-        VitkitError: there is no such backend, precision or plan; the backend is not installed or cannot run the model;
-            tokens are to be merged by another than eager, or of a model that needs each patch in its place.
+        VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
+            model, or does not compute on the device that was named; tokens are to be merged by another than eager, or
+            of a model that needs each patch in its place.
     """
     if backend not in backend_names():
         raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
@@ -53,32 +58,38 @@ def open_runner(
         raise VitkitError(
             f"--plan is of backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
         )
+    here = _place(model, device)
+    if backend in BACKENDS and device == "auto" and here.partition(":")[0] not in BACKENDS[backend].devices:
+        here = "cpu"
     if precision == "auto":
-        precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision()
+        precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision(here)
     if merge:
         from vitkit.inference.backends.torch import merging
 
         if backend not in ("auto", "eager"):
             raise VitkitError(f"--merge is computed by backend eager: leave out --backend {backend}")
-        return merging(model, merge, precision)
+        return merging(model, merge, precision, here)
     if plan != "auto":
         backend = "eager"
     if backend not in ("auto", "eager"):
-        return BACKENDS[backend].open(model, precision)
-    for row in _faster() if backend == "auto" else ():
+        return BACKENDS[backend].open(model, precision, here)
+    for row in _faster(here) if backend == "auto" else ():
         if images is None or images >= row.auto_from:
             try:
-                return row.open(model, precision)
+                return row.open(model, precision, here)
             except (VitkitError, ImportError, RuntimeError):  # not installed, or it cannot run this model
                 continue
     from vitkit.inference.backends.torch import eager
 
-    return eager(model, precision, plan, may_measure=images is None or images >= MANY, say=say)
+    return eager(model, precision, here, plan, may_measure=images is None or images >= MANY, say=say)
 
 
-def _faster() -> list[Backend]:
-    """What is faster than eager here, the fastest first."""
-    import torch
+def _place(model: VisionTransformer, device: str) -> str:
+    """Where the model is to be computed, as torch calls it."""
+    own = model.patch_embed.proj.weight.device
+    return str(own) if device == "auto" and own.type != "cpu" else choose_device(device)
 
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    return [row for row in BACKENDS.values() if row.auto_on == here]
+
+def _faster(here: str) -> list[Backend]:
+    """What is faster than eager on this device, the fastest first."""
+    return [row for row in BACKENDS.values() if row.auto_on == here.partition(":")[0]]

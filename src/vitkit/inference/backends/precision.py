@@ -6,16 +6,23 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from vitkit.system.devices import choose_device
+
 _PROCESSOR = Path("/proc/cpuinfo")  # of Linux: tells without PyTorch what PyTorch would
 
 
-def best_precision() -> str:
-    """`bfloat16` where the hardware multiplies such numbers, else `float32`."""
+def best_precision(device: str = "auto") -> str:
+    """`bfloat16` where the hardware multiplies such numbers, else `float32`.
+
+    Args:
+        device: that computes, as torch calls it; `auto` is what `choose_device` takes.
+    """
     import torch
 
-    if torch.cuda.is_available():
+    kind = (choose_device() if device == "auto" else device).partition(":")[0]
+    if kind == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return processor_precision()
+    return processor_precision() if kind == "cpu" else "float32"
 
 
 def processor_precision() -> str:

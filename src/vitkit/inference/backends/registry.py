@@ -5,6 +5,7 @@ The command line derives its choices from these tables, as does everything that 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,6 +41,7 @@ class Backend:
         precision: the only one it has; None: it takes any of `PRECISIONS`.
         auto_on: where `auto` takes it in eager's place, as the first there that works; None: nowhere.
         auto_from: images from which its preparation is worth it.
+        devices: kinds of device that it computes on; with more than one, the function takes the device as well.
     """
 
     name: str
@@ -51,18 +53,24 @@ class Backend:
     precision: str | None = None
     auto_on: Literal["cpu", "cuda"] | None = None
     auto_from: int = 0
+    devices: tuple[str, ...] = ("cpu",)
 
-    def open(self, model: VisionTransformer, precision: str) -> Runner:
-        """A runner of the model as it is now.
+    def open(self, model: VisionTransformer, precision: str, device: str = "cpu") -> Runner:
+        """A runner of the model as it is now, on a device as torch calls it.
 
         Raises:
-            VitkitError: a package is missing, or the backend cannot run the model.
+            VitkitError: a package is missing, or the backend cannot run the model or compute there.
         """
+        if device.partition(":")[0] not in self.devices:
+            raise VitkitError(f"backend {self.name} computes on {' or '.join(self.devices)} alone, not on {device}")
         missing = [package for package in self.packages if find_spec(package) is None]
         if missing:
             raise VitkitError(f"backend {self.name} needs {' and '.join(missing)}: {self.hint}")
-        opens: Callable[[VisionTransformer, str], Runner] = getattr(import_module(self.module), self.opens)
-        return opens(model, precision)
+        opens: Callable[..., Runner] = getattr(import_module(self.module), self.opens)
+        if self.devices != ("cpu",):
+            return opens(model, precision, device)
+        is_here = model.patch_embed.proj.weight.device.type == "cpu"
+        return opens(model if is_here else copy.deepcopy(model).cpu(), precision)
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -88,7 +96,13 @@ _HOME = "vitkit.inference.backends"
 _EXPORT = "pip install 'vitkit[export]'"
 
 for _row in (
-    Backend("eager", "PyTorch, the model itself or a plan for bfloat16", f"{_HOME}.torch", "eager"),
+    Backend(
+        "eager",
+        "PyTorch, the model itself or a plan for bfloat16",
+        f"{_HOME}.torch",
+        "eager",
+        devices=("cpu", "cuda", "mps"),
+    ),
     Backend(
         "compile",
         "PyTorch's compiler; takes a minute",
@@ -96,6 +110,7 @@ for _row in (
         "compiled",
         auto_on="cuda",
         auto_from=5_000,
+        devices=("cpu", "cuda"),
     ),
     Backend(
         "openvino",

@@ -59,6 +59,7 @@ class TorchRunner:
 def eager(
     model: VisionTransformer,
     precision: str,
+    device: str = "cpu",
     plan: str = "auto",
     *,
     may_measure: bool = False,
@@ -69,7 +70,6 @@ def eager(
     Raises:
         VitkitError: the plan is none for this precision, or this processor has no packed weights.
     """
-    device = device_of(model)
     if precision != "bfloat16" or device != "cpu":
         if plan not in ("auto", "plain"):
             raise VitkitError(f"--plan {plan} is for bfloat16 on a CPU, not for {precision} on {device}")
@@ -82,7 +82,7 @@ def eager(
     return TorchRunner(build(model, plan), "eager", precision, device, plan=plan)
 
 
-def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:
+def merging(model: VisionTransformer, r: int, precision: str, device: str = "cpu") -> TorchRunner:
     """The double that merges r patches away in every layer (`vitkit.inference.backends.token_merging`).
 
     Raises:
@@ -91,17 +91,15 @@ def merging(model: VisionTransformer, r: int, precision: str) -> TorchRunner:
     patches = model.config.patches
     if r > patches // 2:
         raise VitkitError(f"--merge {r}: a layer merges at most half of the {patches} patches: up to {patches // 2}")
-    device = device_of(model)
     return TorchRunner(merge(model, r, _DTYPES[precision], device), "eager", precision, device, r)
 
 
-def compiled(model: VisionTransformer, precision: str) -> TorchRunner:
+def compiled(model: VisionTransformer, precision: str, device: str = "cpu") -> TorchRunner:
     """The double compiled by inductor, which takes up to a minute.
 
     Raises:
         VitkitError: it cannot be compiled, for want of a C++ compiler for example.
     """
-    device = device_of(model)
     double = prepare(model, _DTYPES[precision], device, pack=False)
     options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
     runner = TorchRunner(torch.compile(double, fullgraph=True, options=options), "compile", precision, device)
@@ -112,9 +110,3 @@ def compiled(model: VisionTransformer, precision: str) -> TorchRunner:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise VitkitError(f"backend compile cannot compile the model here, take eager: {reason}") from error
     return runner
-
-
-def device_of(model: VisionTransformer) -> str:
-    """Where a double of the model computes: where the model is, and on the GPU if there is one."""
-    own = model.cls_token if model.cls_token is not None else model.patch_embed.proj.weight
-    return str(own.device) if own.device.type != "cpu" else "cuda" if torch.cuda.is_available() else "cpu"

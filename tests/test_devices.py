@@ -1,0 +1,169 @@
+"""`--device`: what is asked for is taken or refused in a line, by every command that computes."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import vitkit
+from tiny import build, images, tiny
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.explanation.methods import METHODS
+from vitkit.exporting import export, load_exported
+from vitkit.inference.backends import best_precision, open_runner
+from vitkit.inference.backends.precision import processor_precision
+from vitkit.model.vit import VisionTransformer
+from vitkit.system import devices
+from vitkit.system.devices import choose_device
+from vitkit.training import setup
+from vitkit.training.recipe import Recipe
+from vitkit.verbs.inputs import open_model
+
+VERBS = ("predict", "embed", "evaluate", "explain", "bench", "train")
+
+
+def have(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, mps: bool = False) -> None:
+    """Let torch say that the machine has these."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+def classifier() -> Classifier:
+    return Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
+
+
+@pytest.mark.parametrize(
+    ("here", "asked", "chosen"),
+    [
+        ({}, "auto", "cpu"),
+        ({"cuda": True}, "auto", "cuda"),
+        ({"mps": True}, "auto", "cpu"),
+        ({"mps": True}, "mps", "mps"),
+        ({"cuda": True}, "cpu", "cpu"),
+    ],
+)
+def test_a_device_is_chosen(here: dict[str, bool], asked: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, **here)
+    assert choose_device(asked) == chosen
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, mps=True)
+    with pytest.raises(VitkitError, match=r"--device cuda: there is none here; found: cpu, mps$"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_that_computes_takes_a_device(verb: str) -> None:
+    assert inspect.signature(getattr(vitkit, verb)).parameters["device"].default == "auto"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_refuses_a_device_that_is_not_there(
+    verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    have(monkeypatch)
+    from PIL import Image
+
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / "data" / name / "image.png")
+    classifier().save(tmp_path / "model")
+    model, data, out = tmp_path / "model", tmp_path / "data", tmp_path / "out"
+    arguments: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("predict", "embed", "evaluate"), (model, data)),
+        "explain": (model, data, out),
+        "bench": (model,),
+        "train": (data,),
+    }
+    options = {"out": out} if verb == "train" else {}
+    with pytest.raises(VitkitError, match=r"--device mps: there is none here; found: cpu$"):
+        getattr(vitkit, verb)(*arguments[verb], device="mps", **options)
+    with pytest.raises(VitkitError, match=r"device.*'?tpu'?"):
+        getattr(vitkit, verb)(*arguments[verb], device="tpu", **options)
+    assert not list(out.glob("**/*.*"))
+
+
+def test_the_processor_is_taken_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may touch the GPU, which is not there in truth."""
+    have(monkeypatch, cuda=True)
+    expected = open_runner(build(), "eager", "float32", device="cpu")(images(2))
+    assert torch.isfinite(expected).all()
+    assert best_precision("cpu") == processor_precision()
+    assert best_precision("mps") == "float32"
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+def test_a_backend_of_processors_refuses_a_gpu_by_name(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino" if backend == "openvino" else "onnxruntime")
+    have(monkeypatch, cuda=True)
+    with pytest.raises(VitkitError, match=f"backend {backend} computes on cpu alone, not on cuda"):
+        open_runner(build(), backend, "float32", device="cuda")
+    assert open_runner(build(), backend, "float32").backend == backend  # which it takes where it has the choice
+
+
+def test_an_exported_file_runs_on_the_processor(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from vitkit.exporting.pictures import choose_pictures
+
+    pictures = choose_pictures(None, None, lambda *_: None, "auto", None)
+    export(classifier(), tmp_path / "model.onnx", pictures)
+    file = load_exported(tmp_path / "model.onnx")
+    assert file.use(device="cpu") is file
+    assert file.to("auto") is file
+    with pytest.raises(VitkitError, match=r"model\.onnx runs on the CPU, by onnx: leave out --device cuda$"):
+        file.use(device="cuda")
+
+
+def test_a_run_asks_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, cuda=True)
+    assert setup.choose_device(Recipe()) == "auto"
+    assert setup.choose_device(Recipe(device="cpu")) == "cpu"
+    assert setup.trainer_options("float32", setup.choose_device(Recipe(device="cuda")))["accelerator"] == "cuda"
+    assert not setup.choose_compile(Recipe(device="cpu"))
+    assert setup.choose_precision("auto", "cpu") == processor_precision()
+
+
+def test_a_classifier_is_moved_as_torch_moves_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = classifier()
+    assert own.to("cpu") is own
+    assert own.device.type == "cpu"
+    with pytest.raises(VitkitError, match="there is none here"):
+        have(monkeypatch)
+        own.to("cuda")
+    with pytest.raises(VitkitError, match=r"before use\(\.\.\.\)"):
+        own.use("eager", "float32").to("cpu")
+
+
+def test_images_go_where_the_model_is_and_answers_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that torch pretends: it tells where each tensor is, and has no numbers."""
+    monkeypatch.setattr("vitkit.model.vit.initialise", lambda *_: None)  # which looks at numbers
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("cuda"):
+            model = VisionTransformer(tiny())
+        own = Classifier(model, tuple("abcdefg"), Preprocess(size=(12, 16)))
+        batch = torch.empty(2, 3, 12, 16)
+        assert (own.device.type, batch.device.type) == ("cuda", "cpu")
+        for answer in (own.logits(batch), own.probabilities(batch), own.features(batch), own.features(batch, "mean")):
+            assert answer.device.type == "cpu"
+        assert own.logits(batch.to("cuda")).device.type == "cuda"
+        for method in ("rollout", "raw", "heads"):  # the others compute numbers to go by
+            assert METHODS[method](own.model, batch).device.type == "cuda"
+
+
+def test_a_verb_does_not_move_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "found_devices", lambda: ("cpu", "meta"))  # which holds no numbers, but is a device
+    own = classifier()
+    there = open_model(own, lambda _: None, device="meta")
+    assert (own.device.type, there.device.type) == ("cpu", "meta")
+    assert open_model(own, lambda _: None, device="cpu") is own
+    assert open_model(there, lambda _: None, device="auto") is there
+    assert own.to("meta") is own
+    assert own.device.type == "meta"
