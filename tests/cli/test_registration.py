@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import runs
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
 from vitkit.exporting import Card
+from vitkit.weights import inspect
 
 _BACKEND = """
 import torch
@@ -117,3 +120,74 @@ def test_a_format_of_exported_files_is_one_module_and_one_row(place: Path) -> No
     done = vitkit(place, _FORMAT, "export", "model", "--to", "nothing")
     assert done.returncode == 2
     assert "'onnx', 'openvino', 'torch', 'toys'" in done.stderr
+
+
+_SOURCE = """
+from vitkit.data.sources import SourceKind, register, table_of
+
+def read(name, path, layout):
+    rows = [line.split() for line in path.read_text().splitlines()]
+    return table_of(name, path.parent, [(image, label, "test") for label, image in rows])
+
+register(SourceKind("toy", "a list of toys", __name__, (".toys",)))
+"""
+
+
+def test_a_kind_of_source_is_one_module_and_one_row(place: Path) -> None:
+    (place / "data.toys").write_text("c image.png\na image.png\n", encoding="utf-8")
+    done = vitkit(place, _SOURCE, "eval", "model", "data.toys", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["images"] == 2
+
+
+_SET = """
+from PIL import Image
+from vitkit.data.named_sets import DataSet, register
+
+def write(raw, folder):
+    for name in ("ant", "bee"):
+        (folder / name).mkdir()
+        Image.new("RGB", (20, 20), name == "ant" and "red" or "blue").save(folder / name / "image.png")
+
+register(DataSet("insects", 2, 2, write=write))
+"""
+
+
+def test_a_named_data_set_is_one_module_and_one_row(place: Path) -> None:
+    done = vitkit(place, _SET, "doctor", "insects")
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.startswith("insects: 2 images in 2 classes, ")
+
+
+_CHECKPOINT = """
+import numpy as np, torch
+from vitkit.weights.formats.foreign import settled
+from vitkit.weights.formats.registry import CheckpointFormat, register
+from vitkit.weights.layout import Layout, same
+
+PIXELS = {"fit": "squash", "interpolation": "nearest", "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+
+def recognise(checkpoint):
+    if not all(name.startswith("toy/") for name in checkpoint.tensors):
+        return None
+    pieces = {name.removeprefix("toy/"): same(name) for name in checkpoint.tensors}
+    return Layout(format="toy", pieces=pieces, fields={"heads": 4, "norm_eps": 1e-6}, preprocess=PIXELS,
+                  is_preprocess_known=True, image_size=(12, 16))
+
+def write(classifier, destination):
+    with destination.open("wb") as file:
+        np.savez(file, **{f"toy/{name}": tensor.numpy() for name, tensor in settled(classifier).items()})
+
+register(CheckpointFormat("toy", "nobody's", __name__, __name__, (".box",), pixels={"toymaker": "PIXELS"}))
+"""
+
+
+def test_a_checkpoint_format_is_one_module_and_one_row(place: Path) -> None:
+    done = vitkit(place, _CHECKPOINT, "convert", "model", "model.box")
+    assert done.returncode == 0, done.stderr
+    assert "written and read back, every number the same: model.box" in done.stdout
+    with pytest.raises(VitkitError, match="holds no Vision Transformer that vitkit knows"):
+        inspect(place / "model.box")  # here, where nobody registered it
+    done = vitkit(place, _CHECKPOINT, "convert", "--help")
+    assert "toymaker" in done.stdout
+    assert "toy (nobody's)" in " ".join(done.stdout.replace("│", " ").split())

@@ -35,7 +35,9 @@ import warm
 from photos import folder, noise
 from vitkit.data import named
 from vitkit.data.decode import decode
-from vitkit.data.named import DATASETS, Archive, DataSet, Torchvision, folder_names, materialise
+from vitkit.data.named import materialise
+from vitkit.data.named_sets import DATASETS, DataSet
+from vitkit.data.published import Archive, Torchvision, folder_names
 from vitkit.data.sources import read_source
 from vitkit.data.walk import SUFFIXES
 from vitkit.data.whereabouts import locate
@@ -858,16 +860,18 @@ def test_offline_nothing_is_asked(
 _FETCH = """
 import resource, signal, sys
 from dataclasses import replace
-from vitkit.data import named
+from vitkit.data.named import materialise
+from vitkit.data.named_sets import DATASETS
+from vitkit.data.published import Archive
 from vitkit.errors import VitkitError
 url, sha256, limit = sys.argv[1:]
-entry = replace(named.DATASETS["flower_photos"], images=6, classes=2, write=named.Archive(url, sha256))
-named.DATASETS["flower_photos"] = entry
+entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=Archive(url, sha256))
+DATASETS["flower_photos"] = entry
 if limit != "0":
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 try:
-    print(named.materialise("flower_photos"))
+    print(materialise("flower_photos"))
 except VitkitError as error:
     print(error)
 """

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import runs
 from photos import fingerprint, folder, noise, save
-from vitkit.data import named
 from vitkit.data.doctor.examine import examine
+from vitkit.data.named_sets import DATASETS, DataSet
 from vitkit.data.sources import read_source
 from vitkit.data.splits import split_from_file
 from vitkit.data.walk import SUFFIXES, find_images, walk
@@ -526,7 +526,7 @@ def test_take_keeps_order_and_classes_and_compact_drops_the_classes_without_rows
 def test_a_folder_of_the_same_name_comes_before_the_named_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path / "digits", {"one": 1, "two": 1})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(named, "materialise", lambda name: pytest.fail("made"))
+    monkeypatch.setattr("vitkit.data.named.materialise", lambda name: pytest.fail("made"))
     assert read_source("digits").classes == ("one", "two")
 
 
@@ -536,8 +536,8 @@ def test_locate_returns_a_table_that_is_still_there_as_it_is(tmp_path: Path) -> 
 
 
 def test_locate_makes_a_named_set_again_where_the_cache_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = named.DataSet("pair", 2, 2, write=lambda raw, root: folder(root, {"a": 1, "b": 1}))
-    monkeypatch.setitem(named.DATASETS, "pair", pair)
+    pair = DataSet("pair", 2, 2, write=lambda raw, root: folder(root, {"a": 1, "b": 1}))
+    monkeypatch.setitem(DATASETS, "pair", pair)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "old"))
     table = read_source("pair")
     (tmp_path / "old").rename(tmp_path / "gone")

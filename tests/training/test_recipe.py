@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.named import DATASETS
+from vitkit.data.named_sets import DATASETS
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
@@ -176,6 +176,7 @@ OPEN |= {
     "folds",
     "max_images",
     "patience",
+    "device",
     "devices",
     "nodes",
     "strategy",

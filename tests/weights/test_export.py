@@ -19,12 +19,12 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.names import MIXTURES
 from vitkit.weights import inspect, load
-from vitkit.weights.formats.writing import To, write
+from vitkit.weights.formats.writing import write
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
 # Models that a layout can express: the layouts, and the fields that differ from the tiny model.
-EXPRESSIBLE: dict[str, tuple[tuple[To, ...], dict[str, Any]]] = {
+EXPRESSIBLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "token": (("npz", "timm", "hf"), {}),
     "tanh": (("npz", "timm", "hf"), {"gelu": "tanh"}),
     "one channel": (("npz", "timm", "hf"), {"in_channels": 1}),
@@ -57,11 +57,11 @@ def classifier(**fields: Any) -> Classifier:
     return Classifier(model, tuple(f"class {i}" for i in names), preprocess)
 
 
-def path_for(folder: Path, to: To) -> Path:
+def path_for(folder: Path, to: str) -> Path:
     return folder / ("model.npz" if to == "npz" else "model")
 
 
-def written(name: str, to: To, tmp_path: Path) -> tuple[Classifier, Path]:
+def written(name: str, to: str, tmp_path: Path) -> tuple[Classifier, Path]:
     source = classifier(**EXPRESSIBLE[name][1])
     write(source, path_for(tmp_path, to), to)
     return source, path_for(tmp_path, to)
@@ -75,7 +75,7 @@ def assert_same_numbers(ours: Classifier, again: Classifier) -> None:
 
 
 @pytest.mark.parametrize(("name", "to"), CASES)
-def test_a_round_trip_changes_no_bit(tmp_path: Path, name: str, to: To) -> None:
+def test_a_round_trip_changes_no_bit(tmp_path: Path, name: str, to: str) -> None:
     source, path = written(name, to, tmp_path)
     again = load(path)
     assert_same_numbers(source, again)
@@ -90,7 +90,7 @@ def test_a_round_trip_changes_no_bit(tmp_path: Path, name: str, to: To) -> None:
 
 
 @pytest.mark.parametrize(("name", "to"), [(name, to) for name, to in CASES if to != "npz"])  # timm reads npz below
-def test_other_libraries_load_it_and_give_the_same_logits(tmp_path: Path, name: str, to: To) -> None:
+def test_other_libraries_load_it_and_give_the_same_logits(tmp_path: Path, name: str, to: str) -> None:
     source, path = written(name, to, tmp_path)
     batch = images(config=source.model.config)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_timms_names_in_one_file(tmp_path: Path, suffix: str) -> None:
     assert not again.report.assumed
 
 
-REFUSED: list[tuple[To, dict[str, Any], str]] = [
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("npz", {"layer_scale": 0.1}, "layer_scale"),
     ("npz", {"registers": 2}, "registers"),
     ("npz", {"distill_token": True}, "distill_token"),
@@ -217,7 +217,7 @@ REFUSED: list[tuple[To, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("to", "fields", "name"), REFUSED)
 def test_what_a_layout_cannot_express_is_refused_by_name(
-    tmp_path: Path, to: To, fields: dict[str, Any], name: str
+    tmp_path: Path, to: str, fields: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(VitkitError, match=rf"cannot express {name}\b"):
         write(classifier(**fields), path_for(tmp_path, to), to)
@@ -225,7 +225,7 @@ def test_what_a_layout_cannot_express_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("name", "to"), [case for case in CASES if case[0] in ("token", "distilled")])
-def test_probabilities_stay_calibrated_in_layouts_that_know_no_temperature(tmp_path: Path, name: str, to: To) -> None:
+def test_probabilities_stay_calibrated_in_layouts_that_know_no_temperature(tmp_path: Path, name: str, to: str) -> None:
     source = classifier(**EXPRESSIBLE[name][1])
     source.temperature = 0.5
     before = {key: tensor.clone() for key, tensor in source.model.state_dict().items()}
@@ -236,7 +236,7 @@ def test_probabilities_stay_calibrated_in_layouts_that_know_no_temperature(tmp_p
 
 
 @pytest.mark.parametrize("to", ["npz", "timm", "hf"])
-def test_a_model_of_several_classes_an_image_is_not_written_as_one_of_single_classes(tmp_path: Path, to: To) -> None:
+def test_a_model_of_several_classes_an_image_is_not_written_as_one_of_single_classes(tmp_path: Path, to: str) -> None:
     source = classifier()
     source.thresholds = (0.5,) * len(source.classes)
     with pytest.raises(VitkitError, match="has no place for thresholds"):
@@ -246,7 +246,7 @@ def test_a_model_of_several_classes_an_image_is_not_written_as_one_of_single_cla
 
 @pytest.mark.parametrize("fit", ["crop", "squash", "squash_crop", "pad"])
 @pytest.mark.parametrize("to", ["npz", "timm", "hf"])
-def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: To) -> None:
+def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: str) -> None:
     source = classifier()
     source.preprocess = Preprocess(size=(16, 16), fit=fit, crop_pct=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
     try:
@@ -283,13 +283,13 @@ def test_the_named_mixtures_and_hybrids_survive_their_folder(tmp_path: Path, mix
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.weights.formats import writing as export
+    from vitkit.weights.formats import foreign, google_npz_files
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "save_file", full)
-    monkeypatch.setattr(export.np, "savez", full)
+    monkeypatch.setattr(foreign, "save_file", full)
+    monkeypatch.setattr(google_npz_files.np, "savez", full)
     for to in ("npz", "timm", "hf"):
         with pytest.raises(OSError, match="No space"):
             write(classifier(), path_for(tmp_path, to), to)

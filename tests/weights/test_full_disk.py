@@ -12,14 +12,14 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.weights.formats.writing import To, write
+from vitkit.weights.formats.writing import write
 
 
 @pytest.mark.parametrize(
     ("name", "to"),
     [("a", "folder"), ("a.npz", "npz"), ("a.pth", "timm"), ("a.safetensors", "timm"), ("a", "timm"), ("a", "hf")],
 )
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, to: To) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, to: str) -> None:
     torch.manual_seed(0)
     config = config_for("vit_micro_patch8_16", 3)
     classifier = Classifier(VisionTransformer(config), ("a", "b", "c"), Preprocess(size=config.image_size))

@@ -9,15 +9,22 @@ import typer
 
 from vitkit.cli.arguments import ModelSource
 from vitkit.cli.say import say
+from vitkit.exporting.formats import one_of
 from vitkit.verbs import convert as verb
+from vitkit.weights.formats.registry import file_suffixes, writable
+
+
+def _told() -> str:
+    own = [f"{name} ({form.tells})" if form.tells else name for name, form in writable().items()]
+    return one_of(("folder (vitkit's own)", *own))
 
 
 def convert(
     source: ModelSource,
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder, or .npz, .safetensors or .pth file.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help=f"Folder, or {one_of(file_suffixes())} file.")],
     to: Annotated[
         verb.Kind | None,
-        typer.Option("--to", help="folder (vitkit's own), npz (Google's), timm or hf; by default as DST ends."),
+        typer.Option("--to", help=f"{_told()}; by default as DST ends."),
     ] = None,
     num_classes: Annotated[
         int | None, typer.Option("--num-classes", min=0, help="A new head, all zeros; 0: no head.")

@@ -1,31 +1,26 @@
-"""Where images come from: a folder of class folders, a folder already split, a CSV file, or a named data set.
+"""Where images come from: a kind of source, one row each, or a named data set. Nothing here opens an image.
 
-All become an `ImageTable`: path, label and, where given, split of each image. What the folders of a folder mean is told
-by `layout`. Class order is Python's `sorted()` of the folder names, as torchvision's `ImageFolder` has it.
+All become an `ImageTable`: path, label and, where given, split of each image. Adding a kind is a module and a row.
+Data sets that have a name are a table of their own (`named_sets`), and become folders.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 
 from vitkit.data import named
-from vitkit.data.layout import LayoutName, understand
-from vitkit.data.splitnames import split_of_word
-from vitkit.data.walk import SUFFIXES, Overlooked, images_below, is_passed_over, why_ignored
+from vitkit.data.layout import LayoutName
+from vitkit.data.named_sets import DATASETS
+from vitkit.data.walk import is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
-from vitkit.text.cells import restored
 
-_COLUMNS = {  # of a CSV file, by what people call them
-    **dict.fromkeys(("path", "file", "filename", "image"), "path"),
-    **dict.fromkeys(("label", "class", "labels"), "label"),
-    "split": "split",
-}
 JOINT = ";"  # between the classes of an image
+Row = tuple[str, str, str | None]  # path, class, split
 
 
 @dataclass(frozen=True)
@@ -132,6 +127,74 @@ def _indicator(labels: tuple[int, ...], classes: int) -> list[float]:
     return target
 
 
+# --- Kinds of sources -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """One way to keep labelled images.
+
+    Attributes:
+        name: of the kind.
+        tells: what is expected, in a few words, for who names something else.
+        module: has `read`, which does what the method here says.
+        suffixes: of its files, in small letters; none: it is a folder.
+        has_layout: whether its folders may be classes or splits (`--layout`).
+    """
+
+    name: str
+    tells: str
+    module: str
+    suffixes: tuple[str, ...] = ()
+    has_layout: bool = False
+
+    def read(self, name: str, path: Path, layout: LayoutName) -> ImageTable:
+        """The images of a source that the user called `name`.
+
+        Raises:
+            VitkitError: it cannot be understood, or has no images.
+        """
+        reads: Callable[[str, Path, LayoutName], ImageTable] = import_module(self.module).read
+        return reads(name, path, layout)
+
+
+SOURCE_KINDS: dict[str, SourceKind] = {}
+
+
+def register(kind: SourceKind) -> None:
+    """Add a row.
+
+    Raises:
+        ValueError: there is one of this name or suffix, or it has none: there is one kind of folder.
+    """
+    taken = {suffix for own in SOURCE_KINDS.values() for suffix in own.suffixes or ("",)}
+    if kind.name in SOURCE_KINDS or taken & set(kind.suffixes or ("",)):
+        raise ValueError(f"there is a kind of source {kind.name!r} already, or one of its suffix")
+    SOURCE_KINDS[kind.name] = kind
+
+
+def kind_of_file(path: str | Path) -> SourceKind | None:
+    """The kind that a file is of, by its suffix; None: of none."""
+    suffix = Path(path).suffix.lower()
+    return next((kind for kind in SOURCE_KINDS.values() if suffix in kind.suffixes), None)
+
+
+def kind_of(path: Path) -> SourceKind | None:
+    """The kind that a folder or file is of; None: of none."""
+    if not path.is_dir():
+        return kind_of_file(path)
+    return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
+
+
+_HOME = "vitkit.data"
+
+for _row in (
+    SourceKind("folder", "a folder with one sub-folder of images per class", f"{_HOME}.class_folders", has_layout=True),
+    SourceKind("list", "a CSV", f"{_HOME}.image_list", (".csv", ".tsv")),
+):
+    register(_row)
+
+
 def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
 
@@ -152,52 +215,25 @@ def read_source(data: str | Path, progress: Progress | None = None, layout: Layo
     if not str(data):
         raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
     root = Path(data)
-    if not root.exists() and str(data) in named.DATASETS:
+    if not root.exists() and str(data) in DATASETS:
         root = named.materialise(str(data), progress=progress)
         if layout == "auto":  # which is known of a named set, and need not be told by its folders
-            layout = "splits" if named.DATASETS[str(data)].splits else "classes"
+            layout = "splits" if DATASETS[str(data)].splits else "classes"
     if not root.exists():
-        known = ", ".join(sorted(named.DATASETS))
+        known = ", ".join(sorted(DATASETS))
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
-    if root.is_dir():
-        table = _read_folder(str(data), root, layout)
-    elif root.suffix.lower() in (".csv", ".tsv"):
-        if layout != "auto":
-            raise VitkitError(f"--layout {layout} is about folders, and {data} is a list; leave it out")
-        table = _read_csv(str(data), root)
-    else:
-        raise VitkitError(f"{data} is a file; expected a folder with one sub-folder of images per class, or a CSV")
+    kind = kind_of(root)
+    if kind is None:
+        expected = " or ".join(own.tells for own in SOURCE_KINDS.values())
+        raise VitkitError(f"{data} is a file; expected {expected}")
+    if layout != "auto" and not kind.has_layout:
+        raise VitkitError(f"--layout {layout} is about folders, and {data} is a {kind.name}; leave it out")
+    table = kind.read(str(data), root, layout)
     if len(table.classes) == 1 and not table.is_multi:
         raise VitkitError(
             f"{data} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
         )
     return table
-
-
-def _read_folder(name: str, root: Path, asked: LayoutName) -> ImageTable:
-    overlooked = Overlooked()
-    layout = understand(name, root, asked, overlooked)
-    ignored = overlooked.ignored
-    rows: list[_Row] = []
-    for folder in layout.classes:
-        where = folder.path.relative_to(root).as_posix()
-        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path, overlooked)]
-    for parent in layout.between:
-        ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
-        ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
-    ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
-    if not rows:
-        told = "".join(f"; {line}" for line in overlooked.lines(root)) or _hint(root)
-        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{told}")
-    table = _to_table(name, root, rows)
-    return replace(
-        table,
-        ignored={reason: count for reason, count in ignored.items() if count},
-        empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
-        folders=(table.root,),
-        layout=layout.text,
-        overlooked=tuple(overlooked.lines(root)),
-    )
 
 
 def _within(table: ImageTable) -> str:
@@ -207,10 +243,7 @@ def _within(table: ImageTable) -> str:
     return f": if the folders in it are the classes, name {folder}" if holds_folders else ""
 
 
-_Row = tuple[str, str, str | None]  # path, class, split
-
-
-def _to_table(name: str, root: Path, rows: Sequence[_Row]) -> ImageTable:
+def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
     classes = tuple(sorted({row[1] for row in rows}))
     index = {label: i for i, label in enumerate(classes)}
     return ImageTable(
@@ -221,107 +254,3 @@ def _to_table(name: str, root: Path, rows: Sequence[_Row]) -> ImageTable:
         labels=tuple(index[row[1]] for row in rows),
         splits=tuple(row[2] for row in rows),
     )
-
-
-def _read_csv(name: str, file: Path) -> ImageTable:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
-            header = text.readline()
-            delimiter = max(",;\t", key=header.count)
-            titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
-            columns = [_COLUMNS.get(title.lower(), title) for title in titles]
-            is_multi = "labels" in map(str.lower, titles)
-            if not {"path", "label"} <= set(columns) or len(set(columns)) < len(columns):
-                raise VitkitError(
-                    f"{name} needs the columns path and label (and may have split); it has: {header.strip()}"
-                )
-            lines = [own for own in _numbered(name, text, delimiter) if any(own[1])]
-            _check_quotes(name, columns, delimiter, lines)
-            if is_multi or delimiter == JOINT:
-                _check_width(name, columns, lines)
-            cells = [(line, dict(zip(columns, own, strict=False))) for line, own in lines]
-            is_multi = is_multi or any(len(_names(restored(own.get("label", "").strip()))) > 1 for _, own in cells)
-            rows = [_csv_row(name, line, own, may_be_empty=is_multi) for line, own in cells]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
-    if not rows:
-        raise VitkitError(f"{name} names no images: it has no rows below its header")
-    without = sum(row[2] is None for row in rows)
-    if 0 < without < len(rows):
-        raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
-    table = _to_multi_table(name, file.parent, rows) if is_multi else _to_table(name, file.parent, rows)
-    parents = {table.file(i).parent for i in range(len(table))}
-    return replace(table, folders=tuple({parent.resolve() for parent in parents}))
-
-
-def _to_multi_table(name: str, root: Path, rows: Sequence[_Row]) -> ImageTable:
-    own = [sorted(_names(row[1])) for row in rows]
-    classes = tuple(sorted({label for labels in own for label in labels}))
-    if not classes:
-        raise VitkitError(f"{name} names no classes: every label is empty")
-    index = {label: i for i, label in enumerate(classes)}
-    sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
-    return ImageTable(
-        name=name,
-        root=root.resolve(),
-        classes=classes,
-        paths=tuple(row[0] for row in rows),
-        labels=labels,
-        splits=tuple(row[2] for row in rows),
-        sets=sets,
-    )
-
-
-def _names(text: str) -> set[str]:
-    return {name.strip() for name in text.split(JOINT)} - {""}
-
-
-def _numbered(name: str, text: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows below the header with the number of the line that each begins in."""
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
-    line = 2
-    try:
-        for cells in reader:
-            yield line, cells
-            line = reader.line_num + 2
-    except csv.Error as error:
-        raise VitkitError(
-            f"{name} is no CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
-        ) from error
-
-
-def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
-    """Refuse a cell of several lines that look like rows: a quote that is not closed has swallowed them."""
-    place = columns.index("path")
-    for line, cells in lines:
-        swallowed = [part for cell in cells for part in cell.splitlines()[1:]]
-        is_short = bool(swallowed) and len(cells) < len(columns)
-        for part in swallowed:
-            inner = part.split(delimiter)
-            is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
-            if is_short or is_row:
-                raise VitkitError(f"{name}, line {line}: a quote is not closed, and takes the rows below into its cell")
-
-
-def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Refuse rows with more cells than the header: they are classes that would be lost."""
-    for line, cells in lines:
-        if any(cells[len(columns) :]):
-            wide = f"{len(cells)} cells for {len(columns)} columns"
-            raise VitkitError(f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"')
-
-
-def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> _Row:
-    path, label, split = (restored(cells.get(column, "").strip()) for column in ("path", "label", "split"))
-    if not path or not (label or may_be_empty):
-        raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
-    if "\0" in path:
-        raise VitkitError(f"{name}, line {line}: no path has a null byte: {path!r}")
-    if split and split_of_word(split) is None:
-        raise VitkitError(f"{name}, line {line}: split must be train, val or test, not {split!r}")
-    return path, label, split_of_word(split)
-
-
-def _hint(root: Path) -> str:
-    loose = sum(why_ignored(child.name) is None for child in root.iterdir() if child.is_file())
-    return f" ({loose} images lie in the folder itself)" if loose else ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.data import named
+from vitkit.data.named_sets import DATASETS
 from vitkit.data.pictures import DIGEST, PictureRecord
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import groups_from_file, split_from_file, split_to_dict
@@ -47,7 +48,7 @@ def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
     """
     if table.root.is_dir():
         return table
-    if table.name in named.DATASETS:
+    if table.name in DATASETS:
         return replace(table, root=named.materialise(table.name, progress=progress))
     raise VitkitError(f"the images of {table.name} are no longer in {table.root}: say where they are: --data-root DIR")
 

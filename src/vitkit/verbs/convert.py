@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.result import Result
+from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, kind_of, kinds, pixel_owners
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.model.load_report import LoadReport
 
-Kind = Literal["folder", "npz", "timm", "hf"]
-Pixels = Literal["google", "augreg", "deit", "torchvision", "dinov2"]
+    Kind: TypeAlias = str  # choices are known when the table has been read
+    Pixels: TypeAlias = str
+else:
+    Kind, Pixels = Literal[kinds()], Literal[pixel_owners()]
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +96,7 @@ def convert(
     """
     _check_values(to, num_classes, image_size, heads, preprocess)
     destination = Path(destination)
-    kind = to or _kind_of(destination)
+    kind = to or kind_of(destination)
     _check_place(destination, kind)
     from vitkit.weights import load
     from vitkit.weights.formats.writing import write
@@ -106,7 +109,7 @@ def convert(
         write(classifier, destination, kind)
         _compare(classifier, destination, kind)
     assert classifier.report is not None
-    is_divided = kind != "folder" and classifier.temperature != 1
+    is_divided = kind != OWN and classifier.temperature != 1
     return Conversion(destination, kind, classifier.report, classifier.temperature if is_divided else None)
 
 
@@ -122,15 +125,10 @@ def _check_values(
     check_least("--heads", heads, 1)
 
 
-def _kind_of(destination: Path) -> Kind:
-    if destination.suffix == ".npz":
-        return "npz"
-    return "timm" if destination.suffix in (".safetensors", ".pth", ".pt") else "folder"
-
-
 def _check_place(destination: Path, kind: str) -> None:
-    if kind == "npz" and destination.suffix != ".npz":
-        raise VitkitError(f"{destination} must end in .npz")
+    form = CHECKPOINT_FORMATS.get(kind)
+    if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
+        raise VitkitError(f"{destination} must end in {' or '.join(form.suffixes)}")
     if not destination.parent.is_dir():
         raise VitkitError(f"{destination}: there is no folder {destination.parent}")
 
@@ -158,12 +156,12 @@ def _is_model(folder: Path) -> bool:
 
 def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     from vitkit.weights import inspect
-    from vitkit.weights.formats.writing import settled
+    from vitkit.weights.formats.foreign import settled
 
     is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
     options: dict[str, Any] = {"heads": classifier.model.config.heads} if is_bare else {}
     written = inspect(destination, **options).read
-    wanted = classifier.model.state_dict() if kind == "folder" else settled(classifier)
+    wanted = classifier.model.state_dict() if kind == OWN else settled(classifier)
     for name, tensor in wanted.items():
         if name not in written or not written[name]().equal(tensor):
             raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

@@ -253,9 +253,11 @@ def _table(
 
 
 def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:
+    from vitkit.data.sources import kind_of_file
+
     folders = set(table.folders)
     if not folders:  # a run knows where its images are, not how they were found
-        is_list = Path(table.name).suffix.lower() in (".csv", ".tsv")
+        is_list = kind_of_file(table.name) is not None
         folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
     return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
 

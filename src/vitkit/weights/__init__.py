@@ -2,146 +2,19 @@
 
 A checkpoint's names and shapes are read first (`read`). Its layout is recognised (`formats`, one module a publisher),
 its configuration inferred (`infer`) and every tensor accounted for (`match`); it is fitted to what was asked for
-(`adapt`, `plan`); only then are the numbers read, once, into a model that was never initialised.
+(`adapt`, `plan`); only then are the numbers read, once, into a model that was never initialised. Names are imported
+when first used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vitkit import model_folder
-from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
-from vitkit.errors import VitkitError
-from vitkit.model.config_checks import Pair, as_pair
-from vitkit.system.progress import Progress, silent
-from vitkit.weights.catalog import HUB, Entry, find, is_hub_id, missing
-from vitkit.weights.meaning import Use, meaning_of, split_timm
-from vitkit.weights.origin import read_foreign, read_own, with_pixels
-from vitkit.weights.plan import Plan, make_plan, target_of
-from vitkit.weights.read import read_checkpoint
+from vitkit.system.lazy import importer
 
+if TYPE_CHECKING:
+    from vitkit.weights.loading import inspect, load, locate
 
-def load(
-    source: str | Path,
-    num_classes: int | None = None,
-    image_size: int | Pair | None = None,
-    *,
-    classes: Sequence[str] | None = None,
-    preprocess: Preprocess | str | None = None,
-    grid: Pair | None = None,
-    allow_partial: bool = False,
-    use: Use = "answers",
-    progress: Progress = silent,
-    **overrides: Any,
-) -> Classifier:
-    """A classifier from a model folder, from a published checkpoint of any layout, or from a name in the catalog.
+__all__ = ["inspect", "load", "locate"]
 
-    Args:
-        source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
-            a name of `weights.catalog`, MODEL.TAG; a bare model name, which means what `use` says; `timm:` ahead of
-            either, for timm's pixels; a hub id such as `facebook/dinov2-small`, or `hf:` before it
-            where a folder has the owner's name.
-        num_classes: another number than the checkpoint's gives a new head, all zeros (as the paper's for fine-tuning),
-            and leaves out the representation layer; 0 gives no head; None keeps what there is.
-        image_size: pixels; None is the size that the weights are published for. Learned positions are resized under the
-            convention of the source (`position_resize`). With as many patches as the checkpoint has positions it
-            settles a grid that is not square.
-        classes: names in the order of the logits; their number is `num_classes`.
-        preprocess: in place of the one that belongs to the weights; or whose it is: google, augreg, deit, torchvision
-            or dinov2; or timm, for published weights that timm has under the same name.
-        grid: (rows, columns) of the checkpoint's positions, where it is not clear.
-        allow_partial: load what fits, and report the rest.
-        use: what a bare model name such as `vit_tiny_patch16_224` means: for `answers` the ImageNet-1k classifier, for
-            `training` the backbone that fine-tunes best. The report says which.
-        progress: told of a download: what, bytes done, bytes in all.
-        overrides: fields of `ViTConfig` that tensors cannot tell (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
-            another `patch_size` (FlexiViT's resize), `has_logits`, or rates for training (`drop_path`, ...).
-
-    Returns:
-        The classifier, in eval mode, with its `report`.
-
-    Raises:
-        VitkitError: there is no such thing, it is damaged, it is no Vision Transformer that vitkit knows, or a tensor
-            is missing, left over or of the wrong shape; the message names it.
-    """
-    return inspect(
-        source,
-        num_classes,
-        image_size,
-        classes=classes,
-        preprocess=preprocess,
-        grid=grid,
-        allow_partial=allow_partial,
-        use=use,
-        progress=progress,
-        **overrides,
-    ).build()
-
-
-def inspect(
-    source: str | Path,
-    num_classes: int | None = None,
-    image_size: int | Pair | None = None,
-    *,
-    classes: Sequence[str] | None = None,
-    preprocess: Preprocess | str | None = None,
-    grid: Pair | None = None,
-    allow_partial: bool = False,
-    use: Use = "answers",
-    progress: Progress = silent,
-    **overrides: Any,
-) -> Plan:
-    """What `load` would do, with the same arguments, without reading the numbers."""
-    if classes is not None:
-        if num_classes not in (None, len(classes)):
-            raise VitkitError(f"{len(classes)} class names for num_classes {num_classes}")
-        num_classes = len(classes)
-    size = None if image_size is None else as_pair(image_size, "image_size")
-    changes: dict[str, Any] = {name: overrides.pop(name) for name in ("patch_size", "has_logits") if name in overrides}
-    name, is_timms = split_timm(str(source))
-    preprocess = "timm" if is_timms and preprocess is None else preprocess
-    meant = meaning_of(name, use)
-    path, entry = locate(name if meant is None else meant.entry.name, progress)
-    if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
-        path = path.parent  # the weights alone would lose their classes and pixels
-    if model_folder.is_model_folder(path):
-        origin = read_own(path, overrides)
-    else:
-        given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
-        origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
-    if isinstance(preprocess, str):
-        origin = with_pixels(origin, preprocess, entry)
-    if meant is not None:
-        origin = replace(origin, assumed={"weights": meant.says, **origin.assumed})
-    if size is None and "patch_size" not in changes:
-        size = origin.pixel_size if meant is None else meant.size
-    target = target_of(origin.config, num_classes, size, changes)
-    if classes is None and target.num_classes == origin.config.num_classes:
-        classes = origin.classes
-    return make_plan(str(source), origin, target, classes, None if isinstance(preprocess, str) else preprocess)
-
-
-def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
-    """Where the weights of a path or published name are; those of a name are downloaded unless they are in the cache.
-
-    Raises:
-        VitkitError: it is neither, or it cannot be had.
-    """
-    path = Path(source)
-    if path.exists():
-        return path, None
-    from vitkit.weights import download
-
-    if str(source).startswith(HUB):
-        repository = str(source).removeprefix(HUB)
-        return download.fetch_hub(repository, progress), find(repository)
-    entry = find(str(source))
-    if entry is not None:
-        return download.fetch(entry, progress), entry
-    if is_hub_id(str(source)):
-        return download.fetch_hub(str(source), progress), None
-    raise VitkitError(missing(str(source)))
+__getattr__ = importer(__name__, dict.fromkeys(__all__, "loading"))

@@ -20,28 +20,12 @@ from vitkit.text.words import listed
 from vitkit.weights.catalog import Entry
 from vitkit.weights.classes import class_names, names_beside, unique
 from vitkit.weights.families import family_of
-from vitkit.weights.formats import dino, google_npz, huggingface, timm, torchvision
+from vitkit.weights.formats.registry import pixel_owners, pixels_of, readable
 from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
 from vitkit.weights.match import account_for, joined_shape, shapes_of
 from vitkit.weights.namesakes import namesakes
 from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
-
-_FORMATS: tuple[Callable[[Checkpoint], Layout | None], ...] = (
-    google_npz.recognise,
-    torchvision.recognise,
-    huggingface.recognise,
-    dino.recognise,
-    timm.recognise,
-)
-
-PIXELS: dict[str, Mapping[str, Any]] = {  # by whose weights were trained with them
-    "google": google_npz.PIXELS,
-    "augreg": timm.AUGREG,
-    "deit": timm.DEIT,
-    "torchvision": torchvision.PIXELS,
-    "dinov2": dino.PIXELS,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +52,7 @@ class Origin:
 
 def with_pixels(origin: Origin, owner: str, entry: Entry | None = None) -> Origin:
     """The origin with the pixels that this owner's weights are trained with; or timm's, of published weights."""
-    pixels = PIXELS.get(owner)
+    pixels = pixels_of(owner)
     if owner == "timm":
         theirs = None if entry is None else entry.timm
         if theirs is None:
@@ -79,7 +63,7 @@ def with_pixels(origin: Origin, owner: str, entry: Entry | None = None) -> Origi
             )
         pixels = {name: value for name, value in dataclasses.asdict(theirs).items() if name != "size"}
     if pixels is None:
-        raise VitkitError(f"preprocess must be one of {', '.join(PIXELS)}, timm, not {owner!r}")
+        raise VitkitError(f"preprocess must be one of {', '.join(pixel_owners())}, timm, not {owner!r}")
     assumed = {name: taken for name, taken in origin.assumed.items() if name != "preprocess"}
     return dataclasses.replace(origin, pixels=pixels, assumed=assumed)
 
@@ -158,7 +142,7 @@ def read_foreign(
     if "vitkit_version" in checkpoint.metadata:
         raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {model_folder.DESCRIPTION}")
     try:
-        layout = next((found for recognise in _FORMATS if (found := recognise(checkpoint)) is not None), None)
+        layout = next((found for form in readable() if (found := form.recognise(checkpoint)) is not None), None)
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     if layout is None:

@@ -1,0 +1,143 @@
+"""The data sets that have a name, one row each. Nothing here loads torchvision or downloads.
+
+Official splits become folders: what was published for testing is never trained on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.published import Archive, Torchvision, opened, write_digits
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What is known of a data set before it is here.
+
+    Attributes:
+        name: as users say it; its folder in the cache.
+        images, classes: how many there are; that so many arrived is checked.
+        splits: the official ones, of train, val and test; none where the split is left to the user.
+        megabytes: to download (10^6 bytes); 0 when nothing is.
+        host: the server that they come from.
+        licence: in a few words; the page has them all.
+        page: where the data set is described.
+        write: given an empty folder for what it downloads, which is deleted afterwards, and one to put `class/image` or
+            `split/class/image` into.
+    """
+
+    name: str
+    images: int
+    classes: int
+    splits: tuple[str, ...] = ()
+    megabytes: int = 0
+    host: str = ""
+    licence: str = ""
+    page: str = ""
+    write: Callable[[Path, Path], None] = field(kw_only=True)
+
+
+_BY_FLAG = {"train": {"train": True}, "test": {"train": False}}
+_TRAIN_TEST = {name: {"split": name} for name in ("train", "test")}
+_TRAIN_VAL = {name: {"split": name} for name in ("train", "val")}
+_TRAIN_VAL_TEST = {name: {"split": name} for name in ("train", "val", "test")}
+_TRAINVAL_TEST = {"train": {"split": "trainval"}, "test": {"split": "test"}}
+_ALL: dict[str, dict[str, Any]] = {"": {}}
+_AS_PATHS = {"loader": str}  # instead of decoding
+
+_FLOWERS = Archive(
+    "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
+    sha256="4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c",
+)
+_PETS = Torchvision("OxfordIIITPet", _TRAINVAL_TEST, samples=lambda data: zip(data._images, data._labels, strict=True))
+_IMAGENETTE = Torchvision("Imagenette", _TRAIN_VAL, _AS_PATHS, names=lambda data: [names[0] for names in data.classes])
+_CALTECH = Torchvision("Caltech101", _ALL, samples=opened, names=attrgetter("categories"))
+_SIGNS = Torchvision(
+    "GTSRB",
+    _TRAIN_TEST,
+    samples=attrgetter("_samples"),
+    names=lambda _: [f"{sign:05d}" for sign in range(43)],  # as its folders are called; it has no other names
+)
+
+# name, images, classes, splits, megabytes, host, licence, page, write
+# fmt: off
+_ENTRIES = (
+    DataSet("digits", 1_797, 10, licence="CC BY 4.0", write=write_digits,
+            page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"),
+    DataSet("flower_photos", 3_670, 5, (), 229, "storage.googleapis.com", "CC BY 2.0",
+            "https://www.tensorflow.org/datasets/catalog/tf_flowers", write=_FLOWERS),
+    DataSet("cifar10", 60_000, 10, ("train", "test"), 170, "www.cs.toronto.edu", "see its page",
+            "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR10", _BY_FLAG)),
+    DataSet("cifar100", 60_000, 100, ("train", "test"), 169, "www.cs.toronto.edu", "see its page",
+            "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR100", _BY_FLAG)),
+    DataSet("mnist", 70_000, 10, ("train", "test"), 12, "ossci-datasets.s3.amazonaws.com", "see its page",
+            "http://yann.lecun.com/exdb/mnist/", write=Torchvision("MNIST", _BY_FLAG, names=lambda _: "0123456789")),
+    DataSet("fashion-mnist", 70_000, 10, ("train", "test"), 31,
+            "fashion-mnist.s3-website.eu-central-1.amazonaws.com", "MIT",
+            "https://github.com/zalandoresearch/fashion-mnist", write=Torchvision("FashionMNIST", _BY_FLAG)),
+    DataSet("svhn", 99_289, 10, ("train", "test"), 246, "ufldl.stanford.edu", "non-commercial use only",
+            "http://ufldl.stanford.edu/housenumbers/",
+            write=Torchvision("SVHN", _TRAIN_TEST, names=lambda _: "0123456789")),
+    DataSet("stl10", 13_000, 10, ("train", "test"), 2_640, "ai.stanford.edu", "see its page",
+            "https://cs.stanford.edu/~acoates/stl10/", write=Torchvision("STL10", _TRAIN_TEST)),
+    DataSet("flowers102", 8_189, 102, ("train", "val", "test"), 345, "www.robots.ox.ac.uk", "see its page",
+            "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+            write=Torchvision("Flowers102", _TRAIN_VAL_TEST, _AS_PATHS)),
+    DataSet("food101", 101_000, 101, ("train", "test"), 4_996, "data.vision.ee.ethz.ch", "research use",
+            "https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
+            write=Torchvision("Food101", _TRAIN_TEST, _AS_PATHS)),
+    DataSet("oxford-pets", 7_349, 37, ("train", "test"), 811, "www.robots.ox.ac.uk", "CC BY-SA 4.0",
+            "https://www.robots.ox.ac.uk/~vgg/data/pets/", write=_PETS),
+    DataSet("imagenette", 13_394, 10, ("train", "val"), 1_557, "s3.amazonaws.com", "ImageNet's, research use",
+            "https://github.com/fastai/imagenette", write=_IMAGENETTE),
+    DataSet("dtd", 5_640, 47, ("train", "val", "test"), 625, "www.robots.ox.ac.uk", "research use",
+            "https://www.robots.ox.ac.uk/~vgg/data/dtd/", write=Torchvision("DTD", _TRAIN_VAL_TEST, _AS_PATHS)),
+    DataSet("eurosat", 27_000, 10, (), 94, "huggingface.co", "MIT",
+            "https://github.com/phelber/eurosat", write=Torchvision("EuroSAT", _ALL, _AS_PATHS)),
+    DataSet("caltech101", 8_677, 101, (), 137, "data.caltech.edu", "CC BY 4.0",
+            "https://data.caltech.edu/records/20086", write=_CALTECH),
+    DataSet("gtsrb", 39_270, 43, ("train", "test"), 277, "sid.erda.dk", "see its page",
+            "https://benchmark.ini.rub.de/", write=_SIGNS),
+    DataSet("fgvc-aircraft", 10_000, 100, ("train", "val", "test"), 2_753, "www.robots.ox.ac.uk", "research use",
+            "https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
+            write=Torchvision("FGVCAircraft", _TRAIN_VAL_TEST, _AS_PATHS)),
+)
+# fmt: on
+
+
+class _Table(UserDict[str, DataSet]):
+    """By name; capitals, hyphens and underscores make no difference to who asks."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._spelt(name) in self.data
+
+    def __missing__(self, name: str) -> DataSet:
+        return self.data[self._spelt(name)]
+
+    def _spelt(self, name: str) -> str:
+        return next((own for own in self.data if _plain(own) == _plain(name)), name)
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_]", "", name).lower()
+
+
+DATASETS = _Table({entry.name: entry for entry in _ENTRIES})
+"""Data sets that have a name."""
+
+
+def register(entry: DataSet) -> None:
+    """Add a row, whose name is a source from then on.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if entry.name in DATASETS:
+        raise ValueError(f"there is a data set {entry.name!r} already")
+    DATASETS[entry.name] = entry

@@ -1,0 +1,135 @@
+"""What the layouts of others have in common: what none can say, tensors under other names, notes and folders.
+
+What a layout cannot say is refused by name, never left out: a model that others would compute differently is not the
+same model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.pictures import to_text
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError, first_line
+from vitkit.model.branches import refuse_unknown
+from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import Pair
+from vitkit.system.files import write_json
+from vitkit.weights.layout import Layout
+from vitkit.weights.read import PICTURES
+
+Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
+_PLAIN: dict[str, Any] = {  # what no foreign layout can say
+    "norm": "pre",
+    "qk_scale": None,
+    "patch_norm": False,
+    "position": "learned_1d",
+    "position_at": "input",
+    "projection": "linear",
+    "conv_layers": (),
+}
+_SAID = {  # what shapes and names say, or the files beside them
+    *("image_size", "patch_size", "in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size", "stem"),
+    *("mlp_kind", "stem_kind", "class_token", "pool", "distill_token", "distill_head", "registers"),
+    *("representation_size", "prefix_positions", "norm_eps", "fc_norm", "layer_scale", "gelu", "qkv_bias"),
+}
+
+
+def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse a model that the layout cannot express.
+
+    Args:
+        config: of the model.
+        to: the layout's name.
+        allowed: the values that it can say of some fields; of others it can say any, or none but the usual (`_PLAIN`).
+
+    Raises:
+        VitkitError: a field has another value, or is not known here.
+    """
+    refuse_unknown(config, _SAID | _PLAIN.keys(), f"the {to} layout")
+    for name, values in {**{name: (value,) for name, value in _PLAIN.items()}, **allowed}.items():
+        if getattr(config, name) not in values:
+            raise VitkitError(
+                f"the {to} layout cannot express {name} {getattr(config, name)!r}: the model is not written"
+            )
+
+
+def settled(classifier: Classifier) -> dict[str, Tensor]:
+    """The model's tensors as layouts have them that know no temperature: the same probabilities at temperature 1."""
+    tensors = classifier.model.state_dict()
+    if classifier.temperature != 1:
+        heads = [name for name in tensors if name.partition(".")[0] in ("head", "head_dist")]
+        tensors |= {name: tensors[name] / classifier.temperature for name in heads}
+    return tensors
+
+
+def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
+    """The model's tensors under a layout's names."""
+    config, tensors = classifier.model.config, {}
+    for name, ours in settled(classifier).items():
+        if name not in layout.pieces:
+            tensors[name] = ours.contiguous()
+            continue
+        piece = layout.pieces[name]
+        for theirs, part in zip(piece.theirs, piece.split(ours, config), strict=False):
+            if part is not None:
+                tensors[theirs] = part.contiguous()
+    return tensors
+
+
+def said(classifier: Classifier) -> dict[str, Any]:
+    """What arrays cannot say."""
+    config = classifier.model.config
+    fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
+    return {
+        "config": {name: getattr(config, name) for name in fields},
+        "patch_size": list(config.patch_size),
+        "image_size": list(config.image_size),
+        "preprocess": pixels(classifier.preprocess),
+        "classes": list(classifier.classes),
+    }
+
+
+def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(f"cannot write {destination}: {first_line(error)}") from error
+
+
+def metadata(classifier: Classifier) -> dict[str, str]:
+    """Of a safetensors file: what transformers wants, and the record of what the weights were trained on."""
+    pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
+    return {"format": "pt", **pictures}
+
+
+def pixels(preprocess: Preprocess) -> dict[str, Any]:
+    return {name: value for name, value in preprocess.to_dict().items() if name != "size"}
+
+
+def write_folder(classifier: Classifier, destination: Path, describe: Callable[[Classifier], Files]) -> None:
+    tensors, descriptions = describe(classifier)
+    temporary = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        save(tensors, temporary / "model.safetensors", destination, metadata(classifier))
+        for name, content in descriptions.items():
+            write_json(temporary / name, content)
+        if destination.exists():
+            shutil.rmtree(destination)
+        temporary.replace(destination)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def one(pair: Pair) -> int | list[int]:
+    return pair[0] if pair[0] == pair[1] else list(pair)

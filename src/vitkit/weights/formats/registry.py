@@ -1,0 +1,143 @@
+"""The layouts of published checkpoints, one row each: adding one is a module and a row. Nothing here loads torch.
+
+Loading asks the rows in turn whether a checkpoint is theirs; the command line derives its choices from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.weights.layout import Layout
+    from vitkit.weights.read import Checkpoint
+
+OWN = "folder"  # vitkit's model folder, which is no layout of others
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """How one publisher names and keeps tensors.
+
+    Attributes:
+        name: as it is asked for.
+        tells: whose it is, in a word or two; empty where the name says so.
+        reader: the module whose `recognise` tells its checkpoints; empty where none are read.
+        writer: the module whose `write` makes them; empty where none are written.
+        suffixes: of the files that are written.
+        is_folder: whether folders are written too.
+        pixels: by whose weights were trained with them, the constant of `reader` that has these fields of `Preprocess`.
+    """
+
+    name: str
+    tells: str = ""
+    reader: str = ""
+    writer: str = ""
+    suffixes: tuple[str, ...] = ()
+    is_folder: bool = False
+    pixels: Mapping[str, str] = field(default_factory=dict)
+
+    def recognise(self, checkpoint: Checkpoint) -> Layout | None:
+        """The layout of a checkpoint, if it is one of these.
+
+        Raises:
+            VitkitError: it is, and holds what vitkit's model has not.
+        """
+        recognises: Callable[[Checkpoint], Layout | None] = import_module(self.reader).recognise
+        return recognises(checkpoint)
+
+    def write(self, classifier: Classifier, destination: Path) -> None:
+        """Write a classifier, without its temperature, which no layout of others knows.
+
+        Raises:
+            VitkitError: the layout cannot express the model; the message names the field.
+            OSError: the disk is full or not writable; nothing is left behind.
+        """
+        import_module(self.writer).write(classifier, destination)
+
+
+CHECKPOINT_FORMATS: dict[str, CheckpointFormat] = {}
+
+
+def register(form: CheckpointFormat) -> None:
+    """Add a row, ahead of those that are there: what is recognised first counts.
+
+    Raises:
+        ValueError: there is one of this name, or of this owner of pixels.
+    """
+    if form.name in (OWN, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
+        raise ValueError(f"there is a checkpoint format {form.name!r} already, or one with its pixels")
+    rows = {form.name: form, **CHECKPOINT_FORMATS}
+    CHECKPOINT_FORMATS.clear()
+    CHECKPOINT_FORMATS.update(rows)
+
+
+def readable() -> list[CheckpointFormat]:
+    """Those that are recognised, in the order in which they are asked."""
+    return [form for form in CHECKPOINT_FORMATS.values() if form.reader]
+
+
+def writable() -> dict[str, CheckpointFormat]:
+    """Those that can be written."""
+    return {name: form for name, form in CHECKPOINT_FORMATS.items() if form.writer}
+
+
+def kinds() -> tuple[str, ...]:
+    """What a checkpoint can be converted to."""
+    return (OWN, *writable())
+
+
+def kind_of(destination: Path) -> str:
+    """What a checkpoint is converted to where nothing but the destination says so."""
+    return next((name for name, form in writable().items() if destination.suffix in form.suffixes), OWN)
+
+
+def file_suffixes() -> tuple[str, ...]:
+    """How files end that are written."""
+    return tuple(suffix for form in writable().values() for suffix in form.suffixes)
+
+
+def pixel_owners() -> tuple[str, ...]:
+    """By whose names the pixels of a checkpoint can be told."""
+    return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
+
+
+def pixels_of(owner: str) -> Mapping[str, Any] | None:
+    """The fields of `Preprocess`, but for the size, that this owner's weights are trained with; None: of nobody."""
+    for form in CHECKPOINT_FORMATS.values():
+        if owner in form.pixels:
+            found: Mapping[str, Any] = getattr(import_module(form.reader), form.pixels[owner])
+            return found
+    return None
+
+
+_HOME = "vitkit.weights.formats"
+
+for _row in (  # from the one that is asked last to the one that is asked first
+    CheckpointFormat(
+        "timm",
+        reader=f"{_HOME}.timm",
+        writer=f"{_HOME}.timm_files",
+        suffixes=(".safetensors", ".pth", ".pt"),
+        is_folder=True,
+        pixels={"augreg": "AUGREG", "deit": "DEIT"},
+    ),
+    CheckpointFormat("dino", "DINO and DINOv2, by their authors", f"{_HOME}.dino", pixels={"dinov2": "PIXELS"}),
+    CheckpointFormat(
+        "hf", "Hugging Face's", f"{_HOME}.huggingface", writer=f"{_HOME}.huggingface_files", is_folder=True
+    ),
+    CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision", pixels={"torchvision": "PIXELS"}),
+    CheckpointFormat(
+        "npz",
+        "Google's",
+        f"{_HOME}.google_npz",
+        f"{_HOME}.google_npz_files",
+        (".npz",),
+        pixels={"google": "PIXELS"},
+    ),
+):
+    register(_row)
