@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vitkit import Classifier, Preprocess, VisionTransformer
 from vitkit.profiling.speed import Contender
+from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.formats.torchvision import recognise
 from vitkit.weights.formats.writing import write
-from vitkit.weights.read import Checkpoint, Stored
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 Run = Callable[[Tensor], Tensor]

@@ -14,9 +14,10 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.weights import download, load
-from vitkit.weights.catalog import CATALOG, Entry, find, is_hub_id, search, suggest
+from vitkit.weights import hub, load
+from vitkit.weights.catalog import CATALOG, find, is_hub_id, search, suggest
 from vitkit.weights.download import cache_path
+from vitkit.weights.entry import Entry
 
 ENTRIES = pytest.mark.parametrize("entry", CATALOG.values(), ids=list(CATALOG))
 CLASSES = {"imagenet1k": 1000, "imagenet21k": 21843, "none": 0}
@@ -283,7 +284,7 @@ def test_a_mistyped_run_is_no_such_folder_and_hf_names_the_hub(tmp_path: Path, m
         raise VitkitError("asked the hub")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(download, "fetch_hub", fetch)
+    monkeypatch.setattr(hub, "fetch_hub", fetch)
     with pytest.raises(VitkitError, match=r"^no such file, folder or published weights: runs/digits-9$"):
         load("runs/digits-9")
     (tmp_path / "runs" / "digits-1").mkdir(parents=True)

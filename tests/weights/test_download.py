@@ -23,7 +23,9 @@ import warm
 from vitkit.errors import VitkitError
 from vitkit.weights import download
 from vitkit.weights.catalog import CATALOG
-from vitkit.weights.download import cache_path, fetch, fetch_hub, fetch_url
+from vitkit.weights.download import cache_path, fetch_url
+from vitkit.weights.hub import fetch_hub
+from vitkit.weights.loading import fetch
 
 SOURCE = Path(__file__).parents[2] / "src"
 BYTES = np.random.default_rng(0).bytes(1_500_000)
@@ -721,7 +723,7 @@ def endpoint() -> Iterator[str]:
 _FETCH = """
 import json, sys
 from vitkit.errors import VitkitError
-from vitkit.weights.download import fetch_hub
+from vitkit.weights.hub import fetch_hub
 told = []
 assert "huggingface_hub" not in sys.modules
 for name in sys.argv[1:]:

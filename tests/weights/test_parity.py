@@ -25,9 +25,9 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
+from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.formats.writing import write
 from vitkit.weights.origin import read_foreign
-from vitkit.weights.read import Checkpoint, Stored
 
 HF = [name for name in foreign.NAMES if name.startswith("HF")]
 TIMM = [name for name in foreign.NAMES if name.startswith("timm")]

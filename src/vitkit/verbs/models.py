@@ -11,7 +11,7 @@ from vitkit.model.names import config_for, list_models
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
-    from vitkit.weights.catalog import Entry
+    from vitkit.weights.entry import Entry
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,8 +15,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any
@@ -28,30 +27,14 @@ from filelock import FileLock, Timeout
 from vitkit import __version__
 from vitkit.errors import VitkitError
 from vitkit.system.cache import cache_folder, offline
-from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Progress, silent
-from vitkit.weights.catalog import Entry
+from vitkit.weights.partial_file import PartialFile, Version
 
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before trying again after an attempt that got no further
 _BLOCK = 1 << 18
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ELSEWHERE = "or download it by other means and name the file instead"
-
-
-def fetch(entry: Entry, progress: Progress = silent) -> Path:
-    """The file, or the folder, of published weights; downloaded unless it is in the cache.
-
-    Raises:
-        VitkitError: as `fetch_url` and `fetch_hub`.
-    """
-    if entry.url is not None:
-        return fetch_url(entry.url, entry.sha256, progress)
-    assert entry.hub is not None
-    return fetch_hub(entry.hub, progress)
-
-
-# --- A file -----------------------------------------------------------------------------------------
 
 
 def fetch_url(url: str, sha256: str | None = None, progress: Progress = silent) -> Path:
@@ -69,7 +52,7 @@ def fetch_url(url: str, sha256: str | None = None, progress: Progress = silent) 
     final = cache_path(url)
     if final.is_file():
         return final
-    _refuse_offline(url, f"put the file at {final}, or name a file that you have")
+    refuse_offline(url, f"put the file at {final}, or name a file that you have")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with _taking_turns(final, progress):
@@ -105,7 +88,8 @@ def _may_be_asked(url: str) -> bool:
     return url.startswith("https:") or urlsplit(url).hostname in _LOCAL
 
 
-def _refuse_offline(what: str, instead: str) -> None:
+def refuse_offline(what: str, instead: str) -> None:
+    """Refuse to download where that is switched off; `instead` is what to do."""
     switch = offline()
     if switch:
         raise VitkitError(f"{what} is not in the cache, and {switch} forbids downloading: {instead}")
@@ -125,57 +109,12 @@ def _taking_turns(final: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-@dataclass(frozen=True)
-class _Version:
-    """Which file a part is of, as the server described it: validator for If-Range, length, MD5 in base64."""
-
-    validator: str | None = None
-    length: int | None = None
-    md5: str | None = None
-
-    @classmethod
-    def described(cls, headers: Message, length: int | None) -> _Version:
-        etag = headers.get("ETag")
-        if etag is None or etag.startswith("W/"):  # a weak one may name other bytes
-            etag = headers.get("Last-Modified")
-        hashes = re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash", [])))
-        return cls(etag, length, hashes[0] if hashes else None)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """An unfinished download: its bytes, and beside them the version that they are of."""
-
-    path: Path
-
-    @property
-    def note(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.json")
-
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.is_file() else 0
-
-    def version(self) -> _Version:
-        """Of nothing known when the note is missing or damaged: the part is then begun anew."""
-        with suppress(OSError, ValueError, TypeError):
-            return _Version(**from_json(self.note.read_text(encoding="utf-8")))
-        return _Version()
-
-    def begin(self, version: _Version) -> None:
-        self.path.write_bytes(b"")
-        write_json(self.note, asdict(version))
-
-    def delete(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.note.unlink(missing_ok=True)
-
-
 class _BrokenOffError(Exception):
     """An attempt failed in a way that another one may not."""
 
 
 def _download(url: str, final: Path, sha256: str | None, progress: Progress) -> None:
-    part = _Part(final.with_name(f"{final.name}.part"))
+    part = PartialFile(final.with_name(f"{final.name}.part"))
     furthest, failures = part.size(), 0
     while True:
         try:
@@ -199,7 +138,7 @@ def _download(url: str, final: Path, sha256: str | None, progress: Progress) -> 
     part.delete()  # its note
 
 
-def _receive(url: str, part: _Part, what: str, progress: Progress) -> None:
+def _receive(url: str, part: PartialFile, what: str, progress: Progress) -> None:
     """One attempt to complete the part."""
     version, offset = part.version(), part.size()
     if version.length is not None and offset == version.length:
@@ -213,7 +152,7 @@ def _receive(url: str, part: _Part, what: str, progress: Progress) -> None:
             offset = 0
             if response.length is None and not response.chunked:
                 raise _failure(url, "the server does not say how long the file is")
-            version = _Version.described(response.headers, response.length)
+            version = Version.described(response.headers, response.length)
             part.begin(version)
         total = version.length or 0
         progress(what, offset, total)
@@ -227,7 +166,7 @@ def _receive(url: str, part: _Part, what: str, progress: Progress) -> None:
         raise _BrokenOffError(f"the connection broke after {offset} of {version.length or 'unknown'} bytes")
 
 
-def _open(url: str, headers: dict[str, str], part: _Part) -> http.client.HTTPResponse:
+def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.HTTPResponse:
     everywhere = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=everywhere | headers)  # noqa: S310  # `cache_path` checked it
     try:
@@ -263,9 +202,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _check_range(headers: Message, version: _Version, offset: int, part: _Part) -> None:
+def _check_range(headers: Message, version: Version, offset: int, part: PartialFile) -> None:
     """That a partial answer goes on where the part ends, in the same file."""
-    now = _Version.described(headers, None).validator
+    now = Version.described(headers, None).validator
     begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
     if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
         part.delete()
@@ -283,7 +222,7 @@ def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         yield block
 
 
-def _check(url: str, part: _Part, sha256: str | None) -> None:
+def _check(url: str, part: PartialFile, sha256: str | None) -> None:
     md5 = part.version().md5
     with part.path.open("rb") as file:
         if sha256:
@@ -305,90 +244,3 @@ def _failure(url: str, reason: str) -> VitkitError:
 
 def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-# --- A folder of the hub ----------------------------------------------------------------------------
-
-_DESCRIPTIONS = ["config.json", "preprocessor_config.json"]
-_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
-_OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
-
-
-def fetch_hub(repo_id: str, progress: Progress = silent) -> Path:
-    """The weights and their descriptions of a repository on the Hugging Face hub: a folder in the hub's own cache.
-
-    Weights are safetensors, or what else there is. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected,
-    and files that other programs put into that cache are used.
-
-    Raises:
-        VitkitError: offline and not in the cache, there is no such repository, it is private or gated, the hub cannot
-            be reached, or the repository has no weights.
-    """
-    folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS], progress)
-    if not any(folder.glob("*.safetensors")):
-        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_OTHER_WEIGHTS], progress)
-    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.npz")):
-        _refuse_offline(repo_id, "download its files elsewhere and name their folder")
-        raise VitkitError(
-            f"{repo_id} on the hub has no weights: expected a .safetensors, pytorch_model.bin or .npz file"
-        )
-    return folder
-
-
-def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(
-                repo_id,
-                allow_patterns=patterns,
-                ignore_patterns=["*/*"],  # other formats, other precisions
-                local_files_only=offline() is not None,
-                tqdm_class=_reporting(f"downloading {repo_id}", progress),
-            )
-        )
-    except errors.GatedRepoError as error:
-        raise VitkitError(
-            f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise VitkitError(
-            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`"
-        ) from error
-    except errors.HFValidationError as error:
-        raise VitkitError(f"{repo_id!r} is no repository on the hub: expected owner/name") from error
-    except Exception as error:  # the errors of its HTTP library, which changes from release to release
-        _refuse_offline(repo_id, "download its files elsewhere and name their folder")
-        reason = next(iter(_said(error).splitlines()))
-        raise VitkitError(
-            f"could not download {repo_id} from the hub: {reason}; or download its files by other means and name their "
-            "folder instead"
-        ) from error
-
-
-def _reporting(what: str, progress: Progress) -> type[Any]:
-    """A progress bar as the hub's library wants one, that draws nothing and tells `progress` instead."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    class Reporting(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **fields: Any) -> None:
-            super().__init__(*args, **{**fields, "file": _Nowhere(), "disable": False})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
-            if self.unit == "B":  # others count files
-                progress(what, int(self.n), int(self.total or 0))
-            return shown
-
-    return Reporting
-
-
-class _Nowhere:
-    """A stream that forgets."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass

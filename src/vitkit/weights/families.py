@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vitkit.weights.read import Checkpoint
+from vitkit.weights.checkpoint import Checkpoint
 
 
 class Family(NamedTuple):

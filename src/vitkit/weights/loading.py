@@ -13,7 +13,8 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config_checks import Pair, as_pair
 from vitkit.system.progress import Progress, silent
-from vitkit.weights.catalog import HUB, Entry, find, is_hub_id, missing
+from vitkit.weights.catalog import HUB, find, is_hub_id, missing
+from vitkit.weights.entry import Entry
 from vitkit.weights.meaning import Use, meaning_of, split_timm
 from vitkit.weights.origin import read_foreign, read_own, with_pixels
 from vitkit.weights.plan import Plan, make_plan, target_of
@@ -129,14 +130,28 @@ def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
     path = Path(source)
     if path.exists():
         return path, None
-    from vitkit.weights import download
+    from vitkit.weights import hub
 
     if str(source).startswith(HUB):
         repository = str(source).removeprefix(HUB)
-        return download.fetch_hub(repository, progress), find(repository)
+        return hub.fetch_hub(repository, progress), find(repository)
     entry = find(str(source))
     if entry is not None:
-        return download.fetch(entry, progress), entry
+        return fetch(entry, progress), entry
     if is_hub_id(str(source)):
-        return download.fetch_hub(str(source), progress), None
+        return hub.fetch_hub(str(source), progress), None
     raise VitkitError(missing(str(source)))
+
+
+def fetch(entry: Entry, progress: Progress = silent) -> Path:
+    """The file, or the folder, of published weights; downloaded unless it is in the cache.
+
+    Raises:
+        VitkitError: as `download.fetch_url` and `hub.fetch_hub`.
+    """
+    from vitkit.weights import download, hub
+
+    if entry.url is not None:
+        return download.fetch_url(entry.url, entry.sha256, progress)
+    assert entry.hub is not None
+    return hub.fetch_hub(entry.hub, progress)

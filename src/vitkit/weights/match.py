@@ -11,8 +11,8 @@ import torch
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.text.words import listed
+from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.layout import Layout
-from vitkit.weights.read import Checkpoint, Stored
 
 
 @functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target

@@ -10,7 +10,8 @@ from typing import Literal
 from vitkit.errors import VitkitError
 from vitkit.model.config_checks import Pair
 from vitkit.model.names import config_for, is_model_name
-from vitkit.weights.catalog import CATALOG, Entry, find
+from vitkit.weights.catalog import CATALOG, find
+from vitkit.weights.entry import Entry
 
 Use = Literal["answers", "training"]
 TIMM = "timm:"  # ahead of a name: the same weights, with the pixels that timm gives them

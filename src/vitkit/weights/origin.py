@@ -17,15 +17,16 @@ from vitkit.model.config_checks import Pair, is_number
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.text.words import listed
-from vitkit.weights.catalog import Entry
+from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.classes import class_names, names_beside, unique
+from vitkit.weights.entry import Entry
 from vitkit.weights.families import family_of
 from vitkit.weights.formats.registry import pixel_owners, pixels_of, readable
 from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
 from vitkit.weights.match import account_for, joined_shape, shapes_of
 from vitkit.weights.namesakes import namesakes
-from vitkit.weights.read import Checkpoint, Stored, read_checkpoint
+from vitkit.weights.read import read_checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,34 +157,27 @@ def read_foreign(
     if not account.is_clean and not allow_partial:
         misfit = VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
         raise _by_family(checkpoint, misfit)
-    pixels, classes = layout.preprocess, layout.classes
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
     if layout.format == "timm" and entry is None and not layout.is_preprocess_known:
         assumed |= namesakes(config, checkpoint.tensors, overrides)
-    pixel_size = layout.pixel_size
+    pixels, pixel_size = layout.preprocess, layout.pixel_size
     if entry is not None:
         pixel_size = entry.preprocess.size
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     elif not layout.is_preprocess_known:
         assumed["preprocess"] = f"{_say_pixels(pixels)}, as is usual for {layout.format}"
-    if classes and config.num_classes and len(classes) != config.num_classes:
-        raise VitkitError(f"{checkpoint.path} names {len(classes)} classes for a head of {config.num_classes}")
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
     notes += tuple(f"{name} was passed over: {reason}" for name, reason in checkpoint.passed_over.items())
-    if not config.num_classes:
-        classes = ()
-    elif classes is None:
-        classes, told = (None, None) if entry is not None else names_beside(checkpoint.path, config.num_classes)
-        notes += (told,) if told is not None else ()
-        if classes is None:
-            classes, assumed["classes"] = class_names(config.num_classes)
+    named = _name_classes(checkpoint, layout, config, is_published=entry is not None)
+    assumed |= named.assumed
+    notes += named.notes
     fits = [name for name in account.expected if name not in account.unfit]
     return Origin(
         format=layout.format,
         config=config,
         read={name: _reader(checkpoint, layout, name) for name in fits} | _fresh(config, account.unfit),
         pixels=pixels,
-        classes=unique(classes),
+        classes=unique(named.classes),
         pixel_size=pixel_size,
         renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
@@ -194,6 +188,31 @@ def read_foreign(
         provenance={"weights": entry.name if entry else without_place(checkpoint.path), "format": layout.format},
         pictures=checkpoint.pictures,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """Class names, and how they were come by."""
+
+    classes: tuple[str, ...] = ()
+    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _Named:
+    """By the checkpoint itself, else by a file beside it, else by their number."""
+    if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
+        raise VitkitError(f"{checkpoint.path} names {len(layout.classes)} classes for a head of {config.num_classes}")
+    if not config.num_classes:
+        return _Named()
+    if layout.classes is not None:
+        return _Named(layout.classes)
+    beside, told = (None, None) if is_published else names_beside(checkpoint.path, config.num_classes)
+    notes = () if told is None else (told,)
+    if beside is not None:
+        return _Named(beside, notes=notes)
+    classes, assumed = class_names(config.num_classes)
+    return _Named(classes, {"classes": assumed}, notes)
 
 
 def _infer(

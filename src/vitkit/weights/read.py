@@ -1,89 +1,22 @@
 """Reading a checkpoint's names and shapes first, its numbers when they are asked for, and never its code.
 
-The kind of a file is told by its content. PyTorch files are read with `weights_only`; a zip whose arrays are not as
-large as they say is refused before anything is unpacked.
+The kind of a file is told by its content.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import pickle
-import re
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
-from vitkit.data.pictures import from_text
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
-from vitkit.weights.tucked import tucked_in
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.npz_file import read_npz
+from vitkit.weights.safetensors_file import read_safetensors
+from vitkit.weights.torch_file import is_torch_zip, read_torch
 
-# The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before
-# students (DINO).
-_WRAPPERS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "module", "net", "student")
-_PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
-PICTURES = "vitkit_pictures"  # the key of the record in a safetensors file's metadata
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in a file: its shape and type are known, its numbers are read on demand."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    read: Callable[[], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """What a file or folder holds.
-
-    Attributes:
-        path: where it is.
-        tensors: by name, wrappers and prefixes taken off.
-        wrappers: the keys that the weights were found under.
-        config: `config.json` beside the weights.
-        preprocessor: `preprocessor_config.json` beside the weights.
-        metadata: of a safetensors file.
-        passed_over: parts of the file that hold other weights, and why they were not taken.
-        pictures: the record of what the weights were trained on (`data.pictures`), where vitkit wrote the file.
-    """
-
-    path: Path
-    tensors: Mapping[str, Stored]
-    wrappers: tuple[str, ...] = ()
-    config: Mapping[str, Any] | None = None
-    preprocessor: Mapping[str, Any] | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    passed_over: Mapping[str, str] = field(default_factory=dict)
-    pictures: bytes | None = None
-
-
-def noted(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What vitkit's export noted beside the tensors: fields of the configuration, pixels, classes, image size."""
-    try:
-        said = from_json(checkpoint.metadata["vitkit"])
-        pixels = {name: tuple(item) if isinstance(item, list) else item for name, item in said["preprocess"].items()}
-        note: dict[str, Any] = {
-            "fields": {**said["config"], "patch_size": tuple(said["patch_size"])},
-            "preprocess": pixels,
-            "image_size": tuple(said["image_size"]),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):  # there is none, or it is somebody else's
-        return {}
-    return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -162,197 +95,14 @@ def _read_file(path: Path) -> Checkpoint:
     if not start:
         raise VitkitError(f"{path} is empty")
     if start.startswith(b"PK"):
-        is_torch = _is_torch_zip(path)
-        checkpoint = _read_torch(path) if is_torch else _read_npz(path)
+        is_torch = is_torch_zip(path)
+        checkpoint = read_torch(path) if is_torch else read_npz(path)
     elif len(start) > 8 and start[8:9] == b"{":
-        checkpoint = _read_safetensors(path)
+        checkpoint = read_safetensors(path)
     elif start[:1] == b"\x80" or start[:4] == b"PYTO":
-        checkpoint = _read_torch(path)
+        checkpoint = read_torch(path)
     else:
         raise VitkitError(f"{path} is no checkpoint: neither safetensors, nor PyTorch's, nor .npz")
     if not checkpoint.tensors:
         raise VitkitError(f"{path} holds no tensors")
     return checkpoint
-
-
-# --- safetensors ---------------------------------------------------------------------------------------
-
-
-_SAFE_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-
-
-def _read_safetensors(path: Path) -> Checkpoint:
-    try:
-        file: Any = safe_open(path, framework="pt")
-        names: list[str] = file.keys()
-        tensors = {name: _of_safetensors(file, name) for name in names}
-        metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-    except RuntimeError as error:  # torch's word for a file that cannot be mapped into memory
-        raise VitkitError(f"{path} cannot be opened: {next(iter(str(error).splitlines()), error)}") from error
-    pictures = metadata.get(PICTURES)
-    return Checkpoint(
-        path=path,
-        tensors=_without_prefixes(tensors, path),
-        metadata=metadata,
-        pictures=None if pictures is None else from_text(pictures, path),
-    )
-
-
-def _of_safetensors(file: Any, name: str) -> Stored:
-    view = file.get_slice(name)
-    dtype = _SAFE_TYPES.get(view.get_dtype(), torch.int64)
-    return Stored(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
-
-
-# --- npz -------------------------------------------------------------------------------------------------
-
-
-def _read_npz(path: Path) -> Checkpoint:
-    try:
-        archive = zipfile.ZipFile(path)
-        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
-        tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-    return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment), pictures=tucked_in(path))
-
-
-def _of_comment(comment: bytes) -> dict[str, str]:
-    """What vitkit's export notes in the zip file's comment, section by section."""
-    try:
-        content = from_json(comment)
-    except ValueError:
-        return {}
-    return {name: json.dumps(value) for name, value in content.items()} if isinstance(content, dict) else {}
-
-
-def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Stored:
-    with archive.open(member) as stream:
-        shape, fortran, dtype = _npy_header(stream)
-        begin = stream.tell()
-    if dtype.hasobject:
-        raise VitkitError(f"{path}: {member.filename} holds Python objects, which could run code; it is not read")
-    if begin + math.prod(shape) * dtype.itemsize != member.file_size:
-        raise VitkitError(f"{path} is damaged: {member.filename} is not as large as its shape {shape} says")
-
-    def read() -> Tensor:
-        array = np.empty(shape[::-1] if fortran else shape, dtype)
-        with archive.open(member) as stream:
-            stream.read(begin)
-            _fill(stream, array.reshape(-1).view(np.uint8).data, path)
-        return _as_tensor(array.T if fortran else array)
-
-    return Stored(shape, _torch_dtype(dtype), read)
-
-
-def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return reader(stream)
-
-
-def _fill(stream: IO[bytes], buffer: memoryview, path: Path) -> None:
-    done = 0
-    while done < len(buffer):
-        try:
-            count = stream.readinto(buffer[done:])  # type: ignore[attr-defined]
-        except (zipfile.BadZipFile, EOFError) as error:
-            raise VitkitError(f"{path} is damaged: {error}") from error
-        if not count:
-            raise VitkitError(f"{path} is damaged: it ends too early")
-        done += count
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    if dtype == np.dtype("V2"):
-        return torch.bfloat16  # as big_vision saves it: numpy has no such type
-    kinds = {np.dtype(np.float32): torch.float32, np.dtype(np.float16): torch.float16, np.dtype(float): torch.float64}
-    return kinds.get(dtype, torch.int64)
-
-
-def _as_tensor(array: Any) -> Tensor:
-    if array.dtype == np.dtype("V2"):
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-# --- PyTorch -----------------------------------------------------------------------------------------------
-
-
-def _is_torch_zip(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/data.pkl") for name in archive.namelist())
-    except zipfile.BadZipFile as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-
-
-def _read_torch(path: Path) -> Checkpoint:
-    is_zip = zipfile.is_zipfile(path)
-    try:
-        # Authors keep their command line beside the weights; a Namespace holds plain values and runs nothing.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except pickle.UnpicklingError as error:
-        if "truncated" in str(error):
-            raise VitkitError(f"{path} is damaged: it ends too early") from error
-        found = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
-        what = f", such as {next(filter(None, found.groups()))}" if found else ""
-        raise VitkitError(f"{path} holds more than tensors{what}, which could run code; it is not read") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise VitkitError(f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
-    passed_over: dict[str, str] = {}
-    wrappers, state = _unwrap(content, path, passed_over)
-    tensors = {name: _of_torch(tensor) for name, tensor in state}
-    return Checkpoint(
-        path=path,
-        tensors=_without_prefixes(tensors, path),
-        wrappers=wrappers,
-        passed_over=passed_over,
-        pictures=tucked_in(path) if is_zip else None,
-    )
-
-
-def _of_torch(tensor: Tensor) -> Stored:
-    is_plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
-    return Stored(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, tensor.detach)
-
-
-def _unwrap(
-    content: Any, path: Path, passed_over: dict[str, str]
-) -> tuple[tuple[str, ...], Iterator[tuple[str, Tensor]]]:
-    wrappers: tuple[str, ...] = ()
-    while isinstance(content, Mapping):
-        found = [name for name in _WRAPPERS if isinstance(content.get(name), Mapping)]
-        if not found:
-            break
-        taken, *others = found
-        passed_over |= {".".join([*wrappers, name]): f"{taken} was taken" for name in others}
-        wrappers, content = (*wrappers, taken), content[taken]
-    if not isinstance(content, Mapping):
-        raise VitkitError(f"{path} holds no weights by name, but a {type(content).__name__}: save model.state_dict()")
-    return wrappers, (
-        (name, tensor) for name, tensor in content.items() if isinstance(name, str) and isinstance(tensor, Tensor)
-    )
-
-
-def _without_prefixes(tensors: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
-    """Names without what wrappers put before them (data parallel, compiled, a model within a model)."""
-    bare: dict[str, Stored] = {}
-    for name, tensor in tensors.items():
-        stripped = name
-        while prefix := next((prefix for prefix in _PREFIXES if stripped.startswith(prefix)), None):
-            stripped = stripped.removeprefix(prefix)
-        if stripped in bare:
-            raise VitkitError(
-                f"{path} holds {stripped} more than once, under several prefixes; it is not clear which counts"
-            )
-        bare[stripped] = tensor
-    return bare

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.layout import Layout, folded_positions, same
-from vitkit.weights.read import Checkpoint
 
 PIXELS = {
     "fit": "crop",

@@ -24,7 +24,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair
 from vitkit.system.files import write_json
 from vitkit.weights.layout import Layout
-from vitkit.weights.read import PICTURES
+from vitkit.weights.safetensors_file import PICTURES
 
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
 _PLAIN: dict[str, Any] = {  # what no foreign layout can say

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitkit.model.config import ViTConfig
+from vitkit.weights.checkpoint import Checkpoint, Stored, noted
 from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
-from vitkit.weights.read import Checkpoint, Stored, noted
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 _OLD, _NEW = (

@@ -13,8 +13,8 @@ from typing import Any
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, same
-from vitkit.weights.read import Checkpoint
 
 _BLOCK = re.compile(
     r"^(?:(vit|deit|dinov2|dinov2_with_registers)\.)?(encoder\.layer|layers|encoder\.layers)\.(\d+)\."

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
+    from vitkit.weights.checkpoint import Checkpoint
     from vitkit.weights.layout import Layout
-    from vitkit.weights.read import Checkpoint
 
 OWN = "folder"  # vitkit's model folder, which is no layout of others
 

@@ -10,8 +10,8 @@ from typing import Any
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
+from vitkit.weights.checkpoint import Checkpoint, noted
 from vitkit.weights.layout import Layout, same
-from vitkit.weights.read import Checkpoint, noted
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}

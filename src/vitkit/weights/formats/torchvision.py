@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
-from vitkit.weights.read import Checkpoint, Stored
 
 FIELDS: dict[str, Any] = {
     "gelu": "erf",
