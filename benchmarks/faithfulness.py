@@ -28,7 +28,7 @@ from torch import Tensor
 from vitkit import VisionTransformer, load
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.explanation import METHODS
 from vitkit.explanation.occluding import cover
 

@@ -35,7 +35,7 @@ from vitkit.data.decode import decode
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.training.callbacks import read_metrics
 from vitkit.training.run import train
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitkit.explanation import draw
+from vitkit.explanation import draw, model_figures
 from vitkit.explanation import model_analysis as anatomy
 from vitkit.weights import load
 
@@ -50,15 +50,17 @@ def main(run: str, weights: str, out: Path) -> None:
     save(out / "china-classes.jpg", draw.side_by_side(CHINA, maps, answers[0].box, "gradient, for two classes"))
 
     images = torch.stack([torch.from_numpy(deit.preprocess(picture)) for picture in (CHINA, FLOWER)])
-    save(out / "filters.png", draw.filters(anatomy.filter_components(deit.model)))
-    save(out / "positions.png", draw.position_grid(anatomy.position_similarity(deit.model)))
+    save(out / "filters.png", model_figures.filters(anatomy.filter_components(deit.model)))
+    save(out / "positions.png", model_figures.position_grid(anatomy.position_similarity(deit.model)))
     distance = anatomy.attention_distance(deit.model, images)
     save(
-        out / "attention-distance.png", draw.by_head(distance, "Attention distance, DeiT-Ti/16", "pixels of the input")
+        out / "attention-distance.png",
+        model_figures.by_head(distance, "Attention distance, DeiT-Ti/16", "pixels of the input"),
     )
     print("lowest head of each layer:", np.round(distance.min(axis=1)).astype(int).tolist())
     save(
-        out / "token-norms.png", draw.norms(anatomy.norms_by_layer(deit.model, images), deit.model.config.prefix_tokens)
+        out / "token-norms.png",
+        model_figures.norms(anatomy.norms_by_layer(deit.model, images), deit.model.config.prefix_tokens),
     )
 
 

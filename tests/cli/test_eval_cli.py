@@ -12,7 +12,7 @@ import pytest
 
 from photos import fingerprint
 from vitkit.data.sources import read_source
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import figures, interval_text
 from vitkit.evaluation.metrics import Evaluation

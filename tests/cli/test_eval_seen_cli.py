@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.weights import load
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import SPLITS, fold, limit_training, scenes, split, split_from_file, split_to_dict
+from vitkit.data.split_file import split_from_file, split_to_dict
+from vitkit.data.splits import SPLITS, fold, limit_training, scenes, split
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_json
 

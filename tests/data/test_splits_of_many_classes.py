@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitkit.data.dealing import stratify
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import _stratify, fold, limit_training, split
+from vitkit.data.splits import fold, limit_training, split
 
 USUAL = (0.7, 0.1, 0.2)
 
@@ -83,5 +84,5 @@ def test_the_rarest_class_is_always_dealt_first(groups: int, classes: int, seed:
     counts = [Counter(rng.integers(-1, classes, rng.integers(1, 5)).tolist()) for _ in range(groups)]
     whole = sum(counts, Counter({-2: sum(map(len, members))}))
     wants = [{label: share * images for label, images in whole.items()} for share in (0.7, 0.1, 0.2)]
-    dealt = [deal(members, counts, wants, np.random.default_rng(seed)) for deal in (_stratify, stratify_slowly)]
+    dealt = [deal(members, counts, wants, np.random.default_rng(seed)) for deal in (stratify, stratify_slowly)]
     assert dealt[0] == dealt[1]

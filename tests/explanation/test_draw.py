@@ -15,7 +15,7 @@ from PIL import Image
 
 from photos import noise, smooth
 from vitkit.errors import VitkitError
-from vitkit.explanation import draw
+from vitkit.explanation import draw, model_figures
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 
@@ -201,7 +201,7 @@ def test_a_film_has_a_frame_a_layer() -> None:
 @pytest.mark.parametrize("count", [1, 5, 28])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_filters_are_stretched_from_black_to_white(count: int, channels: int) -> None:
-    figure = draw.filters(random(count, 4, 6, channels) * 5 - 2)
+    figure = model_figures.filters(random(count, 4, 6, channels) * 5 - 2)
     shown = [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
     assert len(shown) == count
     for picture in shown:
@@ -212,12 +212,12 @@ def test_filters_are_stretched_from_black_to_white(count: int, channels: int) ->
 
 def test_filters_of_other_channels_are_refused() -> None:
     with pytest.raises(VitkitError, match="4 channels"):
-        draw.filters(random(2, 3, 3, 4))
+        model_figures.filters(random(2, 3, 3, 4))
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (3, 5), (14, 14), (24, 24), (37, 30)])
 def test_positions_can_be_drawn_for_any_grid(grid: tuple[int, int]) -> None:
-    figure = draw.position_grid(random(*grid, *grid) * 2 - 1)
+    figure = model_figures.position_grid(random(*grid, *grid) * 2 - 1)
     axis = figure.axes[0]
     assert len(axis.get_yticks()) <= 14
     assert len(axis.get_xticks()) <= 14
@@ -226,7 +226,7 @@ def test_positions_can_be_drawn_for_any_grid(grid: tuple[int, int]) -> None:
 
 def test_each_positions_similarity_lies_where_the_patch_is() -> None:
     similarity = random(3, 5, 3, 5)
-    sheet = np.asarray(draw.position_grid(similarity).axes[0].images[0].get_array(), dtype=float)
+    sheet = np.asarray(model_figures.position_grid(similarity).axes[0].images[0].get_array(), dtype=float)
     for row in range(3):
         for column in range(5):
             cell = sheet[row * 4 : row * 4 + 3, column * 6 : column * 6 + 5]
@@ -236,11 +236,11 @@ def test_each_positions_similarity_lies_where_the_patch_is() -> None:
 def test_heads_layers_and_lengths_can_be_drawn() -> None:
     values = random(6, 3)
     values[2] = np.nan  # a layer that convolves
-    drawn(draw.by_head(values, "Attention distance", "pixels"))
-    drawn(draw.by_head(random(1, 16), "Attention distance", "pixels"))
-    drawn(draw.layer_grid(random(6, 6) - 0.1))
+    drawn(model_figures.by_head(values, "Attention distance", "pixels"))
+    drawn(model_figures.by_head(random(1, 16), "Attention distance", "pixels"))
+    drawn(model_figures.layer_grid(random(6, 6) - 0.1))
     for prefix_tokens in (0, 1, 5):
-        drawn(draw.norms(random(6, 2, 20) * 40, prefix_tokens))
+        drawn(model_figures.norms(random(6, 2, 20) * 40, prefix_tokens))
 
 
 def test_drawing_needs_no_pyplot_and_no_screen() -> None:

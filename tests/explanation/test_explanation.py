@@ -21,8 +21,9 @@ from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explanation.draw import spread
-from vitkit.explanation.explanation import Explanation, find_class, worst_mistakes_page
+from vitkit.explanation.explanation import Explanation, find_class
 from vitkit.explanation.methods import METHODS
+from vitkit.explanation.mistakes import worst_mistakes_page
 from vitkit.model.vit import VisionTransformer
 
 CLASSES = ("rose", "tulip", "3", "daisy & <b>", "été", "top", "oak")

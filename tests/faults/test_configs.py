@@ -20,7 +20,7 @@ import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
-from vitkit.data.splits import groups_from_file, split_from_file
+from vitkit.data.split_file import groups_from_file, split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
@@ -131,7 +131,8 @@ def test_splits_and_groups(tmp_path: Path, watch: Watch) -> None:
 
 def runs_folder(folder: Path) -> Path:
     from vitkit.data.sources import read_source
-    from vitkit.data.splits import split, split_to_dict
+    from vitkit.data.split_file import split_to_dict
+    from vitkit.data.splits import split
 
     table = split(read_source(runs.photos(folder / "photos")), (0.6, 0.2, 0.2), 0)
     stored = split_to_dict(table)

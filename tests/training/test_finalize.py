@@ -341,7 +341,7 @@ def test_the_difference_between_what_is_trained_and_saved_is_written_down(
 
 def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Path, tmp_path: Path) -> None:
     run, _ = go(noise, tmp_path / "run", balance="loss", epochs=2, lr=3e-3, keep="every")
-    from vitkit.data.splits import split_from_file
+    from vitkit.data.split_file import split_from_file
     from vitkit.evaluation.evaluator import evaluate
 
     table = split_from_file(run / "split.json")
@@ -394,7 +394,7 @@ def test_of_several_classes_probabilities_are_calibrated_and_thresholds_chosen_a
 
 
 def assert_thresholds_are_of_what_is_said(run: Path, classifier: Classifier) -> None:
-    from vitkit.data.splits import split_from_file
+    from vitkit.data.split_file import split_from_file
     from vitkit.evaluation.multilabel import best_thresholds
 
     table = split_from_file(run / "split.json").of_split("val")

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 import runs
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.training import run

@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from vitkit.data.sources import read_source
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds

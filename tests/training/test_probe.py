@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import runs
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.evaluation.regression import regress
 from vitkit.training import probe, suspects
 from vitkit.training.defaults import complete

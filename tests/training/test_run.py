@@ -21,7 +21,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import warm
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.training import callbacks, run

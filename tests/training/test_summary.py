@@ -11,7 +11,7 @@ import pytest
 
 import runs
 from vitkit.data.sources import read_source
-from vitkit.data.splits import groups_from_file, split_from_file
+from vitkit.data.split_file import groups_from_file, split_from_file
 from vitkit.evaluation.calibration import fit_temperature
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import at_temperature, figures

@@ -18,7 +18,8 @@ from PIL import Image
 import photos as pictures
 import runs
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import split, split_from_file
+from vitkit.data.split_file import split_from_file
+from vitkit.data.splits import split
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.training import run
 from vitkit.training.divergence import Guard

@@ -16,7 +16,7 @@ import mutations
 import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.splits import split_from_file
+from vitkit.data.split_file import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig

@@ -8,13 +8,14 @@ several ways is refused with what to do: a split taken for a class would be lear
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from vitkit.data.split_folders import SplitFolder, grouped, is_pair, settle_eval, undouble, unwrap_alike
 from vitkit.data.splitnames import split_of_folder
 from vitkit.data.tree import Folder, below, between, inside, survey
 from vitkit.data.walk import Overlooked
@@ -50,20 +51,6 @@ class Layout:
     between: tuple[Path, ...]
     left_out: tuple[Path, ...]
     text: str
-
-
-@dataclass(frozen=True)
-class _Split:
-    """A folder that its name calls a split, and the one within it that its classes lie in."""
-
-    outer: Folder
-    inner: Folder
-    split: str
-    words: tuple[str, ...]
-
-    @property
-    def has_classes(self) -> bool:
-        return bool(self.inner.full)
 
 
 def understand(name: str, root: Path, asked: LayoutName, overlooked: Overlooked) -> Layout:
@@ -117,7 +104,7 @@ def _as_classes(top: Folder, folder: Folder) -> Layout:
 
 def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
     """Raise where what would be taken for classes looks like anything else."""
-    for words, splits in _grouped(folder).items():
+    for words, splits in grouped(folder).items():
         if len(splits) > 1:
             named = " and ".join(below(top, own.outer) for own in splits)
             held = "" if any(own.has_classes for own in splits) else ", with images but no class folders in them"
@@ -134,7 +121,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
             "if each is a class, --layout classes"
         )
     for own in inside(folder):
-        parts = next((each for each in _grouped(own).values() if _is_pair(each)), None)
+        parts = next((each for each in grouped(own).values() if is_pair(each)), None)
         if parts is not None:
             named = " and ".join(f"{part.outer.name}/" for part in parts)
             raise VitkitError(
@@ -168,22 +155,22 @@ def _names_of_leaves(folder: Folder) -> set[str]:
 
 def _as_splits(name: str, top: Folder, folder: Folder, asked: LayoutName) -> Layout | None:
     """The layout split/class/image; None where there is none."""
-    groups = {words: [own for own in splits if own.has_classes] for words, splits in _grouped(folder).items()}
+    groups = {words: [own for own in splits if own.has_classes] for words, splits in grouped(folder).items()}
     groups = {words: splits for words, splits in groups.items() if splits}
     if not groups:
         return None
-    chosen = [splits for splits in groups.values() if _is_pair(splits)] or list(groups.values())
+    chosen = [splits for splits in groups.values() if is_pair(splits)] or list(groups.values())
     if len(chosen) > 1 or sum(own.split == "train" for splits in groups.values() for own in splits) > 1:
         named = listed([below(top, own.outer) for splits in groups.values() for own in splits])
         raise VitkitError(
             f"{name}: {named} could each be a split; keep one each of train/, val/ and test/, or --layout classes"
         )
-    splits = _settle_eval(chosen[0])
+    splits = settle_eval(chosen[0])
     taken = {own.outer.path for own in splits}
     others = [own for own in folder.full if own.path not in taken]
     if len(splits) == 1 and others and asked == "auto" and _is_class(name, top, folder, splits[0], others):
         return None
-    splits = sorted(_unwrap_alike(splits), key=lambda own: _ORDER.index(own.split))
+    splits = sorted(unwrap_alike(splits), key=lambda own: _ORDER.index(own.split))
     _check_splits(name, top, splits, asked)
     named = ", ".join(f"{own.split} in {below(top, own.inner)}" for own in splits)
     rest = f"; left out: {listed([below(top, own) for own in others])}" if others else ""
@@ -200,50 +187,11 @@ def _as_splits(name: str, top: Folder, folder: Folder, asked: LayoutName) -> Lay
     )
 
 
-def _grouped(folder: Folder) -> dict[tuple[str, ...], list[_Split]]:
-    """The folders that are called as splits are, by the other words in their names."""
-    groups: dict[tuple[str, ...], list[_Split]] = defaultdict(list)
-    for own in folder.full:
-        found = split_of_folder(own.name)
-        if found is not None:
-            groups[found[1]].append(_Split(own, _undouble(own), *found))
-    return groups
-
-
-def _is_pair(splits: Sequence[_Split]) -> bool:
-    return len(splits) > 1 and any(own.split == "train" for own in splits)
-
-
-def _undouble(folder: Folder) -> Folder:
-    """seg_train/seg_train: archives are unpacked into a folder of their own name."""
-    inner = folder
-    while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
-        inner = inner.full[0]
-    return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
-
-
-def _unwrap_alike(splits: Sequence[_Split]) -> list[_Split]:
-    """Where each holds nothing but one folder of the same name (train/images, test/images), the classes are in that."""
-    splits = list(splits)
-    while all(own.inner.is_made_of_folders and len(own.inner.folders) == 1 for own in splits):
-        within = [own.inner.folders[0] for own in splits]
-        if len({own.name.casefold() for own in within}) > 1 or not all(own.is_made_of_folders for own in within):
-            break
-        splits = [replace(own, inner=inner) for own, inner in zip(splits, within, strict=True)]
-    return splits
-
-
-def _settle_eval(splits: Sequence[_Split]) -> list[_Split]:
-    """`eval` is the test split, unless there is one beside it."""
-    instead = "val" if any(own.split == "test" for own in splits) else "test"
-    return [replace(own, split=instead) if own.split == "eval" else own for own in splits]
-
-
-def _is_class(name: str, top: Folder, folder: Folder, lone: _Split, others: Sequence[Folder]) -> bool:
+def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
     """Whether the only folder with a split's name is a class like those beside it."""
     if lone.outer.has_images:
         return True
-    unlabelled = [split_of_folder(own.name) is not None and not _undouble(own).full for own in others]
+    unlabelled = [split_of_folder(own.name) is not None and not undouble(own).full for own in others]
     if lone.split == "train" and all(unlabelled):  # test images without labels, as competitions have them
         return False
     if len(others) > 1 and all(own.is_made_of_folders for own in others) and not _agreeing(folder):
@@ -255,7 +203,7 @@ def _is_class(name: str, top: Folder, folder: Folder, lone: _Split, others: Sequ
     )
 
 
-def _check_splits(name: str, top: Folder, splits: Sequence[_Split], asked: LayoutName) -> None:
+def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], asked: LayoutName) -> None:
     for one, other in pairwise(splits):
         if one.split == other.split:
             named = f"{below(top, one.outer)} and {below(top, other.outer)}"
@@ -267,7 +215,7 @@ def _check_splits(name: str, top: Folder, splits: Sequence[_Split], asked: Layou
     _check_same_classes(name, top, splits)
 
 
-def _check_same_classes(name: str, top: Folder, splits: Sequence[_Split]) -> None:
+def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -> None:
     first, *rest = splits
     called = {own.name: split_of_folder(own.name) for split in splits for own in split.inner.full}
     doubtful = [own for own in called if called[own] is not None]
@@ -299,8 +247,8 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
     """The layout class/split/image; None where there is none."""
     parts: list[ClassFolder] = []
     for own in folder.full:
-        groups = list(_grouped(own).values())
-        splits = _settle_eval(groups[0]) if len(groups) == 1 else []
+        groups = list(grouped(own).values())
+        splits = settle_eval(groups[0]) if len(groups) == 1 else []
         if own.has_images or len(splits) < len(own.full) or not all(split.inner.has_images for split in splits):
             return None
         parts += [ClassFolder(split.outer.path, own.name, split.split) for split in splits]
@@ -313,6 +261,3 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:
         left_out=(),
         text=f"folders read as classes with splits in them: {len(folder.full)} with {', '.join(present)}",
     )
-
-
-# --- Words -------------------------------------------------------------------------------------------

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from vitkit.data.dealing import (
+    ALL,
+    by_class,
+    classes_in,
+    deal,
+    deal_sets,
+    members_of,
+    sizes_of,
+    stratify,
+    total,
+)
 from vitkit.data.doctor.duplicates import Forest
-from vitkit.data.sources import JOINT, ImageTable
+from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
 
 SPLITS = ("train", "val", "test")
 
@@ -59,20 +64,21 @@ def split(
     free = [i for i, own in enumerate(splits) if own in (None, "train")]
     held = _keep(splits, free, kept, {"train", "val"} if given else set(SPLITS))
     groups = range(len(table)) if groups is None else groups
-    members = _members(groups, [i for i in free if i not in held])
+    members = members_of(groups, [i for i in free if i not in held])
     if table.is_multi:
-        for images, name in _deal_sets(table, members, shares, rng, _have_sets(table, held, splits)):
+        parts = deal_sets(table, members, shares, rng, _have_sets(table, held, splits))
+        for images, part in zip(members, parts, strict=True):
             for i in images:
-                splits[i] = name
+                splits[i] = SPLITS[part]
         return replace(table, splits=tuple(splits))
     there: dict[int, Counter[str | None]] = {}
     for i in held:
         there.setdefault(table.labels[i], Counter())[splits[i]] += 1
-    for label, own in enumerate(_by_class(table, members)):
+    for label, own in enumerate(by_class(table, members)):
         rng.shuffle(own)
         have = there.get(label, Counter())
-        val, test = _sizes(sum(map(len, own)) + have.total(), shares)
-        dealt = _deal([len(images) for images in own], val - have["val"], test - have["test"], trained=have["train"])
+        val, test = sizes_of(sum(map(len, own)) + have.total(), shares)
+        dealt = deal([len(images) for images in own], val - have["val"], test - have["test"], trained=have["train"])
         for images, name in zip(own, dealt, strict=True):
             for i in images:
                 splits[i] = name
@@ -108,7 +114,7 @@ def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | 
     """How many images of each class, and in all, train, val and test have already."""
     have: list[Counter[int]] = [Counter() for _ in SPLITS]
     for i in held:
-        have[SPLITS.index(str(splits[i]))].update([*_classes_in(table, [i]), _ALL])
+        have[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
     return have
 
 
@@ -118,115 +124,31 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     Raises:
         VitkitError: there are fewer than two folds, or no class has enough images (or groups) for as many.
     """
-    members = _members(groups or range(len(table)), range(len(table)))
-    counts = [_classes_in(table, images) for images in members]
+    members = members_of(groups or range(len(table)), range(len(table)))
+    counts = [classes_in(table, images) for images in members]
     largest = max(Counter(label for own in counts for label in own).values())
     if not 2 <= folds <= largest:
         raise VitkitError(f"folds must be between 2 and {largest}, the parts that the largest class has; not {folds}")
     rng = np.random.default_rng(seed)
     fold_of = [0] * len(table)
     if table.is_multi:
-        whole = _total([Counter({_ALL: len(table)}), *counts])
+        whole = total([Counter({ALL: len(table)}), *counts])
         wants = [{label: whole[label] / folds for label in whole} for _ in range(folds)]
-        for images, part in zip(members, _stratify(members, counts, wants, rng), strict=True):
+        for images, part in zip(members, stratify(members, counts, wants, rng), strict=True):
             for i in images:
                 fold_of[i] = part
         return fold_of
-    total = np.zeros(folds)
-    for own in _by_class(table, members):
+    in_all = np.zeros(folds)
+    for own in by_class(table, members):
         rng.shuffle(own)
         have = np.zeros(folds)
         for images in sorted(own, key=len, reverse=True):
-            smallest = min(range(folds), key=lambda k: (have[k], total[k]))
+            smallest = min(range(folds), key=lambda k: (have[k], in_all[k]))
             have[smallest] += len(images)
-            total[smallest] += len(images)
+            in_all[smallest] += len(images)
             for i in images:
                 fold_of[i] = smallest
     return fold_of
-
-
-_ALL, _NONE = -2, -1  # what is counted beside the classes: every image, and those without a class
-
-
-def _classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
-    """How many of the images have each class; those of none count as a class of their own."""
-    return Counter(label for i in images for label in (table.classes_of(i) or (_NONE,)))
-
-
-def _total(counts: Sequence[Counter[int]]) -> Counter[int]:
-    total = Counter[int]()
-    for own in counts:
-        total.update(own)
-    return total
-
-
-def _deal_sets(
-    table: ImageTable,
-    members: Sequence[Sequence[int]],
-    shares: np.ndarray,
-    rng: np.random.Generator,
-    have: Sequence[Counter[int]],
-) -> Iterator[tuple[Sequence[int], str]]:
-    """A split for each group of images that may have several classes; every class has an image in train.
-
-    `have` is what train, val and test have already (`_have_sets`).
-    """
-    counts = [_classes_in(table, images) for images in members]
-    wants: list[dict[int, float]] = [{}, {}, {}]
-    for label, images in _total([Counter({_ALL: sum(map(len, members))}), *counts, *have]).items():
-        val, test = _sizes(images, shares)
-        for want, size, already in zip(wants, (images - val - test, val, test), have, strict=True):
-            want[label] = size - already[label]
-    parts = _stratify(members, counts, wants, rng)
-    learned = {label for own, part in zip(counts, parts, strict=True) if part == 0 for label in own} | set(have[0])
-    for i in sorted(range(len(members)), key=lambda i: len(members[i])):
-        if not learned.issuperset(counts[i]):
-            parts[i] = 0
-            learned.update(counts[i])
-    for group, part in zip(members, parts, strict=True):
-        yield group, SPLITS[part]
-
-
-def _stratify(
-    members: Sequence[Sequence[int]],
-    counts: Sequence[Counter[int]],
-    wants: Sequence[dict[int, float]],
-    rng: np.random.Generator,
-) -> list[int]:
-    """A part for each group: iterative stratification (Sechidis et al. 2011, algorithm 1).
-
-    The class with the fewest groups left is dealt first, each of its groups to the part that lacks most of it, since
-    little can be made good for it later.
-
-    Args:
-        members: the groups' images.
-        counts: how many images of each class a group has.
-        wants: how many images of each class, and in all (`_ALL`), a part should get.
-        rng: decides between groups that are alike.
-    """
-    lacking = [dict(want) for want in wants]
-    holders: dict[int, list[int]] = {}
-    for i in sorted(rng.permutation(len(members)).tolist(), key=lambda i: -len(members[i])):
-        for label in counts[i]:
-            holders.setdefault(label, []).append(i)
-    left = {label: len(own) for label, own in holders.items()}
-    queue = [
-        (groups, label) for label, groups in left.items()
-    ]  # as they were at some time; those that changed are late
-    heapify(queue)
-    parts = [-1] * len(members)
-    while queue:
-        groups, rarest = heappop(queue)
-        if groups != left[rarest] or not groups:
-            continue
-        for i in (i for i in holders[rarest] if parts[i] < 0):
-            parts[i] = max(range(len(lacking)), key=lambda k: (lacking[k][rarest], lacking[k][_ALL]))
-            for label, images in counts[i].items():
-                lacking[parts[i]][label] -= images
-                left[label] -= 1
-                heappush(queue, (left[label], label))
-            lacking[parts[i]][_ALL] -= len(members[i])
-    return parts
 
 
 def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
@@ -252,60 +174,6 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
         if name is not None:
             forest.join(i, first.setdefault(name, i))
     return forest.roots()
-
-
-def _members(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
-    """The free images, group by group, in the order of their first ones."""
-    members: dict[int, list[int]] = {}
-    for i in free:
-        members.setdefault(groups[i], []).append(i)
-    return list(members.values())
-
-
-def _by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[int]]]:
-    """The groups of each class, in their order; a group is of the class of its first image."""
-    own: list[list[list[int]]] = [[] for _ in table.classes]
-    for images in members:
-        own[table.labels[images[0]]].append(images)
-    return own
-
-
-def _deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
-    """A split for each group of a class, so that test and val get their number of images or come close.
-
-    Beside them are `trained` images that are in train already; a number that is not above 0 wants none.
-
-    Single images fill test, then val, then train. Groups are dealt first, the largest ones foremost, each to the split
-    that lacks most: copies of one picture are thus trained on, and the other two hold pictures that differ.
-    """
-    lacking = {"test": test, "val": val, "train": sum(sizes) - val - test}
-    names = [""] * len(sizes)
-    for i in sorted((i for i, size in enumerate(sizes) if size > 1), key=lambda i: -sizes[i]):
-        names[i] = max(("train", "test", "val"), key=lambda name: lacking[name])
-        lacking[names[i]] -= sizes[i]
-    for i in (i for i, size in enumerate(sizes) if size == 1):
-        names[i] = next((name for name in ("test", "val") if lacking[name] > 0), "train")
-        lacking[names[i]] -= 1
-    if sizes and "train" not in names and not trained:
-        names[max(range(len(sizes)), key=lambda i: sizes[i])] = "train"
-    for name, wanted in (("test", test), ("val", val)):  # a few large groups may have passed one by
-        others = Counter(names)
-        if wanted > 0 and not others[name] and not trained and max(others.values(), default=0) > 1:
-            rich = max(others, key=lambda other: others[other])
-            names[min((i for i, own in enumerate(names) if own == rich), key=lambda i: sizes[i])] = name
-    return names
-
-
-def _sizes(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """How many of a class's images go to val and to test: at least one each where the class can spare it.
-
-    The numbers are rounded, but where there is no test part that of val is cut, as in the common split into two.
-    """
-    spare = images - 1
-    test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
-    whole = round(images * shares[0]) if shares[1] else int(images * shares[0] + 1e-9)
-    val = min(spare - test, max(whole, 1)) if shares[0] else 0
-    return max(val, 0), max(test, 0)
 
 
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
@@ -353,95 +221,3 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
     return [
         i for _, i in sorted(((depth + 0.5) / len(same), i) for same in own.values() for depth, i in enumerate(same))
     ]
-
-
-def split_to_dict(table: ImageTable) -> dict[str, Any]:
-    """Plain JSON types: root, classes, and the paths of each class of each split, with a hash over all of them.
-
-    In a multi-label table the paths are those of each set of classes, whose names are joined by `;`.
-    """
-    names = [JOINT.join(table.classes[k] for k in own) for own in table.sets] or table.classes
-    splits: dict[str, dict[str, list[str]]] = {
-        name: {cls: [] for cls in names} for name in SPLITS if name in table.splits
-    }
-    for path, label, own in zip(table.paths, table.labels, table.splits, strict=True):
-        if own is not None:
-            splits[own][names[label]].append(path)
-    content = {"classes": list(table.classes), **({"task": "multi"} if table.is_multi else {}), "splits": splits}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return {"data": table.name, "root": str(table.root), "hash": digest, **content}
-
-
-def split_from_file(path: Path) -> ImageTable:
-    """The table that a run's split.json describes.
-
-    Raises:
-        VitkitError: the file is missing or damaged.
-    """
-    try:
-        stored = from_json(path.read_text(encoding="utf-8"))
-        names, sets = _stored_sets(stored) if stored.get("task") == "multi" else (stored["classes"], ())
-        rows = [
-            (image, label, name)
-            for name, by_class in stored["splits"].items()
-            for label, cls in enumerate(names)
-            for image in by_class[cls]
-        ]
-        if not all(
-            isinstance(text, str) for text in (stored["data"], stored["root"], *names, *(row[0] for row in rows))
-        ):
-            raise TypeError("a name or a path is no text")
-        table = ImageTable(
-            name=stored["data"],
-            root=Path(stored["root"]),
-            classes=tuple(stored["classes"]),
-            paths=tuple(row[0] for row in rows),
-            labels=tuple(row[1] for row in rows),
-            splits=tuple(row[2] for row in rows),
-            sets=sets,
-        )
-        if split_to_dict(table)["hash"] != stored["hash"]:
-            raise ValueError("its hash does not match its content")
-    except FileNotFoundError as error:
-        raise VitkitError(f"no such file: {path}") from error
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-    return table
-
-
-def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """The paths of images that are copies of one picture, or of one scene: of each group of two or more.
-
-    Args:
-        table: n images.
-        groups: a number for each image, the same within a group, (n,).
-    """
-    members: dict[int, list[str]] = {}
-    for path, number in zip(table.paths, groups, strict=True):
-        members.setdefault(number, []).append(path)
-    return [paths for paths in members.values() if len(paths) > 1]
-
-
-def groups_from_file(path: Path) -> dict[str, int]:
-    """The number of the group of each image that has one, from what `groups_to_list` gave; none without the file.
-
-    Raises:
-        VitkitError: the file is damaged.
-    """
-    try:
-        stored = from_json(path.read_text(encoding="utf-8"))
-        groups = {image: number for number, paths in enumerate(stored) for image in paths}
-        if not all(isinstance(image, str) for image in groups):
-            raise TypeError("a path is no text")
-        return groups
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-
-
-def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
-    """The keys of a multi-label split.json, and the set of classes that each stands for."""
-    number = {name: i for i, name in enumerate(stored["classes"])}
-    names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
-    return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)

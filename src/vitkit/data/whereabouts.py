@@ -11,7 +11,7 @@ from vitkit.data import named
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.pictures import DIGEST, PictureRecord
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import groups_from_file, split_from_file, split_to_dict
+from vitkit.data.split_file import groups_from_file, split_from_file, split_to_dict
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, write_json

@@ -13,9 +13,10 @@ from vitkit.system.lazy import importer
 if TYPE_CHECKING:
     from vitkit.explanation.artefacts import find_artefacts, mask_artefacts, token_norms
     from vitkit.explanation.attention import attention_maps, head_maps, last_attention
-    from vitkit.explanation.explanation import Explanation, worst_mistakes_page
+    from vitkit.explanation.explanation import Explanation
     from vitkit.explanation.gradient import gradient_attention, gradient_rollout
     from vitkit.explanation.methods import METHODS, by_layer, class_specific
+    from vitkit.explanation.mistakes import worst_mistakes_page
     from vitkit.explanation.model_analysis import (
         attention_distance,
         attention_entropy,
@@ -78,6 +79,6 @@ _HOMES = {
     "norms_by_layer": "model_analysis",
     "position_similarity": "model_analysis",
     "Explanation": "explanation",
-    "worst_mistakes_page": "explanation",
+    "worst_mistakes_page": "mistakes",
 }
 __getattr__ = importer(__name__, _HOMES)

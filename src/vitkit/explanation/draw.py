@@ -1,6 +1,6 @@
-"""Arrays into pictures: maps upon photographs, sheets of heads, the paper's figures. Nothing here computes a model.
+"""Maps into pictures: upon photographs, alone, and in sheets of heads. Nothing here computes a model.
 
-Colours are magma, viridis and cividis: even steps look even, to colour-blind readers and in grey print too.
+Their colours are magma: even steps look even, to colour-blind readers and in grey print too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
-from vitkit.errors import VitkitError
 from vitkit.text import html as page
 
 FloatArray = npt.NDArray[np.float32]
@@ -24,11 +23,10 @@ Box = tuple[float, float, float, float]
 """left, top, right, bottom of what the model saw, in pixels of the photograph; may reach beyond it."""
 
 NOTHING = "nowhere above 0"  # an overlay without a bright place
-_MAP, _AMOUNT, _SIMILARITY = "magma", "viridis", "cividis"
+_MAP = "magma"
 _STRENGTH = 0.6  # of the map's colour upon the photograph
 _FADED = 0.6  # how far towards white goes what the model did not see
 _LEAST = 256  # pixels of a photograph's long side below which it is enlarged
-_MOST_QUERIES = 14  # rows and columns of a grid of grids that can still be told apart
 
 
 def to_png(figure: Figure) -> bytes:
@@ -112,7 +110,7 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
         values: (h, w).
         box: what the model saw, in pixels of the photograph.
     """
-    spread_out, seen = spread(_unit(np.maximum(values, 0)), box, photograph.size)
+    spread_out, seen = spread(unit(np.maximum(values, 0)), box, photograph.size)
     original = np.asarray(photograph, dtype=np.float32)
     grey = original.mean(axis=2, keepdims=True)
     coloured = (1 - _STRENGTH) * (original + grey) / 2 + _STRENGTH * 255 * colormaps[_MAP](spread_out)[..., :3]
@@ -185,8 +183,8 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
         title: above them.
     """
     depth, heads, h, w = maps.shape
-    cells = np.stack([[_unit(values) for values in row] for row in maps])
-    figure, axis = _mosaic(cells, _MAP, cell=0.62)
+    cells = np.stack([[unit(values) for values in row] for row in maps])
+    figure, axis = mosaic(cells, _MAP, cell=0.62)
     axis.set_xticks(np.arange(heads) * (w + 1) + (w - 1) / 2, [str(head) for head in range(heads)])
     axis.set_yticks(np.arange(depth) * (h + 1) + (h - 1) / 2, [str(layer) for layer in layers])
     axis.set(xlabel="head", ylabel="layer")
@@ -217,114 +215,7 @@ def animation(photograph: Image.Image, maps: FloatArray, box: Box, captions: Seq
     return data.getvalue()
 
 
-# --- A checkpoint's anatomy -------------------------------------------------------------------------
-
-
-def filters(components: FloatArray) -> Figure:
-    """The components of the patch embedding's filters, seven in a row, the first at the upper left (Figure 7, left).
-
-    Args:
-        components: (number, patch height, patch width, C); each is stretched from black to white.
-
-    Raises:
-        VitkitError: C is neither 1 nor 3.
-    """
-    channels = components.shape[-1]
-    if channels not in (1, 3):
-        raise VitkitError(f"filters over {channels} channels cannot be drawn: expected 1 (grey) or 3 (colours)")
-    columns = min(7, len(components))
-    rows = -(-len(components) // columns)
-    figure = Figure(figsize=(max(0.85 * columns, 3.0), 0.85 * rows + 0.5), layout="constrained")
-    figure.suptitle("Patch filters, principal components", fontsize=10)
-    for axis in figure.subplots(rows, columns, squeeze=False).flat:
-        axis.axis("off")
-    for axis, component in zip(figure.axes, components, strict=False):
-        axis.imshow(_unit(component).repeat(3 // channels, axis=-1), interpolation="nearest")
-    return figure
-
-
-def position_grid(similarity: FloatArray) -> Figure:
-    """Each position's similarity to all others, its picture where the patch is (Figure 7, middle).
-
-    Args:
-        similarity: (h, w, h, w). Of large grids every second, third... position is shown.
-    """
-    h, w = similarity.shape[:2]
-    step = -(-max(h, w) // _MOST_QUERIES)
-    rows, columns = np.arange(h)[(h - 1) % step // 2 :: step], np.arange(w)[(w - 1) % step // 2 :: step]
-    low = float(similarity.min())
-    figure, axis = _mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.42, limits=(low, 1.0))
-    axis.set_xticks(np.arange(len(columns)) * (w + 1) + (w - 1) / 2, [str(i + 1) for i in columns])
-    axis.set_yticks(np.arange(len(rows)) * (h + 1) + (h - 1) / 2, [str(i + 1) for i in rows])
-    axis.set(xlabel="column of the patch", ylabel="row of the patch")
-    axis.set_title("Position embedding similarity", fontsize=10)
-    figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
-    return figure
-
-
-def by_head(values: FloatArray, title: str, label: str) -> Figure:
-    """A dot for each head over its layer (Figure 7, right).
-
-    Args:
-        values: (L, H); NaN is not drawn.
-        title: above it.
-        label: what a value is.
-    """
-    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
-    axis = figure.subplots()
-    for head, column in enumerate(values.T):
-        colour = colormaps[_AMOUNT](head / max(values.shape[1] - 1, 1) * 0.9)
-        axis.plot(np.arange(len(values)), column, "o", color=colour, markersize=5, label=f"head {head}")
-    axis.set(title=title, xlabel="layer", ylabel=label, ylim=(0, None))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.25)
-    if values.shape[1] <= 6:
-        axis.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def layer_grid(similarity: FloatArray) -> Figure:
-    """How alike each pair of layers is.
-
-    Args:
-        similarity: (L, L).
-    """
-    figure = Figure(figsize=(4.6, 3.8), layout="constrained")
-    axis = figure.subplots()
-    shown = axis.imshow(similarity, cmap=_SIMILARITY, vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")
-    axis.set(title="Similarity of layers", xlabel="layer", ylabel="layer")
-    for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(shown, ax=axis, label="linear CKA")
-    return figure
-
-
-def norms(values: FloatArray, prefix_tokens: int) -> Figure:
-    """The lengths of tokens by layer: the patches' median, middle 98 % and highest, and the class token's.
-
-    Args:
-        values: (L, B, N), prefix tokens first.
-        prefix_tokens: how many are no patches.
-    """
-    layers = np.arange(len(values))
-    patches = values[:, :, prefix_tokens:].reshape(len(values), -1)  # (L, B*h*w)
-    low, middle, high = np.percentile(patches, (1, 50, 99), axis=1)
-    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
-    axis = figure.subplots()
-    colours = colormaps[_AMOUNT]
-    axis.fill_between(layers, low, high, color=colours(0.5), alpha=0.3, linewidth=0, label="patches, middle 98 %")
-    axis.plot(layers, middle, color=colours(0.5), label="patches, median")
-    axis.plot(layers, patches.max(axis=1), ":", color=colours(0.2), label="patches, highest")
-    if prefix_tokens:
-        axis.plot(layers, values[:, :, 0].mean(axis=1), "--", color=colours(0.8), label="first prefix token, mean")
-    axis.set(title="Length of tokens", xlabel="layer", ylabel="Euclidean norm", ylim=(0, None))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def _mosaic(
+def mosaic(
     cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[Figure, Axes]:
     """Pictures (rows, columns, h, w) in a grid, a line between neighbours; a cell's longer side takes `cell` inches."""
@@ -341,7 +232,7 @@ def _mosaic(
     return figure, axis
 
 
-def _unit(values: FloatArray) -> FloatArray:
+def unit(values: FloatArray) -> FloatArray:
     """From lowest to highest made 0 to 1; a map that is the same everywhere is 0."""
     low, high = float(values.min()), float(values.max())
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 import io
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,13 +19,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import UnreadableImageError, decode, read_picture, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import HEADS, METHODS, by_layer, class_specific, method_names
+from vitkit.explanation.methods import HEADS, METHODS, by_layer, method_names
+from vitkit.explanation.photograph import read_photograph
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import replacing, without_place
@@ -34,7 +33,7 @@ from vitkit.text.html import image, table, write_page
 
 LONG_SIDE = 2048  # pixels of an overlay, at most
 PAGE = "index.html"  # in the folder of an explanation
-_ON_PAGE = 640
+ON_PAGE = 640
 _RANKED = 5
 
 
@@ -174,7 +173,7 @@ class Explanation:
         for method, values in self.maps.items():
             nothing = "" if values.max() > 0 else f" <b>Here it is {draw.NOTHING}.</b>"
             body += [f"<h2>{method}</h2>", f"<p>{escape(METHODS[method].tells)}{nothing}</p>"]
-            body.append(image(method, draw.thumbnail(self.overlay(method, _ON_PAGE), _ON_PAGE), "jpeg"))
+            body.append(image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg"))
             body.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
         if self.heads is not None:
             body += [f"<h2>{HEADS}</h2>", f"<p>{escape(METHODS[HEADS].tells)}</p>"]
@@ -199,7 +198,7 @@ def explain(
         if method != "all" and METHODS[method].of_rivals:
             raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
         methods = [name for name in methods if not METHODS[name].of_rivals]
-    path, photograph, pixels, box = _read(classifier.preprocess, source)
+    path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
     images = pixels[None].to(model.patch_embed.proj.weight.device)  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()
     if not np.isfinite(probabilities).all():
@@ -248,50 +247,6 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def worst_mistakes_page(
-    classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
-) -> int:
-    """Write a gallery of mistakes: each image as it is, where its wrong class comes from, and where its true one.
-
-    Args:
-        classifier: whose mistakes they are.
-        rows: path, true class, predicted class; in the order of the page.
-        out: the HTML file.
-        method: a method that can tell classes apart.
-
-    Returns:
-        How many images the page shows; one that cannot be explained is a line with its reason.
-
-    Raises:
-        VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
-    """
-    if method not in class_specific():
-        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(class_specific())}")
-    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(METHODS[method].tells)}</p>"], 0
-    for path, true, predicted in rows:
-        body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
-        try:
-            for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
-        except (UnreadableImageError, UnansweredError) as error:
-            body.append(f"<p>{escape(without_place(path))}: {escape(str(error))}</p>")
-            continue
-        shown += 1
-        pictures = {
-            without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, _ON_PAGE)[0],
-            f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, _ON_PAGE),
-            f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, _ON_PAGE),
-        }
-        figures = [_figure(caption, picture) for caption, picture in pictures.items()]
-        body.append(f'<div class="row">{"".join(figures)}</div>')
-    write_page(Path(out), "Mistakes, explained", body)
-    return shown
-
-
-def _figure(caption: str, picture: Image.Image) -> str:
-    shown = image(caption, draw.thumbnail(picture, 480), "jpeg")
-    return f'<figure style="width: 18rem">{shown}<figcaption>{escape(caption)}</figcaption></figure>'
-
-
 def _methods(method: str, layer: int | None, config: ViTConfig) -> list[str]:
     if method not in method_names():
         raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
@@ -317,34 +272,6 @@ def _heads(model: VisionTransformer, images: Tensor, layer: int | None) -> tuple
         return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)
     maps = [to_grid(read_rows(attention, config), config) for attention in attention_maps(model, images)]
     return torch.cat(maps).cpu().numpy(), tuple(attending(config))
-
-
-def _read(preprocess: Preprocess, source: str | Path | Image.Image) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of."""
-    if isinstance(source, Image.Image):
-        with tempfile.TemporaryDirectory() as folder:
-            _, photograph, pixels, box = _read(preprocess, _to_file(source, Path(folder) / "picture.tif"))
-            return None, photograph, pixels, box
-    found = read_picture(source, preprocess.short_side)
-    warn_of_doubt(source, found)
-    pixels = torch.from_numpy(preprocess(found.image))
-    box = preprocess.box(*found.image.size)
-    if found.image.size == (found.width, found.height):
-        return str(source), found.image, pixels, box
-    photograph = decode(source)  # prediction had decoded it at a smaller scale
-    x, y = photograph.width / found.image.width, photograph.height / found.image.height
-    return str(source), photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
-
-
-def _to_file(picture: Image.Image, path: Path) -> Path:
-    """A picture in memory, made a file without loss, for the one decoder to read."""
-    try:
-        exif = picture.getexif()
-        picture = picture.convert("RGBA") if picture.has_transparency_data else picture
-        picture.save(path, "TIFF", exif=exif)
-    except (OSError, ValueError, KeyError) as error:
-        raise VitkitError(f"a picture of mode {picture.mode} cannot be read; convert it to RGB") from error
-    return path
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -13,7 +13,8 @@ from vitkit.data.doctor.examine import examine
 from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import read_source
-from vitkit.data.splits import check_trainable, fold, groups_to_list, limit_training, scenes, split, split_to_dict
+from vitkit.data.split_file import groups_to_list, split_to_dict
+from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
 from vitkit.data.whereabouts import move_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import RECORD, WEIGHTS

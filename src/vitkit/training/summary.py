@@ -18,7 +18,8 @@ from vitkit.data.loading import TrainingImages
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import SPLITS, groups_from_file
+from vitkit.data.split_file import groups_from_file
+from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import most_rise

@@ -120,51 +120,51 @@ class _Part(NamedTuple):
 
 
 def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
-    from vitkit.explanation import draw
     from vitkit.explanation import model_analysis as anatomy
+    from vitkit.explanation import model_figures
 
     model = classifier.model
     parts = {
         "filters": _Part(
             "The directions in which the patch embedding's filters differ most: what a patch is first looked at for.",
             lambda: anatomy.filter_components(model),
-            draw.filters,
+            model_figures.filters,
         ),
         "positions": _Part(
             "Each small picture is one position: how alike its embedding is to every other's. "
             "Nobody told the model that patches lie in rows and columns.",
             lambda: anatomy.position_similarity(model),
-            draw.position_grid,
+            model_figures.position_grid,
         ),
     }
     return parts if images is None else parts | _parts_of_images(classifier, images)
 
 
 def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]:
-    from vitkit.explanation import draw
     from vitkit.explanation import model_analysis as anatomy
+    from vitkit.explanation import model_figures
 
     model = classifier.model
     return {
         "attention_distance": _Part(
             "How far each head looks, on average: low dots see the neighbourhood, high ones the whole picture.",
             lambda: anatomy.attention_distance(model, images),
-            lambda values: draw.by_head(values, "Attention distance", "pixels of the input"),
+            lambda values: model_figures.by_head(values, "Attention distance", "pixels of the input"),
         ),
         "attention_entropy": _Part(
             f"Over how many tokens each head spreads: 0 bits is one alone, {log2(model.config.tokens):.1f} all alike.",
             lambda: anatomy.attention_entropy(model, images),
-            lambda values: draw.by_head(values, "Attention entropy", "bits"),
+            lambda values: model_figures.by_head(values, "Attention entropy", "bits"),
         ),
         "token_norms": _Part(
             "Patches far longer than the rest are artefacts: notes of the model's own that say nothing of the picture.",
             lambda: anatomy.norms_by_layer(model, images),
-            lambda values: draw.norms(values, model.config.prefix_tokens),
+            lambda values: model_figures.norms(values, model.config.prefix_tokens),
         ),
         "layer_similarity": _Part(
             "Linear CKA: 1 where two layers represent these images alike, 0 where they have nothing in common.",
             lambda: anatomy.layer_similarity(model, images),
-            draw.layer_grid,
+            model_figures.layer_grid,
         ),
     }
 

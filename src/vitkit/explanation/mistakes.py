@@ -1,0 +1,61 @@
+"""A page of mistakes: each image, where its wrong class comes from, and where its true one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+from PIL import Image
+
+from vitkit.data.decode import UnreadableImageError
+from vitkit.errors import UnansweredError, VitkitError
+from vitkit.explanation import draw
+from vitkit.explanation.explanation import ON_PAGE, Explainable, explain
+from vitkit.explanation.methods import METHODS, class_specific
+from vitkit.system.files import without_place
+from vitkit.text.html import image, write_page
+
+
+def worst_mistakes_page(
+    classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
+) -> int:
+    """Write a gallery of mistakes: each image as it is, where its wrong class comes from, and where its true one.
+
+    Args:
+        classifier: whose mistakes they are.
+        rows: path, true class, predicted class; in the order of the page.
+        out: the HTML file.
+        method: a method that can tell classes apart.
+
+    Returns:
+        How many images the page shows; one that cannot be explained is a line with its reason.
+
+    Raises:
+        VitkitError: a class is not the classifier's, or the method is unknown or cannot tell classes apart.
+    """
+    if method not in class_specific():
+        raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(class_specific())}")
+    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(METHODS[method].tells)}</p>"], 0
+    for path, true, predicted in rows:
+        body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
+        try:
+            for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
+        except (UnreadableImageError, UnansweredError) as error:
+            body.append(f"<p>{escape(without_place(path))}: {escape(str(error))}</p>")
+            continue
+        shown += 1
+        pictures = {
+            without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
+            f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
+            f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
+        }
+        figures = [_figure(caption, picture) for caption, picture in pictures.items()]
+        body.append(f'<div class="row">{"".join(figures)}</div>')
+    write_page(Path(out), "Mistakes, explained", body)
+    return shown
+
+
+def _figure(caption: str, picture: Image.Image) -> str:
+    shown = image(caption, draw.thumbnail(picture, 480), "jpeg")
+    return f'<figure style="width: 18rem">{shown}<figcaption>{escape(caption)}</figcaption></figure>'
