@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -191,3 +192,31 @@ def test_a_checkpoint_format_is_one_module_and_one_row(place: Path) -> None:
     done = vitkit(place, _CHECKPOINT, "convert", "--help")
     assert "toymaker" in done.stdout
     assert "toy (nobody's)" in " ".join(done.stdout.replace("│", " ").split())
+
+
+_METRIC = """
+from vitkit.evaluation.intervals import mean_interval
+from vitkit.evaluation.registry import Metric, register
+
+def is_c(evaluation):
+    return float((evaluation.predicted == 2).mean())
+
+def bounds(evaluation, units):
+    return mean_interval((evaluation.predicted == 2) * 1.0, 1.0, units)
+
+register(Metric("is_c", "share <of> c", __name__, "bounds", __name__, tasks=("single",)))
+"""
+
+
+def test_a_figure_is_one_module_and_one_row(place: Path) -> None:
+    photos = place / "photos"
+    photos.mkdir()
+    shutil.copy(place / "image.png", photos)
+    (photos / "list.csv").write_text("path,label,split\nimage.png,c,test\nimage.png,a,test\n", encoding="utf-8")
+    done = vitkit(place, _METRIC, "eval", "model", "photos/list.csv", "--out", "figures")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((place / "figures" / "evaluation.json").read_text(encoding="utf-8"))
+    low, high = kept["intervals_95"]["is_c"]
+    assert 0 <= low <= kept["is_c"] <= high <= 1
+    assert f"is_c               {kept['is_c']:.4f} (95 %: " in done.stdout
+    assert "share &lt;of&gt; c" in (place / "figures" / "report.html").read_text(encoding="utf-8")

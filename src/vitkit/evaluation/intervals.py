@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.special import betaincinv, ndtri
 
 from vitkit.evaluation.calibration import BINS, bin_of, blocks
+from vitkit.evaluation.registry import metrics_of
 
 if TYPE_CHECKING:
     from vitkit.evaluation.metrics import Evaluation
@@ -76,26 +77,51 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
     """
     n = len(evaluation.labels)
     units = Units.of(n, np.array(evaluation.groups) if evaluation.groups else None)
-    labels, predicted, probabilities = evaluation.labels, evaluation.predicted, evaluation.probabilities
-    if labels.ndim == 2:  # an image may have several classes
-        is_same = labels == predicted
-        wrong = 1 - is_same.mean(axis=1)
-        return {
-            "accuracy": mean_interval(is_same.all(axis=1).astype(np.float64), 1.0, units),
-            "hamming_loss": mean_interval(wrong, 1.0, units),
-        }
-    is_right = labels == predicted
-    bounds = {
-        "accuracy": mean_interval(is_right.astype(np.float64), 1.0, units),
-        "balanced_accuracy": balanced_accuracy_interval(labels, predicted, units),
-        "macro_f1": macro_f1_interval(labels, predicted, units),
-        "loss": _loss_interval(probabilities, labels, units),
-        "brier": mean_interval(evaluation.briers, MOST_BRIER, units),
-        "ece": calibration_interval(probabilities.max(axis=1).astype(np.float64), is_right, units),
-    }
-    if len(evaluation.classes) > 5:
-        bounds["top5_accuracy"] = mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
-    return bounds
+    rows = metrics_of("multi" if evaluation.labels.ndim == 2 else "single", len(evaluation.classes))
+    return {metric.name: metric.bounds(evaluation, units) for metric in rows if metric.interval}
+
+
+def accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `accuracy`; where an image may have several classes, of the exact match."""
+    is_right = evaluation.labels == evaluation.predicted
+    return mean_interval((is_right if is_right.ndim == 1 else is_right.all(axis=1)).astype(np.float64), 1.0, units)
+
+
+def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `hamming_loss`."""
+    is_same = evaluation.labels == evaluation.predicted
+    return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
+
+
+def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `balanced_accuracy`."""
+    return balanced_accuracy_interval(evaluation.labels, evaluation.predicted, units)
+
+
+def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `macro_f1`."""
+    return macro_f1_interval(evaluation.labels, evaluation.predicted, units)
+
+
+def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `loss`."""
+    return _loss_interval(evaluation.probabilities, evaluation.labels, units)
+
+
+def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `brier`."""
+    return mean_interval(evaluation.briers, MOST_BRIER, units)
+
+
+def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `ece`."""
+    confidence = evaluation.probabilities.max(axis=1).astype(np.float64)
+    return calibration_interval(confidence, evaluation.labels == evaluation.predicted, units)
+
+
+def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
+    """Of `top5_accuracy`."""
+    return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
 
 
 def _loss_interval(probabilities: npt.NDArray[np.float32], labels: Ints, units: Units) -> Interval:

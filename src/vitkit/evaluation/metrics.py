@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.data.sources import ImageTable
+from vitkit.evaluation import registry
 from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
 from vitkit.evaluation.standings import Standing, standings
 
@@ -70,6 +71,11 @@ class Evaluation:
     def macro_f1(self) -> float:
         """Mean F1 over the classes that occur or are said, as scikit-learn's: one that is only said has 0."""
         return mean_of_known(self.per_class(), "f1")
+
+    @property
+    def top5_accuracy(self) -> float:
+        """Part of the images whose true class is among the 5 most probable."""
+        return self.top(5)
 
     @property
     def ece(self) -> float:
@@ -176,17 +182,8 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """The headline numbers, `accuracy` first."""
-        numbers: dict[str, Any] = {
-            "accuracy": self.accuracy,
-            "balanced_accuracy": self.balanced_accuracy,
-            "macro_f1": self.macro_f1,
-            "loss": self.loss,
-            "ece": self.ece,
-            "brier": self.brier,
-        }
-        if len(self.classes) > 5:
-            numbers["top5_accuracy"] = self.top(5)
-        return numbers | {"images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
+        figures = registry.summary(self, "single")
+        return {**figures, "images": len(self.labels), "unreadable": len(self.unreadable), "split": self.split}
 
 
 def scores(hits: Counts, said: Counts, there: Counts) -> tuple[Known, Known, Known]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.evaluation import registry
 from vitkit.evaluation.metrics import Evaluation, mean_of_known, scores
 from vitkit.evaluation.standings import standings
 
@@ -103,13 +104,7 @@ class MultiEvaluation(Evaluation):
     def summary(self) -> dict[str, Any]:
         """The headline numbers, `accuracy` (the exact match) first."""
         return {
-            "accuracy": self.accuracy,
-            "mean_average_precision": _known(self.mean_average_precision),
-            "micro_f1": _known(self.micro_f1),
-            "macro_f1": _known(self.macro_f1),
-            "hamming_loss": self.hamming_loss,
-            "balanced_accuracy": _known(self.balanced_accuracy),
-            "loss": self.loss,
+            **registry.summary(self, "multi"),
             "images": len(self.labels),
             "unreadable": len(self.unreadable),
             "split": self.split,

@@ -16,21 +16,15 @@ from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.figures import interval_text
 from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.registry import METRICS
 from vitkit.reporting import plots
 from vitkit.reporting.gallery import gallery
 from vitkit.reporting.tables import multi_class_table, multi_headline, operating_table
 from vitkit.text.html import decimals, figure, finding, table, write_page
 
 _PHOTOGRAPHS, _PAIRS = 24, 20  # in a gallery; in the table of confused classes
-_NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "top5_accuracy": "top-5 accuracy",
-    "loss": "log loss",
-    "brier": "Brier score",
-    "ece": "calibration error (ECE)",
-    "ece_before_temperature": "the same at temperature 1",
+_BESIDE = {  # what is said of an evaluation beside its figures
+    "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",
     "roc_auc": "area under ROC, mean of classes",
     "average_precision": "average precision, mean of classes",
@@ -134,11 +128,12 @@ def _headline(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
 
 def _figure_table(numbers: Mapping[str, Any]) -> str:
     rows = []
-    for key, name in _NAMES.items():
+    names = {name: metric.title for name, metric in METRICS["single"].items()} | _BESIDE
+    for key, name in names.items():
         if numbers.get(key) is not None:
             bounds = numbers["intervals_95"].get(key)
             interval = "" if bounds is None else interval_text(bounds, 4)
-            rows.append([name, f"{numbers[key]:.4f}", interval])
+            rows.append([escape(name), f"{numbers[key]:.4f}", interval])
     return table(rows, ["", "", "95 % interval"])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
 from vitkit.evaluation.operating import SHARES
+from vitkit.evaluation.registry import METRICS
 from vitkit.text.html import decimals, table
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
@@ -17,9 +18,8 @@ _HEADLINES = ("accuracy", "balanced_accuracy")
 def multi_headline(evaluation: Evaluation) -> str:
     """The first figures of a report, as HTML."""
     summary = evaluation.summary()
-    names = {"mAP": "mean_average_precision", "micro F1": "micro_f1", "macro F1": "macro_f1"}
-    names |= {"Hamming loss": "hamming_loss", "log loss": "loss"}
-    detail = ", ".join(f"{shown} {decimals(summary[name])}" for shown, name in names.items())
+    others = [metric for metric in METRICS["multi"].values() if metric.name not in _HEADLINES]
+    detail = ", ".join(f"{escape(metric.title)} {decimals(summary[metric.name])}" for metric in others)
     images = escape(evaluation.described)
     if evaluation.chosen and isinstance(evaluation, MultiEvaluation):
         detail += f"; macro F1 with cross-fitted thresholds {decimals(cross_fitted(evaluation)['macro_f1'])}"

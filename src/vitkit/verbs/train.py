@@ -22,8 +22,6 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
-_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "mean_average_precision", "loss", "ece")  # in a notebook
-
 
 @dataclass(frozen=True, repr=False)
 class TrainingRun(Result):
@@ -108,9 +106,11 @@ class TrainingRun(Result):
         return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{caveat}"
 
     def _repr_html_(self) -> str:
+        from vitkit.evaluation.registry import METRICS
         from vitkit.text.html import table
 
-        figures = {} if self.folds else {name: self.evaluation[name] for name in _SHOWN if name in self.evaluation}
+        shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
+        figures = {} if self.folds else {name: self.evaluation[name] for name in shown if name in self.evaluation}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
 

@@ -1,0 +1,96 @@
+"""The figures of an evaluation, one row each: adding one is a function and a row. Nothing here loads numpy or torch.
+
+What `vitkit eval` prints, evaluation.json and the pages follow from this table, in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from math import isnan
+from typing import Any, Literal
+
+Task = Literal["single", "multi"]  # images have one class each, or several or none
+TASKS: tuple[Task, ...] = ("single", "multi")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number that says how good a classifier is.
+
+    Attributes:
+        name: in evaluation.json, and where figures are printed.
+        title: on pages.
+        module: has the function of this name, (evaluation) -> float; empty: the evaluation has a property of this name.
+        interval: the function that tells how far chance may have moved it, (evaluation, units) -> (low, high), see
+            `intervals`; empty: none does.
+        interval_module: where that is.
+        tasks: of which evaluations it is a figure.
+        least_classes: of fewer it says nothing.
+    """
+
+    name: str
+    title: str
+    module: str = ""
+    interval: str = ""
+    interval_module: str = "vitkit.evaluation.intervals"
+    tasks: tuple[Task, ...] = TASKS
+    least_classes: int = 1
+
+    def of(self, evaluation: object) -> float | None:
+        """The figure; None where it is undefined."""
+        if self.module:
+            compute: Callable[[object], float] = getattr(import_module(self.module), self.name)
+            value = compute(evaluation)
+        else:
+            value = getattr(evaluation, self.name)
+        return None if isnan(value) else value
+
+    def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
+        """Its 95 % confidence interval."""
+        compute: Callable[..., tuple[float, float]] = getattr(import_module(self.interval_module), self.interval)
+        return compute(evaluation, units)
+
+
+METRICS: dict[Task, dict[str, Metric]] = {task: {} for task in TASKS}
+
+
+def register(metric: Metric) -> None:
+    """Add a row for each of its tasks.
+
+    Raises:
+        ValueError: there is a figure of this name.
+    """
+    for task in metric.tasks:
+        if metric.name in METRICS[task]:
+            raise ValueError(f"there is a figure {metric.name!r} already")
+        METRICS[task][metric.name] = metric
+
+
+def metrics_of(task: Task, classes: int) -> list[Metric]:
+    """The figures of an evaluation of so many classes."""
+    return [metric for metric in METRICS[task].values() if classes >= metric.least_classes]
+
+
+def summary(evaluation: Any, task: Task) -> dict[str, float | None]:
+    """All of them, by name."""
+    return {metric.name: metric.of(evaluation) for metric in metrics_of(task, len(evaluation.classes))}
+
+
+for _row in (
+    Metric("accuracy", "accuracy", interval="accuracy_bounds"),
+    Metric("mean_average_precision", "mAP", tasks=("multi",)),
+    Metric("micro_f1", "micro F1", tasks=("multi",)),
+    Metric("balanced_accuracy", "balanced accuracy", interval="balanced_accuracy_bounds", tasks=("single",)),
+    Metric("macro_f1", "macro F1", interval="macro_f1_bounds", tasks=("single",)),
+    Metric("macro_f1", "macro F1", tasks=("multi",)),
+    Metric("hamming_loss", "Hamming loss", interval="hamming_loss_bounds", tasks=("multi",)),
+    Metric("balanced_accuracy", "balanced accuracy", tasks=("multi",)),
+    Metric("loss", "log loss", interval="loss_bounds", tasks=("single",)),
+    Metric("loss", "log loss", tasks=("multi",)),
+    Metric("ece", "calibration error (ECE)", interval="ece_bounds", tasks=("single",)),
+    Metric("brier", "Brier score", interval="brier_bounds", tasks=("single",)),
+    Metric("top5_accuracy", "top-5 accuracy", interval="top5_bounds", tasks=("single",), least_classes=6),
+):
+    register(_row)
