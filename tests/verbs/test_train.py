@@ -66,7 +66,7 @@ def test_a_run_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
     assert repr(run) == f"<TrainingRun: {line}>"
     page = run._repr_html_()
     assert f"{run.evaluation['loss']:.4f}" in page
-    assert page.count("<tr>") == 6
+    assert page.count("<tr>") == 7  # the head, and every figure of an evaluation
 
 
 def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tmp_path: Path) -> None:
