@@ -15,6 +15,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.findings import findings_of, operating_lines
 from vitkit.verbs.inputs import open_model, path_of
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import sole_out_folder
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.sources import ImageTable
     from vitkit.evaluation.metrics import Evaluation
-
-_SHOWN = 10  # names of absent classes
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +59,7 @@ class EvaluationResult(Result):
     def lines(self) -> list[str]:
         """The figures with their intervals, those of each class, and what was left out."""
         told = [f"{self.figures['images']} {self.evaluation.split} images of {self.root} ({self.computed})"]
-        told += [*self._summary_lines(), *_operating_lines(self.figures), *self._class_lines()]
+        told += [*self._summary_lines(), *operating_lines(self.figures), *self._class_lines()]
         told += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         return told if self.report is None else [*told, "", f"report: {self.report}"]
 
@@ -171,15 +170,27 @@ def evaluate(
             outcome = _as_own(outcome, classifier, folder, table)
         seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
         numbers = _figures(classifier, outcome, seen, merge)
-        findings = _findings(outcome, numbers)
+        findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
-        if out is not None:
-            from vitkit.reporting.writing import write_evaluation
-
-            write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
-    report = None if out is None else out / "report.html"
+        report = None if out is None else _write(out, classifier, outcome, table, numbers, findings, progress)
     return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
+
+
+def _write(
+    out: Path,
+    classifier: Classifier,
+    outcome: Evaluation,
+    table: ImageTable,
+    numbers: dict[str, Any],
+    findings: list[str],
+    progress: Progress,
+) -> Path:
+    """The report, and the files beside it."""
+    from vitkit.reporting.writing import write_evaluation
+
+    write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
+    return out / "report.html"
 
 
 def _ask(
@@ -260,37 +271,3 @@ def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractCo
         is_list = kind_of_file(table.name) is not None
         folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
     return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)
-
-
-def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
-    """What the reader of the figures should know."""
-    from vitkit.evaluation.unseen import describe
-
-    return [*_absent(outcome), *filter(None, [describe(numbers)])]
-
-
-def _absent(outcome: Evaluation) -> list[str]:
-    from vitkit.evaluation.multilabel import MultiEvaluation
-
-    if not outcome.absent:
-        return []
-    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
-    there = len(outcome.classes) - len(outcome.absent)
-    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
-    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
-    said = sum(row["f1"] is not None for row in outcome.per_class().values())
-    f1 = f"macro F1 over the {said} that occur or are predicted"
-    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
-
-
-def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
-    from vitkit.evaluation.operating import SHARES
-
-    points = numbers.get("operating_points", {})
-    return [
-        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
-        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
-        for name, shares in SHARES.items()
-        if name in points
-    ]

@@ -124,8 +124,6 @@ def export(
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
-    if not out.parent.is_dir():
-        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     from vitkit.exporting.formats import format_of
     from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
@@ -169,6 +167,8 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
             raise VitkitError(f"--out {out} must end in {one_of(suffixes())}")
     if out.suffix != FORMATS[to].suffix:
         raise VitkitError(f"--out {out} must end in {FORMATS[to].suffix} for --to {to}")
+    if not out.parent.is_dir():
+        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
     return to, out
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction_files import FORMATS, Columns, Format, Row
-from vitkit.inference.resumable import Stock, gathering, partial_of, read_rows, take_stock
+from vitkit.inference.resumable import Stock, Tally, gathering, partial_of, read_rows, take_stock
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress, Say, silent, unsaid
@@ -167,24 +167,40 @@ def predict(
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)
         classifier = classifier.use(backend, precision, len(stock.missing), merge, plan, notes, device)
         album = None if pictures is None else _open_album(pictures, folders, paths)
-        tally, kept = stock.tally, list[Row]()
+        shown = silent if out is None and writer is not None else progress  # where the rows themselves are not
         with _writing(out, form, paths, stock, writer) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
-            for prediction in classifier.predict(stock.missing, batch_size):
-                row = columns.row(prediction)
-                if album is not None:
-                    album.add(row)  # first, so that a row in the file has its picture
-                if write is None:
-                    kept.append(row)
-                else:
-                    write(prediction)
-                tally.add(row)
-                if out is not None or writer is None:
-                    progress("predicting", tally.images, len(paths))
+            predictions = classifier.predict(stock.missing, batch_size)
+            kept = _answer(predictions, columns, album, write, stock.tally, shown, len(paths))
+    tally = stock.tally
     counts = (tally.images, tally.unreadable, tally.rejected)
     is_whole = is_whole and not tally.unreadable
     return Predictions(*counts, classifier.computed, is_whole, out, tuple(notes.lines), form, tuple(kept))
+
+
+def _answer(
+    predictions: Iterable[Prediction],
+    columns: Columns,
+    album: Album | None,
+    write: Write | None,
+    tally: Tally,
+    progress: Progress,
+    images: int,
+) -> list[Row]:
+    """Draw, write and count each prediction as it comes; the rows, where nothing writes them."""
+    kept = []
+    for prediction in predictions:
+        row = columns.row(prediction)
+        if album is not None:
+            album.add(row)  # first, so that a row in the file has its picture
+        if write is None:
+            kept.append(row)
+        else:
+            write(prediction)
+        tally.add(row)
+        progress("predicting", tally.images, images)
+    return kept
 
 
 def _check_values(top: int, reject: float | None, merge: int, batch_size: int | None) -> None:

@@ -48,16 +48,7 @@ def open_runner(
             model, or does not compute on the device that was named; tokens are to be merged by another than eager, or
             of a model that needs each patch in its place.
     """
-    if backend not in backend_names():
-        raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
-    if precision not in PRECISIONS:
-        raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
-    if plan not in PLANS:
-        raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
-    if plan != "auto" and (merge or backend not in ("auto", "eager")):
-        raise VitkitError(
-            f"--plan is of backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
-        )
+    _check(backend, precision, plan, merge)
     here = _place(model, device)
     if backend in BACKENDS and device == "auto" and here.partition(":")[0] not in BACKENDS[backend].devices:
         here = "cpu"
@@ -66,8 +57,6 @@ def open_runner(
     if merge:
         from vitkit.inference.backends.torch import merging
 
-        if backend not in ("auto", "eager"):
-            raise VitkitError(f"--merge is computed by backend eager: leave out --backend {backend}")
         return merging(model, merge, precision, here)
     if plan != "auto":
         backend = "eager"
@@ -82,6 +71,22 @@ def open_runner(
     from vitkit.inference.backends.torch import eager
 
     return eager(model, precision, here, plan, may_measure=images is None or images >= MANY, say=say)
+
+
+def _check(backend: str, precision: str, plan: str, merge: int) -> None:
+    """Refuse what is none, or does not go together."""
+    if backend not in backend_names():
+        raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
+    if precision not in PRECISIONS:
+        raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if plan not in PLANS:
+        raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
+    if plan != "auto" and (merge or backend not in ("auto", "eager")):
+        raise VitkitError(
+            f"--plan is of backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
+        )
+    if merge and backend not in ("auto", "eager"):
+        raise VitkitError(f"--merge is computed by backend eager: leave out --backend {backend}")
 
 
 def _place(model: VisionTransformer, device: str) -> str:
