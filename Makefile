@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Models in tests are tiny: threads of their own only stand in each other's way.
-ONE_THREAD := OMP_NUM_THREADS=1
+# Models in tests are tiny: threads of their own only stand in each other's way. Each worker and each program that a
+# test starts would compile all modules anew where bytecode is not kept.
+QUICKLY := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 STAMP := $(VENV)/installed
 
-.PHONY: setup demo test check accept bench clean
+.PHONY: setup demo test check style accept bench clean
 
 setup: $(STAMP)
 
@@ -26,14 +27,16 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 	@echo "The classifier is in runs/demo; open runs/demo/report.html. To ask it about an image of your own:"
 	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
 
-test: setup check ## everything that must hold, in under ten minutes
-	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
+test: setup style ## everything that must hold, in under ten minutes
+	$(QUICKLY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
-check: setup ## style and types
+check: setup style ## style, types and imports between rooms
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_imports.py
 
 accept: setup ## the figures that the project promises; long
 	$(BIN)/python -m pytest -m accept

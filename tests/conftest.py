@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
+
+import blank as pictures
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -44,25 +43,15 @@ def _any_processor() -> Iterator[None]:
         yield
 
 
-_draw = Figure.savefig
-
-
-def _draw_nothing(figure: Figure, target: Any, **options: Any) -> None:
-    """A PNG of two pixels, for drawing takes half of the time of a small run."""
-    Image.new("RGB", (2, 1)).save(target, "PNG")
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _blank_pictures() -> Iterator[None]:
-    """Whoever looks at pictures asks for `drawn_pictures`; figures are put together for all."""
+    """Whoever looks at pictures, or has names that could break one, asks for `drawn_pictures`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", _draw_nothing)
+        pictures.blank(patch.setattr)
         yield
 
 
-@pytest.fixture(scope="module")
-def drawn_pictures() -> Iterator[None]:
+@pytest.fixture
+def drawn_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """What matplotlib makes of the figures."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", _draw)
-        yield
+    pictures.real(monkeypatch.setattr)

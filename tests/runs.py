@@ -83,5 +83,6 @@ def copy_of(folder: Path, target: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """For a subprocess whose sums must come out as they do here."""
-    return os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "MPLBACKEND": "Agg", "COLUMNS": "120"}
+    """For a subprocess whose sums must come out as they do here, and whose pictures nobody looks at (warm.py)."""
+    threads = str(torch.get_num_threads())
+    return os.environ | {"OMP_NUM_THREADS": threads, "MPLBACKEND": "Agg", "COLUMNS": "120", "BLANK_PICTURES": "1"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
+import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -82,6 +85,28 @@ VARIETY: dict[str, dict[str, Any]] = {
         "qk_scale": 0.5,
     },
 }
+
+# Of VARIETY so many as have each value of each field.
+FEW = frozenset({
+    *("token", "representation", "patch norm", "no qkv bias", "qk_scale", "tanh", "none", "learned_2d shared"),
+    *("sincos_1d", "sincos_2d", "gap with a class token", "fc_norm", "registers without positions", "layer scale"),
+    *("swiglu", "conv MLP distilled registers", "interleaved", "interleaved gap", "all mixtures post-norm"),
+    "relative distilled",
+})  # fmt: skip
+
+
+def kinds(fields: Mapping[str, dict[str, Any]] = VARIETY, few: Collection[str] = FEW) -> list[ParameterSet]:
+    """The fields of one model of each kind under `make test`, of all under `make accept`."""
+    return [pytest.param(own, id=name, marks=_when(name, few)) for name, own in fields.items()]
+
+
+def some(names: Iterable[str], few: Collection[str] = FEW) -> list[ParameterSet]:
+    """Names as parameters of a test that takes long: few of them under `make test`, all under `make accept`."""
+    return [pytest.param(name, id=name, marks=_when(name, few)) for name in names]
+
+
+def _when(name: str, few: Collection[str]) -> Any:
+    return () if name in few else pytest.mark.accept
 
 
 def tiny(**fields: Any) -> ViTConfig:

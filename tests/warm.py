@@ -5,6 +5,7 @@ else, forks for each call: the child has the caller's arguments, folder, environ
 interpreter does. The executable stands for the child: it passes signals on, ends as the child ended, and takes it along
 when it is killed; who waits for that reads the child's stdout to its end. A caller that leads a process group stands
 for one of the child's: a signal goes to all of that, and so does its own death.
+With BLANK_PICTURES in its environment a program draws none (blank.py).
 
 Tests of imports and of a program's start start real interpreters.
 """
@@ -143,6 +144,7 @@ def _import_all() -> None:
     import importlib
     import pkgutil
 
+    import blank  # noqa: F401
     import vitkit
 
     sys.path.pop(0)  # the folder of the tests
@@ -237,6 +239,8 @@ def _set_up(asked: Call) -> None:
         stream = open(number, mode, buffering, encoding=encoding, errors=own, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    if "BLANK_PICTURES" in asked.environment:
+        sys.modules["blank"].blank(setattr)
     threads = int(asked.environment.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import runs
+import warm
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
@@ -46,11 +46,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def vitkit(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a fresh process that has imported the module `toys` before."""
+    """The command line in a process that has imported the module `toys` before anything else of the package."""
     (folder / "toys.py").write_text(module, encoding="utf-8")
-    code = f"import sys\nsys.path.insert(0, '.')\nimport toys\nsys.argv = ['vitkit', *{arguments!r}]\n"
+    code = (
+        "import sys\nfor name in [name for name in sys.modules if name.partition('.')[0] == 'vitkit']:\n"
+        "    del sys.modules[name]\n"
+        f"import toys\nsys.argv = ['vitkit', *{arguments!r}]\n"
+    )
     return subprocess.run(
-        [sys.executable, "-c", code + "from vitkit.cli.app import main\nmain()\n"],
+        [warm.python(), "-c", code + "from vitkit.cli.app import main\nmain()\n"],
         cwd=folder,
         env=runs.environment(),
         capture_output=True,

@@ -104,6 +104,7 @@ def test_classes_with_no_one_and_two_images_are_named_and_the_rest_is_trained(vi
     }
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 2, "b": 1}, 16, 16)
     outcome = vitkit("train", data, *ONCE, "--out", tmp_path / "run")
@@ -136,6 +137,7 @@ def test_numbered_classes_have_logits_in_sorted_order_and_predictions_of_the_rig
 NAMES = ("🐈 cat", 'it\'s "quoted"', "cost $5 $x^2$", "<b>bold", " spaced  out", "猫", "a&amp;b", "100%", "-rf")
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_any_folder_name_is_a_class_name_and_no_html(vitkit: Command, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     for k, name in enumerate(NAMES):
@@ -178,6 +180,7 @@ def test_val_inside_train_is_told_as_a_problem_and_trained_all_the_same(vitkit: 
     assert "problem: 4 pictures are in more than one split" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_a_class_of_val_that_training_has_not_is_told(vitkit: Command, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     folder(data / "train", {"a": 4, "b": 4}, 16, 16)
@@ -220,6 +223,7 @@ def surrogate(name: bytes) -> str:
 def run_strictly(*arguments: object) -> Outcome:
     """In a process whose output is UTF-8 and nothing else, as in most people's locale."""
     environment = runs.environment() | {"PYTHONIOENCODING": "utf-8:strict"}
+    environment.pop("BLANK_PICTURES")
     command = [warm.python(), "-c", "from vitkit.cli.app import main; main()", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True)
     return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))

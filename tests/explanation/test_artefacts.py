@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiny import VARIETY, build, images
+from tiny import build, images, kinds
 from vitkit.errors import VitkitError
 from vitkit.explanation import find_artefacts, mask_artefacts, token_norms
 
 
-@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+@pytest.mark.parametrize("fields", kinds())
 def test_norms_are_those_of_the_last_layers_patches(fields: dict[str, Any]) -> None:
     model = build(**fields)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tiny import TINY, VARIETY, build, configs, images, largest_difference, randomise
+from tiny import TINY, build, configs, images, kinds, largest_difference, randomise
 from vitkit import explanation as explain
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attention_maps, head_maps, last_attention, plain
@@ -94,7 +94,7 @@ def test_maps_are_timms_with_its_attention_written_out(
         assert largest_difference(a, b.float()) <= (1e-5 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+@pytest.mark.parametrize("fields", kinds())
 @torch.no_grad()
 def test_maps_are_what_the_model_attends_with(fields: dict[str, Any]) -> None:
     model, batch = build(**fields), images()

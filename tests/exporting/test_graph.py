@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from tiny import VARIETY, build, configs, images, largest_difference, randomise
+from tiny import FEW, VARIETY, build, configs, images, kinds, largest_difference, randomise
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import onnx, onnx_graph, openvino, openvino_graph
 from vitkit.inference.backends.base import Runner
@@ -51,7 +51,7 @@ def asked(runner: Runner, model: VisionTransformer, batch: int) -> float:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fields", [*VARIETY.values(), *MORE.values()], ids=[*VARIETY, *MORE])
+@pytest.mark.parametrize("fields", kinds(VARIETY | MORE, {*FEW, *MORE}))
 def test_every_model_answers_alike_for_one_image_and_for_four(backend: str, fields: dict[str, Any]) -> None:
     model = build(**fields)
     runner = BACKENDS[backend](model, "float32")

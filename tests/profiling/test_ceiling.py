@@ -20,7 +20,7 @@ def macs(config: ViTConfig, images: int = 1) -> int:
     return sum(product.macs * times for product, times in products(config, images).items())
 
 
-@pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=list(tiny.VARIETY))
+@pytest.mark.parametrize("fields", tiny.kinds())
 def test_products_add_up_to_what_info_says_is_executed(fields: dict[str, Any]) -> None:
     config = tiny.tiny(**fields)
     assert macs(config) == round(describe(config).gmacs_executed * 1e9)

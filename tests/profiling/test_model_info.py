@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tiny import VARIETY, build, images, tiny
+from tiny import FEW, VARIETY, build, images, some, tiny
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
@@ -25,7 +25,7 @@ MORE = {
 }
 
 
-@pytest.fixture(params=[*VARIETY, *MORE])
+@pytest.fixture(params=some([*VARIETY, *MORE], {*FEW, *MORE}))
 def config(request: pytest.FixtureRequest) -> ViTConfig:
     return tiny(**(VARIETY | MORE)[request.param])
 

@@ -19,7 +19,7 @@ from vitkit.errors import VitkitError
 from vitkit.training import run
 from vitkit.training.checkpoint import MAY_CHANGE, identity, seal
 from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import load_fields
+from vitkit.training.recipe_files import load_fields, load_of_run
 
 CKPT = "checkpoints/last.ckpt"
 
@@ -214,3 +214,15 @@ def test_places_may_be_paths() -> None:
     assert Recipe(data="x").replace(data=Path("photos")).data == "photos"
     with pytest.raises(VitkitError, match="model must be text"):
         build({"model": 3})
+
+
+def test_a_recipe_cut_short_anywhere_is_refused(finished: Path, tmp_path: Path) -> None:
+    """As TOML is whole after any line, and its fields have defaults."""
+    whole = (finished / "recipe.toml").read_text("utf-8")
+    path = tmp_path / "recipe.toml"
+    for end in range(len(whole) - 1):
+        path.write_text(whole[:end], "utf-8")
+        with pytest.raises(VitkitError, match=r"recipe\.toml"):
+            load_of_run(path)
+    path.write_text(whole, "utf-8")
+    assert load_of_run(path).to_toml() == whole

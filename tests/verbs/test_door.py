@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 import vitkit
+import warm
 from vitkit.cli.app import app
 
 OWN_NAMES = {"eval": "evaluate"}
@@ -28,11 +28,12 @@ def test_every_listed_name_is_a_class_or_a_function() -> None:
 
 def test_a_verb_stays_a_function_once_all_rooms_are_loaded() -> None:
     code = (
-        "import vitkit.cli.app, vitkit.weights, vitkit.training.run, vitkit.exporting, types\n"
+        "import vitkit.cli.app, vitkit.weights, vitkit.training.run, vitkit.exporting, sys, types\n"
+        "assert len([name for name in sys.modules if name.startswith('vitkit.')]) > 150, 'the rooms are not loaded'\n"
         "modules = [name for name in dir(vitkit) if isinstance(getattr(vitkit, name), types.ModuleType)]\n"
         "assert modules == [], modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([warm.python(), "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -722,6 +721,8 @@ def endpoint() -> Iterator[str]:
 
 _FETCH = """
 import json, sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("huggingface_hub", "vitkit")]:
+    del sys.modules[name]
 from vitkit.errors import VitkitError
 from vitkit.weights.hub import fetch_hub
 told = []
@@ -736,11 +737,11 @@ print(json.dumps(told[-1:]))
 
 
 def fetched(home: Path, endpoint: str, *names: str, **variables: str) -> list[str]:
-    """The lines that a fresh process prints that fetches from the hub at `endpoint` into `home`."""
+    """What a process prints that knows neither package yet and fetches from the hub at `endpoint` into `home`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "VITKIT_"))}
     environment |= {"PYTHONPATH": str(SOURCE), "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "no_proxy": "127.0.0.1"}
     done = subprocess.run(
-        [sys.executable, "-c", _FETCH, *names],
+        [warm.python(), "-c", _FETCH, *names],
         env=environment | {"HF_HUB_DISABLE_TELEMETRY": "1"} | variables,
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ import timm
 import torch
 import transformers
 
-from tiny import VARIETY, build, images, largest_difference
+from tiny import build, images, kinds, largest_difference
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
@@ -261,7 +261,7 @@ def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: str) -> N
         assert again.before_crop == source.preprocess.before_crop
 
 
-@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
+@pytest.mark.parametrize("fields", kinds())
 def test_our_own_folder_holds_every_kind_of_model(tmp_path: Path, fields: dict[str, Any]) -> None:
     source = classifier(**fields)
     write(source, tmp_path / "model", "folder")

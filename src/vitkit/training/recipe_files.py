@@ -8,7 +8,7 @@ from typing import Any
 
 from vitkit.data.named_sets import DATASETS
 from vitkit.errors import VitkitError
-from vitkit.training.recipe import build
+from vitkit.training.recipe import Recipe, build
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
@@ -31,6 +31,20 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
         if isinstance(error, VitkitError):
             raise
         raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
+
+
+def load_of_run(path: Path) -> Recipe:
+    """The recipe in a run's folder, to go on by.
+
+    Raises:
+        VitkitError: it is not whole: a field that is not there would be gone on with at its default.
+    """
+    fields = load_fields(path)
+    recipe = build(fields, str(path))
+    missing = sorted(tomllib.loads(recipe.to_toml()).keys() - fields.keys())
+    if missing:
+        raise VitkitError(f"{path} is damaged: a run's recipe has every field, and it lacks {', '.join(missing)}")
+    return recipe
 
 
 def bundled() -> dict[str, str]:

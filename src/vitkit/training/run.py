@@ -36,7 +36,7 @@ from vitkit.training.lineage import (
     refuse_folds,
 )
 from vitkit.training.recipe import Recipe, build, name_of
-from vitkit.training.recipe_files import load_fields
+from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import (
     CLASS_INDICES,
     RECIPE,
@@ -194,7 +194,7 @@ def resume(folder: str | Path, data_root: Path | None = None, *, say: Say = prin
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
-    recipe = build(load_fields(folder / RECIPE), str(folder / RECIPE))
+    recipe = load_of_run(folder / RECIPE)
     choose_device(recipe)
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
