@@ -216,11 +216,12 @@ def test_places_may_be_paths() -> None:
         build({"model": 3})
 
 
-def test_a_recipe_cut_short_anywhere_is_refused(finished: Path, tmp_path: Path) -> None:
-    """As TOML is whole after any line, and its fields have defaults."""
+def test_a_recipe_cut_short_is_refused(finished: Path, tmp_path: Path) -> None:
+    """TOML is whole after any line, and fields have defaults. The last is for the workers, who change no outcome."""
     whole = (finished / "recipe.toml").read_text("utf-8")
     path = tmp_path / "recipe.toml"
-    for end in range(len(whole) - 1):
+    assert whole.endswith("\nworkers = 0\n")
+    for end in range(len(whole) - len("\nworkers = 0\n")):
         path.write_text(whole[:end], "utf-8")
         with pytest.raises(VitkitError, match=r"recipe\.toml"):
             load_of_run(path)
