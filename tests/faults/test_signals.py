@@ -6,13 +6,13 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import runs
+import warm
 from vitkit.training import run
 
 pytestmark = pytest.mark.accept
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 FAULTS = dict.fromkeys(("scratch", "probe-sgd", "lora", "full", "probe", "export", "embed", "doctor"), 10) | {
     "predict": 20
 }
-FEW = 2  # seconds in which Python itself starts, and nobody listens yet
+FEW = 0.3  # seconds in which the program itself starts, and nobody listens yet
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def command(verb: str, place: Path, out: Path) -> list[str | Path]:
 
 def start(arguments: list[str | Path]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "vitkit", *map(str, arguments)],
+        [warm.vitkit(), *map(str, arguments)],
         env=runs.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -130,10 +130,10 @@ def only_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = vitkit.inference.backends.open_runner
 
-    def open_runner(model: Any, backend: str, precision: str, images: int | None = None) -> Any:
+    def open_runner(model: Any, backend: str, precision: str, **options: Any) -> Any:
         if backend != "eager":
             raise VitkitError(f"backend {backend} needs {backend}: pip install")
-        return real(model, backend, precision, images)
+        return real(model, backend, precision, **options)
 
     monkeypatch.setattr("vitkit.inference.backends.open_runner", open_runner)
 
@@ -177,7 +177,11 @@ def smoke(script: str, out: Path, *flags: str) -> dict[str, list[dict[str, str]]
     pytest.importorskip("timm")
     environment = runs.environment()
     environment.pop("VITKIT_TEST_DATA", None)
-    command = [warm.python(), str(BENCHMARKS / script), "--smoke", "--out", str(out), *flags]
+    code = (
+        f"import runpy, sys; sys.executable = {warm.python()!r}; sys.path.insert(0, {str(BENCHMARKS)!r}); "
+        f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"  # its own processes begin warm, too
+    )
+    command = [warm.python(), "-c", code, "--smoke", "--out", str(out), *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return tables_in(out)

@@ -150,7 +150,7 @@ def test_every_layer_draws_for_itself() -> None:
 
 
 def test_checkpointing_draws_the_same_again_and_so_does_a_compiled_pass() -> None:
-    model = dropping(layers=3)
+    model = dropping(layers=2)
     draws, images = Draws(model), tiny.images(4, config=model.config)
     compiled = torch.compile(model.forward_heads, backend="aot_eager", fullgraph=True)
     gradients = list[list[Tensor]]()

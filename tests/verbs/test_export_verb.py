@@ -31,15 +31,15 @@ def without_seconds(text: str) -> str:
 
 
 def test_function_and_command_agree(command: Any, folder: Path, tmp_path: Path) -> None:
-    found = vitkit.export(folder, out=tmp_path / "ours.pt2", image_size=(16, 12), dynamic_batch=False)
+    found = vitkit.export(folder, out=tmp_path / "ours.onnx", image_size=(16, 12), dynamic_batch=False)
     flags = ("--image-size", "16,12", "--no-dynamic-batch")
-    said = command("export", folder, "-o", tmp_path / "theirs.pt2", *flags)
+    said = command("export", folder, "-o", tmp_path / "theirs.onnx", *flags)
     ours = "".join(f"{line}\n" for line in found.lines())
     assert without_seconds(said.out).replace("theirs", "ours") == without_seconds(ours)
     assert said.code == 0
-    assert (found.to, found.image_size, found.batch) == ("torch", (16, 12), 1)
-    assert (tmp_path / "ours.pt2").stat().st_size == (tmp_path / "theirs.pt2").stat().st_size
-    told = json.loads(command("export", folder, "-o", tmp_path / "theirs.pt2", *flags, "--force", "--json").out)
+    assert (found.to, found.image_size, found.batch) == ("onnx", (16, 12), 1)
+    assert (tmp_path / "ours.onnx").read_bytes() == (tmp_path / "theirs.onnx").read_bytes()
+    told = json.loads(command("export", folder, "-o", tmp_path / "theirs.onnx", *flags, "--force", "--json").out)
     figures = found.to_dict()
     assert told.keys() == figures.keys()
     for name in told.keys() - {"file", "seconds"}:
@@ -47,11 +47,11 @@ def test_function_and_command_agree(command: Any, folder: Path, tmp_path: Path) 
 
 
 def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None:
-    found = vitkit.export(vitkit.load(folder), "torch", tmp_path / "own.pt2")
+    found = vitkit.export(vitkit.load(folder), "openvino", tmp_path / "own.xml")
     assert "synthetic images (no photographs were named)" in found.compared_on
     assert load_exported(found.file).classes == tuple("abcdefg")
-    assert repr(found).startswith(f"<Export: {tmp_path / 'own.pt2'}: 0.")
-    assert "torch.export, float32: max |Δlogit|" in found._repr_html_()
+    assert repr(found).startswith(f"<Export: {tmp_path / 'own.xml'}: 0.")
+    assert "OpenVINO, float32: max |Δlogit|" in found._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_a_file_that_answers_otherwise_is_an_error_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("vitkit.exporting.check.COSINE", 2.0)
     with pytest.raises(vitkit.VitkitError, match="the file does not answer as the model does"):
-        vitkit.export(folder, out=tmp_path / "own.pt2")
+        vitkit.export(folder, out=tmp_path / "own.onnx")
     assert list(tmp_path.iterdir()) == []
