@@ -26,7 +26,7 @@ PLAN: dict[str, set[str]] = {
     "errors": set(),
     "recipes": set(),
     "system": {"errors"},
-    "text": {"system"},
+    "text": {"errors", "system"},
     "data": {"errors", "system", "text"},
     "model": {"errors", "text"},
     "model_folder": {"errors", "system"},
@@ -36,7 +36,7 @@ PLAN: dict[str, set[str]] = {
     "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
     "evaluation": {"classifier", "data", "errors", "system", "text"},
     "reporting": {"classifier", "data", "evaluation", "inference", "system", "text"},
-    "exporting": {"classifier", "data", "errors", "inference", "model", "system"},
+    "exporting": {"classifier", "data", "errors", "inference", "model", "system", "text"},
     "profiling": {"errors", "inference", "model", "reporting", "system"},
     "training": {
         *("classifier", "data", "errors", "evaluation", "explanation", "inference", "model", "model_folder"),

@@ -10,8 +10,9 @@ import typer
 
 from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, tell
 from vitkit.cli.say import say
-from vitkit.exporting.formats import one_of, suffixes
+from vitkit.exporting.formats import suffixes
 from vitkit.system.files import to_json
+from vitkit.text.words import one_of
 from vitkit.verbs import export as verb
 
 

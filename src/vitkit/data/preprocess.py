@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ from PIL import Image
 
 from vitkit.data.decode import MAX_PIXELS
 from vitkit.errors import VitkitError
+from vitkit.text.fields import settle_types
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 _LEAST_CROP = 0.01
+_LARGEST = 1e6  # what claims more is damaged
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -47,23 +49,17 @@ class Preprocess:
     floor_crop: bool = False
 
     def __post_init__(self) -> None:
-        is_pair = isinstance(self.size, tuple) and len(self.size) == 2
-        if not is_pair or not all(type(side) is int and side > 0 for side in self.size):
+        settle_types(self)
+        if min(self.size) < 1:
             raise VitkitError(f"size must be (height, width) in pixels, not {self.size!r:.80}")
-        for name, kind in (("fit", Fit), ("interpolation", Interpolation)):
-            if getattr(self, name) not in get_args(kind):
-                raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
         if self.size[0] * self.size[1] > MAX_PIXELS:
             raise VitkitError(f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels")
-        if not _is_number(self.crop_pct) or not _LEAST_CROP <= self.crop_pct <= 1:
+        if not _LEAST_CROP <= self.crop_pct <= 1:
             raise VitkitError(f"crop_pct must be from {_LEAST_CROP} to 1, not {self.crop_pct!r}")
-        if type(self.floor_crop) is not bool:
-            raise VitkitError(f"floor_crop must be True or False, not {self.floor_crop!r}")
-        for name in ("mean", "std"):
-            if not isinstance(getattr(self, name), tuple) or not all(map(_is_number, getattr(self, name))):
-                raise VitkitError(f"{name} must be 1 or 3 finite numbers, not {getattr(self, name)!r}")
         if not len(self.mean) == len(self.std) in (1, 3) or not all(value > 0 for value in self.std):
             raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
+        if max(map(abs, self.mean + self.std)) >= _LARGEST:
+            raise VitkitError(f"mean {self.mean} and std {self.std} are of pixels from 0 to 1")
 
     def __call__(self, image: Image.Image) -> npt.NDArray[np.float32]:
         """An RGB picture of any size -> (C, height, width) float32."""
@@ -133,8 +129,7 @@ class Preprocess:
         """
         if not isinstance(fields, dict) or "size" not in fields or not fields.keys() <= cls.__dataclass_fields__.keys():
             raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
-        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-        return cls(**plain)
+        return cls(**fields)
 
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Height and width that a picture is resized to, and where the input begins in it: top and left."""
@@ -159,7 +154,3 @@ class Preprocess:
         self, image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
     ) -> Image.Image:
         return image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()], box)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e6  # NaN is not

@@ -11,8 +11,8 @@ from vitkit.data.pictures import from_text, to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting.seal import BLANK
-from vitkit.model.config_checks import is_number
 from vitkit.system.files import from_json, to_json
+from vitkit.text.fields import is_number
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

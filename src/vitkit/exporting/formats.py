@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
+from vitkit.text.words import one_of
 
 if TYPE_CHECKING:
     import torch
@@ -84,11 +85,6 @@ def register(form: Format) -> None:
 def suffixes() -> tuple[str, ...]:
     """How exported files end."""
     return tuple(form.suffix for form in FORMATS.values())
-
-
-def one_of(words: tuple[str, ...]) -> str:
-    """`a, b or c`."""
-    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def is_exported(path: str | Path) -> bool:

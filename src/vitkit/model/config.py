@@ -12,14 +12,9 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.model.config_checks import (
-    Pair,
-    as_pair,
-    check_types,
-    check_values,
-    is_number,
-)
+from vitkit.model.config_checks import Pair, as_pair, check_values
 from vitkit.model.spellings import canonical
+from vitkit.text.fields import as_typed, hints_of, is_number, settle_types
 
 Position = Literal["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]
 PositionAt = Literal["input", "every_layer", "shared"]
@@ -79,13 +74,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size"):
             object.__setattr__(self, name, as_pair(getattr(self, name), name))
-        for name in ("stem", "conv_layers"):
-            if isinstance(getattr(self, name), list):  # as JSON has it
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_types(self.__dict__, type(self))
-        for name in ("layer_scale", "qk_scale"):  # whole numbers are meant as real ones
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, float(getattr(self, name)))
+        settle_types(self)
         if self.class_token is None:
             object.__setattr__(self, "class_token", self.pool != "gap")
         check_values(self)
@@ -187,7 +176,9 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
         for meant in _ALIASES[name]:
             if meant in overrides:
                 raise VitkitError(f"{name} and {meant} say the same in two ways: give one of them")
-    check_types(overrides, ViTConfig)
+    for name, value in overrides.items():
+        if name not in ("image_size", "patch_size"):  # `as_pair` takes one number, too
+            as_typed(name, hints_of(ViTConfig)[name], value)
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     changes = {**_what_follows(config, overrides), **overrides}
     if "mlp_ratio" in aliases:

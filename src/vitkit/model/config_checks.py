@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from vitkit.errors import VitkitError
 
@@ -20,38 +20,6 @@ def as_pair(value: Any, name: str) -> Pair:
     ):
         raise VitkitError(f"{name} must be a positive whole number or a pair (height, width), not {value!r}")
     return pair[0], pair[1]
-
-
-def check_types(fields: dict[str, Any], config: type[Any]) -> None:
-    """Refuse a value that is not of its field's type.
-
-    Args:
-        fields: values by name.
-        config: the dataclass that has these fields.
-    """
-    hints = get_type_hints(config)
-    for name, value in fields.items():  # pairs are checked by `as_pair`
-        kinds = get_args(hints[name]) if type(None) in get_args(hints[name]) else (hints[name],)
-        if value is None and type(None) in kinds:
-            continue
-        kind = kinds[0]
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise VitkitError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-        if get_args(kind)[1:] == (...,) and not (
-            isinstance(value, (tuple, list)) and all(type(n) is int for n in value)
-        ):
-            raise VitkitError(f"{name} must be a tuple of whole numbers, not {value!r}")
-        if kind is bool and type(value) is not bool:
-            raise VitkitError(f"{name} must be True or False, not {value!r}")
-        if kind is int and type(value) is not int:
-            raise VitkitError(f"{name} must be a whole number, not {value!r}")
-        if kind is float and not is_number(value):
-            raise VitkitError(f"{name} must be a finite number, not {value!r}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value read from a file is a finite number, and no bool."""
-    return type(value) in (int, float) and abs(value) < 1e300  # neither NaN nor beyond what a float holds
 
 
 def check_values(config: Any) -> None:

@@ -13,3 +13,8 @@ def plural(count: int, one: str, more: str) -> str:
 def listed(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def one_of(words: tuple[str, ...]) -> str:
+    """`a, b or c`."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"

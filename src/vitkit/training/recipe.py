@@ -16,10 +16,10 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
+from vitkit.text.fields import Between
 from vitkit.training.recipe_values import (
     BY_METHOD,
     RENAMED,
-    Between,
     check_together,
     check_values,
     coerce,

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.text.fields import as_typed, check_ranges
 
 BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
-
-
-@dataclass(frozen=True)
-class Between:
-    """Marks a field whose value, if it has one, lies from low to high."""
-
-    low: float
-    high: float
 
 
 RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
@@ -57,64 +47,22 @@ def checkpoint_every(text: str) -> int:
     return int(text)
 
 
-_LARGEST = 2**63
-
-
 def coerce(name: str, hint: Any, value: Any, source: str) -> Any:
-    """A TOML or flag value as the field's type: whole numbers serve as floats, lists as tuples; nothing is guessed."""
-    options = [option for option in get_args(hint) if option is not type(None)] if _is_optional(hint) else [hint]
-    if value is None and _is_optional(hint):
-        return None
-    kind = options[0]
-    if kind is str and isinstance(value, Path):
-        return str(value)
-    if get_origin(kind) is Literal and value in get_args(kind):
-        return value
-    if get_origin(kind) is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(kind)):
-        return tuple(coerce(name, item, part, source) for item, part in zip(get_args(kind), value, strict=True))
-    if type(value) is int and abs(value) > _LARGEST:
-        raise VitkitError(f"{source}: {name} is far too large a number")
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind in (int, str, bool) and type(value) is kind:
-        return value
+    """A TOML or flag value as the field's type, as `text.fields.as_typed`, with where it came from."""
     if name == "method" and value in _METHODS_RENAMED:
         raise VitkitError(f"{source}: method {value} is called {_METHODS_RENAMED[value]} now")
-    raise VitkitError(f"{source}: {name} must be {_expected(kind)}, not {value!r}")
-
-
-def _is_optional(hint: Any) -> bool:
-    return type(None) in get_args(hint)
-
-
-def _expected(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if get_origin(kind) is tuple:
-        return f"{len(get_args(kind))} numbers"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    try:
+        return as_typed(name, hint, value)
+    except VitkitError as error:
+        raise VitkitError(f"{source}: {error}") from error
 
 
 _OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
 
 
-@cache
-def _ranges(kind: Any) -> dict[str, Between]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        name: mark
-        for name, hint in hints.items()
-        for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Between)
-    }
-
-
 def check_values(recipe: Any) -> None:
     """Refuse a field that is out of range, or that cannot be read."""
-    for name, within in _ranges(recipe.__class__).items():
-        value = getattr(recipe, name)
-        if value is not None and not within.low <= value <= within.high:
-            raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
+    check_ranges(recipe)
     if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
         raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, one_of, suffixes
+from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.words import one_of
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import load_noting, open_model, path_of
 from vitkit.verbs.notes import Notes

@@ -13,9 +13,10 @@ from vitkit import model_folder
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.config_checks import Pair, is_number
+from vitkit.model.config_checks import Pair
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
+from vitkit.text.fields import is_number
 from vitkit.text.words import listed
 from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.classes import class_names, names_beside, unique

@@ -1,0 +1,116 @@
+"""Values from files, flags and callers as the types of a dataclass' fields: one rule for all that is configured."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from vitkit.errors import VitkitError
+
+_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # neither NaN nor what a float cannot hold is below
+
+
+@dataclass(frozen=True)
+class Between:
+    """Marks a field whose value, if it has one, lies from low to high."""
+
+    low: float
+    high: float
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    return type(value) in (int, float) and abs(value) < _LARGEST
+
+
+def as_typed(name: str, hint: Any, value: Any) -> Any:
+    """A value as the field's type: whole numbers serve as floats, lists as tuples, paths as text; nothing is guessed.
+
+    Args:
+        name: of the field, for the message.
+        hint: its type: int, float, bool, str, a Literal of texts, a tuple of these, or one of them or None.
+        value: as TOML, JSON, a flag or a caller has it.
+
+    Raises:
+        VitkitError: it is of another type.
+    """
+    is_optional = type(None) in get_args(hint)
+    if value is None and is_optional:
+        return None
+    kind = next(option for option in get_args(hint) if option is not type(None)) if is_optional else hint
+    if get_origin(kind) is Literal and any(
+        value == option and type(value) is type(option) for option in get_args(kind)
+    ):
+        return value
+    if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
+        if len(value) == len(kinds):
+            return tuple(as_typed(name, own, part) for own, part in zip(kinds, value, strict=True))
+    if type(value) is int and abs(value) > _LARGEST_WHOLE:
+        raise VitkitError(f"{name} is far too large a number")
+    if kind is float and is_number(value):
+        return float(value)
+    if kind in (int, str, bool) and type(value) is kind:
+        return value
+    if kind is str and isinstance(value, Path):
+        return str(value)
+    raise VitkitError(f"{name} must be {_expected(kind)}, not {value!r:.80}")
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if get_origin(kind) is tuple:
+        first, *rest = get_args(kind)
+        plural = {int: "whole numbers", float: "finite numbers"}[first]
+        return plural if rest == [...] else f"{1 + len(rest)} {plural}"
+    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[kind]
+
+
+def settle_types(instance: Any, but: tuple[str, ...] = ()) -> None:
+    """Give each field of a frozen dataclass its value as the field's type; for its `__post_init__`.
+
+    Args:
+        instance: of the dataclass.
+        but: fields that are left as they are.
+
+    Raises:
+        VitkitError: a value is of another type; the message names the field.
+    """
+    for name, hint in hints_of(instance.__class__).items():
+        if name not in but:
+            object.__setattr__(instance, name, as_typed(name, hint, getattr(instance, name)))
+
+
+def check_ranges(instance: Any) -> None:
+    """Refuse a value outside of its field's `Between`.
+
+    Raises:
+        VitkitError: there is one; the message names the field.
+    """
+    for name, within in _ranges(instance.__class__).items():
+        value = getattr(instance, name)
+        if value is not None and not within.low <= value <= within.high:
+            raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass' fields."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+@cache
+def _ranges(kind: Any) -> dict[str, Between]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: mark
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, Between)
+    }
