@@ -1,0 +1,129 @@
+"""The losses of small trainings by every method, step for step what they were when they were written down.
+
+`PYTHONPATH=tests python tests/training/test_curves.py` writes tests/golden/curves.json anew. Processors round differently, hence the
+tolerance; on one processor a change that leaves the order of operations alone leaves every digit.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+from vitkit.training import fit
+from vitkit.training.run import train
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"
+CURVES = ("step", "lr", "train_loss", "val_loss", "val_map")
+DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2, "patch_dropout": 0.5}
+
+CASES: dict[str, dict[str, Any]] = {
+    "scratch": {},
+    "sgd": {"optimizer": "sgd", "lr": 0.05, "clip_grad": 0.5, "schedule": "linear"},
+    "adam, decay by layer": {"optimizer": "adam", "layer_decay": 0.7, "decay_all": True},
+    "a rate for each epoch": {"step_per": "epoch", "warmup": 0.3},
+    "accumulated, mixed": {"grad_accum": 2, "batch_size": 4, "mixup": 0.4, "cutmix": 1.0, "label_smoothing": 0.1},
+    "what is dropped": DROPPING,
+    "weights of classes": {"balance": "loss"},
+    "sampler": {"balance": "sampler"},
+    "averaged by steps": {"ema": 0.9},
+    "averaged by epochs": {"swa": 0.5, "swa_lr": 1e-4},
+    "bfloat16": {"precision": "bfloat16"},
+    "full": {"weights": "START", "method": "full", "lr": 1e-3},
+    "head first": {"weights": "START", "method": "full", "lp_ft": True, "lr": 1e-3},
+    "lora": {"weights": "START", "method": "lora", "lora_rank": 2, "lr": 1e-2},
+    "probe-sgd": {"weights": "START", "method": "probe-sgd", "lr": 1e-2},
+    "soft teacher": {"teacher": "START", "distillation": "soft", "distill_alpha": 0.5},
+    "hard teacher": {"teacher": "START", "distillation": "hard", "model": "deit_micro_distilled_patch8_16"},
+    "several classes": {"data": "SEVERAL", "label_smoothing": 0.1},
+    "several classes, mixed, weighed": {"data": "SEVERAL", "mixup": 0.5, "balance": "loss"},
+    "rate looked for": {"find_lr": True},
+}
+
+
+def pictures(root: Path) -> Path:
+    """16x16 pictures of three classes, of unlike numbers, split into training and validation."""
+    rng = np.random.default_rng(0)
+    colours = dict(zip("abc", ((200, 50, 40), (40, 190, 60), (40, 60, 200)), strict=True))
+    for split, counts in {"train": (14, 8, 3), "val": (4, 4, 4)}.items():
+        for (name, colour), count in zip(colours.items(), counts, strict=True):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(np.array(colour) + rng.normal(0, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
+    return root
+
+
+def several(data: Path) -> Path:
+    """The same with up to two classes each."""
+    rows = []
+    for split, named in {"train": "ab;a;a;a;ab;a;ac;b;;a", "val": "ab;c;;a"}.items():
+        for i, path in enumerate(sorted((data / split).rglob("*.png"))):
+            names = named.split(";")[i % len(named.split(";"))]
+            rows.append((path.relative_to(data), ";".join(names), split))
+    with (data / "several.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "labels", "split"), *rows])
+    return data / "several.csv"
+
+
+class Places:
+    """What the cases name, made below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = pictures(folder / "data")
+        self.several = several(self.data)
+        self.start = train(runs.quick(self.data, epochs=1, seed=7), folder / "start", say=lambda line: None)
+
+    def fields(self, case: dict[str, Any]) -> dict[str, Any]:
+        named = {"START": str(self.start), "SEVERAL": str(self.several)}
+        return {"data": str(self.data), **{name: named.get(str(value), value) for name, value in case.items()}}
+
+
+def curves(places: Places, name: str) -> list[dict[str, float]]:
+    """Three epochs of three or four steps."""
+    folder = places.folder / name
+    recipe = runs.quick(places.data).replace(seed=3, **places.fields(CASES[name]))
+    train(recipe, folder, say=lambda line: None)
+    return [{column: row[column] for column in CURVES if column in row} for row in runs.metrics(folder)]
+
+
+def unseen(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at the reports and pictures."""
+    for name in ("_conclude", "draw_data"):
+        patch.setattr(fit, name, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    with pytest.MonkeyPatch.context() as patch:
+        unseen(patch)
+        return Places(tmp_path_factory.mktemp("curves"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_losses_are_what_they_were(places: Places, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unseen(monkeypatch)
+    golden = json.loads(GOLDEN.read_text())[name]
+    found = curves(places, name)
+    assert len(found) == len(golden)
+    for own, then in zip(found, golden, strict=True):
+        assert own == pytest.approx(then, rel=2e-3), name
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    unseen(pytest.MonkeyPatch())
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN
+    with tempfile.TemporaryDirectory() as folder:
+        made = Places(Path(folder))
+        found = {name: curves(made, name) for name in CASES}
+    target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
