@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.loading import EpochSampler, EvaluationImages
+from vitkit.data.batches import EpochSampler
+from vitkit.data.loading import EvaluationImages
 from vitkit.data.sources import read_source
 from vitkit.evaluation.calibration import calibrate, to_probabilities
 from vitkit.training.balance import Balance, class_weights, log_weights

@@ -36,13 +36,11 @@ def train_teacher(seed: int, epochs: int, file: Path) -> float:
     data = ImageData(table, preprocess, augment_of(recipe), batch_size=32, workers=0, seed=seed)
     torch.manual_seed(seed)
     network = resnet18(num_classes=len(table.classes))
-    loader = data.train_dataloader()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=epochs * len(loader))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=epochs * data.batches)
     for epoch in range(epochs):
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         network.train()
-        for images, labels in loader:
+        for images, labels in data.train_batches(epoch):
             optimizer.zero_grad()
             F.cross_entropy(network(images), labels).backward()
             optimizer.step()
@@ -52,7 +50,7 @@ def train_teacher(seed: int, epochs: int, file: Path) -> float:
     held_out = ImageData(table, preprocess, augment_of(recipe), batch_size=64, workers=0, seed=seed)
     held_out.val.table = table.of_split("test")
     with torch.no_grad():
-        answers = [network(images).argmax(1) == labels for images, labels in held_out.val_dataloader()]
+        answers = [network(images).argmax(1) == labels for images, labels in held_out.val_batches()]
     return torch.cat(answers).float().mean().item()
 
 

@@ -36,7 +36,7 @@ from vitkit.data.loading import EvaluationImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
-from vitkit.training.callbacks import read_metrics
+from vitkit.training.metrics_file import read_metrics
 from vitkit.training.run import train
 
 NAME = "deit_tiny_patch16_224"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from vitkit.data.sources import read_source
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.training.callbacks import read_metrics
+from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.weights import load
 

@@ -23,6 +23,7 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.system import devices
 from vitkit.system.devices import choose_device
 from vitkit.training import setup
+from vitkit.training.distributed import fabric_of
 from vitkit.training.recipe import Recipe
 from vitkit.verbs.inputs import open_model
 
@@ -126,7 +127,8 @@ def test_a_run_asks_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, cuda=True)
     assert setup.choose_device(Recipe()) == "auto"
     assert setup.choose_device(Recipe(device="cpu")) == "cpu"
-    assert setup.trainer_options("float32", setup.choose_device(Recipe(device="cuda")))["accelerator"] == "cuda"
+    assert setup.choose_device(Recipe(device="cuda")) == "cuda"
+    assert fabric_of("float32", setup.choose_device(Recipe(device="cpu"))).device.type == "cpu"
     assert not setup.choose_compile(Recipe(device="cpu"))
     assert setup.choose_precision("auto", "cpu") == processor_precision()
 

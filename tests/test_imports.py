@@ -208,7 +208,7 @@ def test_what_counts_as_an_import(tmp_path: Path, text: str, imported: set[str])
 
 # --- What must start fast ---------------------------------------------------------------------------
 
-_SLOW = {"lightning", "pytorch_lightning", "torchmetrics", "torchvision"}
+_SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "torchvision"}
 
 
 def loaded_after(code: str) -> set[str]:

@@ -124,7 +124,7 @@ def test_a_deferred_signal_waits_for_the_end_of_the_block(number: signal.Signals
     with pytest.raises(Interrupted) as caught, Deferral() as stop:
         os.kill(os.getpid(), number)
         done.append(stop.received)
-        raise SystemExit(0)  # as Lightning does
+        raise SystemExit(0)
     assert done == [number]
     assert caught.value.signal_number == number
     assert signal.getsignal(number) is before
@@ -136,11 +136,3 @@ def test_a_block_without_a_signal_ends_as_it_does() -> None:
     with Deferral() as stop:
         pass
     assert stop.received is None
-
-
-def test_after_another_handler_a_block_listens_again() -> None:
-    with pytest.raises(Interrupted), Deferral() as stop:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stop.listen_again()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.received == signal.SIGTERM

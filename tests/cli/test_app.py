@@ -24,7 +24,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     command.name or command.callback.__name__: command.callback  # type: ignore[union-attr, misc]
     for command in app.registered_commands
 }
-SLOW = {"lightning", "pytorch_lightning", "torchvision", "torchmetrics"}
+SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchvision", "torchmetrics"}
 
 
 def test_the_version_is_the_packages(vitkit: Any) -> None:

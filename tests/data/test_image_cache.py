@@ -67,11 +67,10 @@ def data_of(table: ImageTable, cache: str, augment: Augment = AUGMENTS["cropped"
 
 
 def batches(data: ImageData, epochs: int = 2) -> list[Tensor]:
-    found, loader = [], data.train_dataloader()
+    found = []
     for epoch in range(epochs):
-        loader.batch_sampler.sampler.set_epoch(epoch)
-        found += [images for images, _ in loader]
-        found += [images for images, _ in data.val_dataloader()]
+        found += [images for images, _ in data.train_batches(epoch)]
+        found += [images for images, _ in data.val_batches()]
     return found
 
 

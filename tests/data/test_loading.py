@@ -18,7 +18,8 @@ from photos import folder, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.loading import BatchSampler, EpochSampler, EvaluationImages, ImageData, TrainingImages
+from vitkit.data.batches import BatchSampler, EpochSampler
+from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.sources import ImageTable, read_source
 from vitkit.data.splits import split
@@ -35,9 +36,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
 
 
 def epoch_of(data: ImageData, epoch: int) -> list[tuple[Tensor, Tensor]]:
-    loader = data.train_dataloader()
-    loader.batch_sampler.sampler.set_epoch(epoch)
-    return [tuple(batch) for batch in loader]
+    return [tuple(batch) for batch in data.train_batches(epoch)]
 
 
 def same(one: list[tuple[Tensor, ...]], other: list[tuple[Tensor, ...]]) -> bool:
@@ -121,10 +120,8 @@ def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTa
 
 def test_an_epoch_is_the_same_when_it_is_the_first_or_a_later_one(table: ImageTable) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
-    loader = data.train_dataloader()
     for epoch in range(3):
-        loader.batch_sampler.sampler.set_epoch(epoch)
-        later = [tuple(batch) for batch in loader]
+        later = epoch_of(data, epoch)
     fresh = ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=0, seed=5)
     assert same(later, epoch_of(fresh, 2))
     assert not same(later, epoch_of(fresh, 1))
@@ -134,7 +131,7 @@ def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=4, workers=0, seed=0)
     assert data.train.table == table.of_split("train")
     assert data.val.table == table.of_split("val")
-    val = list(data.val_dataloader())
+    val = list(data.val_batches())
     assert sum(len(labels) for _, labels in val) == len(table.of_split("val")), "validation drops nothing"
     np.testing.assert_array_equal(torch.cat([labels for _, labels in val]), table.of_split("val").labels)
 
@@ -145,10 +142,9 @@ def test_an_epoch_has_every_image_and_the_last_batch_is_as_short_as_it_comes(
     table: ImageTable, batch_size: int, balanced: bool
 ) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0, balanced=balanced)
-    n, loader = len(data.train), data.train_dataloader()
-    keys = list(loader.batch_sampler)
-    assert [len(labels) for _, labels in loader] == list(map(len, keys)), "and the loader can say how many there are:"
-    assert len(loader) == len(keys) == -(-n // batch_size)
+    n, keys = len(data.train), list(data._batch_sampler())
+    assert [len(labels) for _, labels in data.train_batches(0)] == list(map(len, keys))
+    assert data.batches == len(keys) == -(-n // batch_size)
     assert [len(own) for own in keys[:-1]] == [batch_size] * (len(keys) - 1)
     assert 1 <= len(keys[-1]) <= batch_size
     shown = [key[1] for own in keys for key in own]
@@ -252,7 +248,7 @@ def test_validation_shares_are_put_together_in_order(table: ImageTable, size: in
     def data(process: tuple[int, int]) -> ImageData:
         return ImageData(table, PREPROCESS, AUGMENT, batch_size=2, workers=0, seed=5, process=process)
 
-    shares = [torch.cat([images for images, _ in data((rank, size)).val_dataloader()]) for rank in range(size)]
+    shares = [torch.cat([images for images, _ in data((rank, size)).val_batches()]) for rank in range(size)]
     whole = data((0, 1))
     expected = torch.stack([whole.val[i][0] for i in range(len(whole.val))])
     assert torch.equal(data((0, size)).put_together(shares), expected)

@@ -1,7 +1,7 @@
 """The losses of small trainings by every method, step for step what they were when they were written down.
 
-`PYTHONPATH=tests python tests/training/test_curves.py` writes tests/golden/curves.json anew. Processors round differently, hence the
-tolerance; on one processor a change that leaves the order of operations alone leaves every digit.
+`PYTHONPATH=tests python tests/training/test_curves.py` writes tests/golden/curves.json anew. Processors round
+differently, hence the tolerance; on one processor a change that leaves the order of operations leaves every digit.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import Tensor
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.loading import EpochSampler
+from vitkit.data.batches import EpochSampler
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, calibrate, fit_temperature, log_odds, to_probabilities
 from vitkit.evaluation.metrics import Evaluation
@@ -301,10 +301,10 @@ def test_asked_for_equal_shares_they_are_a_half(noise: Path, tmp_path: Path) -> 
 
 def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, Standing]:
     """The head's bias in the model folder and in training, and what is written down of the difference."""
-    state = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["state_dict"]
+    state = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)["model"]
     standing = standing_of(load(run))
     assert standing is not None
-    return runs.weights(run)["head.bias"], state["model.head.bias"], standing
+    return runs.weights(run)["head.bias"], state["head.bias"], standing
 
 
 @pytest.mark.parametrize(

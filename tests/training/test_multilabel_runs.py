@@ -22,9 +22,9 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
 from vitkit.evaluation.regression import regress
-from vitkit.training.callbacks import append_metrics, read_metrics, truncate_metrics
 from vitkit.training.defaults import complete
 from vitkit.training.losses import binary_loss
+from vitkit.training.metrics_file import append_metrics, read_metrics, truncate_metrics
 from vitkit.training.run import resume, train
 from vitkit.weights import load
 

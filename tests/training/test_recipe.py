@@ -176,6 +176,7 @@ OPEN |= {
     "folds",
     "max_images",
     "patience",
+    "logger",
     "device",
     "devices",
     "nodes",

@@ -24,7 +24,8 @@ import warm
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.evaluator import evaluate
-from vitkit.training import callbacks, run
+from vitkit.training import run, writer
+from vitkit.training.metrics_file import read_metrics
 from vitkit.training.optim import lr_factor
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
@@ -125,7 +126,7 @@ def test_provenance_tells_where_the_weights_come_from(finished: Path, data: Path
     assert provenance["recipe"]["seed"] == 0
     assert provenance["recipe"]["model"] == runs.QUICK["model"]
     assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert {"vitkit", "python", "torchvision", "lightning", "numpy", "pillow"} <= provenance["versions"].keys()
+    assert {"vitkit", "python", "torchvision", "lightning-fabric", "numpy", "pillow"} <= provenance["versions"].keys()
 
 
 def test_the_report_is_one_file_with_the_pictures_in_it(finished: Path) -> None:
@@ -247,7 +248,7 @@ def out_of_time(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_time_budget_ends_the_run_with_the_learning_rate_fallen(out_of_time: Path) -> None:
-    rows = callbacks.read_metrics(out_of_time / "metrics.csv")
+    rows = read_metrics(out_of_time / "metrics.csv")
     assert 2.0 <= rows[-1]["seconds"] < 6.0
     behind = (rows[-2]["seconds"] - 0.05) / 2 if len(rows) > 1 else 0.0  # when the last epoch began
     assert 0 < rows[-1]["lr"] <= max(1e-3 * lr_factor(behind, Recipe(), 1.0), 1e-3 * (behind < Recipe().warmup))
@@ -320,7 +321,7 @@ def test_a_class_with_one_image_is_trained_on_and_named(tmp_path: Path) -> None:
 def test_an_image_that_vanishes_during_the_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = runs.photos(tmp_path / "photos")
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        stop_when(patch, "save_checkpoint", epoch=0)
+        stop_when(patch, "save", epoch=0)
         train(runs.quick(source), tmp_path / "run")
     victim = split_from_file(tmp_path / "run" / "split.json").of_split("train").file(0)
     victim.unlink()
@@ -337,7 +338,7 @@ class Crash(BaseException):
 
 def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
     """Crash before a step of the epoch's writing down."""
-    home: Any = callbacks.RunWriter if step.startswith("_") else callbacks
+    home: Any = writer.RunWriter if step.startswith("_") else writer
     original = getattr(home, step)
     calls = Counter[str]()
 
@@ -350,7 +351,7 @@ def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
     monkeypatch.setattr(home, step, crash_or)
 
 
-@pytest.mark.parametrize("step", ["append_metrics", "_keep_model", "save_checkpoint"])
+@pytest.mark.parametrize("step", ["append_metrics", "_keep_model", "save"])
 def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
     finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -368,7 +369,7 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights(data: Path, tmp_p
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     command = [warm.vitkit(), "train", "--recipe", tmp_path / "recipe.toml", "--out", tmp_path / "run"]
     process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE)
-    wait_for(lambda: len(callbacks.read_metrics(tmp_path / "run" / "metrics.csv")) >= 2, process)
+    wait_for(lambda: len(read_metrics(tmp_path / "run" / "metrics.csv")) >= 2, process)
     process.kill()
     process.communicate()
     assert 2 <= len(runs.metrics(tmp_path / "run")) < 6, "the run was over before it was killed"

@@ -19,12 +19,14 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.training import fit
+from vitkit.training import descent, fit
 from vitkit.training import lr_finder as search
+from vitkit.training.distributed import fabric_of
 from vitkit.training.linear import freeze_backbone
+from vitkit.training.loop import Loop
+from vitkit.training.objective import Objective
 from vitkit.training.recipe import Recipe
 from vitkit.training.run import train
-from vitkit.training.task import ClassificationTask
 
 
 def grey(folder: Path, splits: dict[str, tuple[int, ...]], batch_size: int) -> ImageData:
@@ -53,8 +55,8 @@ def linear_model() -> VisionTransformer:
 
 def find(data: ImageData, model: VisionTransformer | None = None) -> list[float]:
     recipe = Recipe(method="probe-sgd", optimizer="sgd", lr=0.01, label_smoothing=0.0)
-    with fit._quiet_lightning():
-        found = search.find_lr(model or linear_model(), recipe, data, "float32", lambda done, total: None)
+    model, objective = model or linear_model(), Objective(recipe, 3)
+    found = search.find_lr(model, recipe, data, objective, fabric_of("float32"), lambda done, total: None)
     return list(found.values())
 
 
@@ -77,12 +79,12 @@ def test_without_validation_images_training_images_judge(tmp_path: Path) -> None
 
 def test_the_model_random_numbers_and_the_order_of_the_data_stay_as_they_were(tmp_path: Path) -> None:
     data, model = grey(tmp_path, {"train": (5, 5, 5), "val": (2, 2, 2)}, batch_size=4), linear_model()
+    order, val = [labels.tolist() for _, labels in data.train_batches(0)], data.val
     before, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
-    order, val = list(data.train_dataloader().batch_sampler), data.val
     find(data, model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
-    assert list(data.train_dataloader().batch_sampler) == order
+    assert [labels.tolist() for _, labels in data.train_batches(0)] == order
     assert data.val is val
 
 
@@ -142,24 +144,24 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     losses: list[tuple[int, float]] = []
     tried: list[dict[float, float]] = []
     given: dict[str, Any] = {}
-    step, find_lr = ClassificationTask.training_step, search.find_lr
+    add, find_lr = Loop._add_gradient, search.find_lr
 
-    def training_step(task: ClassificationTask, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        step(task, batch, batch_idx)
-        losses.append((batch_idx, float(task._losses[-1])))
+    def add_gradient(loop: Loop, batch: tuple[Tensor, Tensor], number: int, first: int) -> None:
+        add(loop, batch, number, first)
+        losses.append((number, float(loop._sums.losses[-1])))
 
     def spied(*args: Any, **options: Any) -> dict[float, float]:
-        given.update(options)
+        given.update(vars(args[3]))
         tried.append(find_lr(*args, **options))
         return tried[-1]
 
-    monkeypatch.setattr(ClassificationTask, "training_step", training_step)
+    monkeypatch.setattr(Loop, "_add_gradient", add_gradient)
     monkeypatch.setattr(
         "vitkit.training.divergence.has_collapsed", lambda *outcome: False
     )  # what is learned does not matter
     monkeypatch.setattr(search, "FACTORS", (1.0,))
     monkeypatch.setattr(search, "STEPS", 10)
-    monkeypatch.setattr(fit, "find_lr", spied)
+    monkeypatch.setattr(descent, "find_lr", spied)
     monkeypatch.setattr(fit, "_conclude", lambda *_: None)  # nobody looks at the report
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
     recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **fields})
@@ -170,7 +172,8 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     assert losses[:half] == losses[half:], "and all others"
     (found,) = tried[0].values()
     assert found == pytest.approx(runs.metrics(folder)[-1]["val_loss"], rel=1e-6)
-    return {name: own for name, own in given.items() if own is not None and not (name == "shift" and not own.any())}
+    objective = {name: given[name] for name in ("imitate", "class_weights", "sets", "shift")}
+    return {name: own for name, own in objective.items() if own is not None and not (name == "shift" and not own.any())}
 
 
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 import tiny
 from runs import assert_same_weights, metrics, photos, quick
 from vitkit.errors import VitkitError
-from vitkit.training import setup
+from vitkit.training import setup, state
 from vitkit.training.later import Later, Place
+from vitkit.training.loop import Loop
 from vitkit.training.optim import build_optimizer
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe import build as build_recipe
 from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run import train
-from vitkit.training.task import ClassificationTask
+from vitkit.training.soundness import AskLater
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 
@@ -78,21 +79,21 @@ def test_outcomes_are_asked_for_now_and_then() -> None:
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused optimisers and outcomes that are asked for later, on the CPU."""
-    begin = ClassificationTask.on_train_start
+    begin, build = Loop.__init__, state.build_optimizer
 
-    def on_train_start(self: ClassificationTask) -> None:
-        begin(self)
-        self.later = Later()
+    def init(loop: Loop, *args: Any, **options: Any) -> None:
+        begin(loop, *args, **options)
+        loop.soundness = AskLater(loop.state.guard, loop._describe_again)
 
-    def configure(self: ClassificationTask) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(self.model, self.recipe)
+    def fused(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+        optimizer = build(model, recipe)
         for group in optimizer.param_groups:
             group["fused"] = True
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         return optimizer
 
-    monkeypatch.setattr(ClassificationTask, "on_train_start", on_train_start)
-    monkeypatch.setattr(ClassificationTask, "configure_optimizers", configure)
+    monkeypatch.setattr(Loop, "__init__", init)
+    monkeypatch.setattr(state, "build_optimizer", fused)
 
 
 def test_a_run_that_asks_later_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +139,13 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 def spoil(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
     """The loss of these training batches, counted from 0, becomes NaN."""
-    original, count = ClassificationTask.loss_of, iter(range(10**6))
+    original, count = Loop.loss_of, iter(range(10**6))
 
-    def loss_of(self: ClassificationTask, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_of(self: Loop, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         loss, hits = original(self, images, targets)
         return loss * float("nan") if next(count) in calls else loss, hits
 
-    monkeypatch.setattr(ClassificationTask, "loss_of", loss_of)
+    monkeypatch.setattr(Loop, "loss_of", loss_of)
 
 
 # --- Checkpointing ------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.training import run
+from vitkit.training.objective import Objective
 from vitkit.training.recipe import Recipe
-from vitkit.training.task import ClassificationTask
 from vitkit.training.teacher import check_distillation, load_teacher
 from vitkit.weights import load
 
@@ -88,8 +88,9 @@ def test_the_gradients_go_into_the_student_alone(tmp_path: Path, kind: Any) -> N
     teacher = load_teacher(str(saved_teacher(tmp_path / "t")), CLASSES, (16, 16))
     student = tiny.build(image_size=(16, 16), num_classes=3, distill_token=True, distill_head=True).train()
     imitate = partial(teacher.logits, student=Preprocess(size=(16, 16)))
-    task = ClassificationTask(student, Recipe(distillation=kind), 10, imitate)
-    task.loss_of(tiny.images(3, config=student.config), torch.tensor([0, 1, 2]))[0].backward()
+    images = tiny.images(3, config=student.config)
+    objective = Objective(Recipe(distillation=kind), 3, imitate)
+    objective.loss(student.forward_heads(images), images, torch.tensor([0, 1, 2])).backward()  # type: ignore[no-untyped-call]
     assert [name for name, parameter in student.named_parameters() if parameter.grad is None] == []
     assert [name for name, parameter in teacher.network.named_parameters() if parameter.grad is not None] == []
     assert not teacher.network.training
@@ -252,7 +253,7 @@ def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: s
     assert len(classifier.provenance["teacher"]["sha256"]) == 64
     assert f'teacher = "{teacher}"' in (out / "recipe.toml").read_text()
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
-    assert {name.removeprefix("model.") for name in checkpoint["state_dict"]} == set(classifier.model.state_dict())
+    assert set(checkpoint["model"]) == set(classifier.model.state_dict())
     with pytest.raises(AssertionError):
         runs.assert_same_weights(out, alone)
 

@@ -28,8 +28,8 @@ from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.training.callbacks import read_metrics
 from vitkit.training.distributed import ALONE, Team, assemble, check_team, describe_team
+from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_fields
 
@@ -257,10 +257,9 @@ def images(train: int, val: int, batch_size: int, rank: int, size: int, **option
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.booleans())
 def test_the_shares_of_a_batch_are_the_batch(train: int, batch_size: int, size: int, balanced: bool) -> None:
-    whole = list(images(train, 0, batch_size, 0, 1, balanced=balanced).train_dataloader().batch_sampler)
+    whole = list(images(train, 0, batch_size, 0, 1, balanced=balanced)._batch_sampler())
     shares = [
-        list(images(train, 0, batch_size, rank, size, balanced=balanced).train_dataloader().batch_sampler)
-        for rank in range(size)
+        list(images(train, 0, batch_size, rank, size, balanced=balanced)._batch_sampler()) for rank in range(size)
     ]
     data = [images(train, 0, batch_size, rank, size, balanced=balanced) for rank in range(size)]
     for number, batch in enumerate(whole):
@@ -277,7 +276,7 @@ def test_the_shares_of_a_batch_are_the_batch(train: int, batch_size: int, size: 
 @given(st.integers(1, 30), st.integers(1, 6))
 def test_validation_images_are_put_together_in_order_and_once(val: int, size: int) -> None:
     every = [images(3, val, 4, rank, size) for rank in range(size)]
-    shares = [torch.tensor(list(data.val_dataloader().sampler), dtype=torch.float64) for data in every]
+    shares = [torch.tensor(list(data._val_loader.sampler), dtype=torch.float64) for data in every]
     assert all(len(share) for share in shares), "a process without images would not come to the meeting"
     assert every[0].put_together(shares).tolist() == list(range(val))
 

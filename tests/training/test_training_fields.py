@@ -21,11 +21,11 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
 from vitkit.data.splits import split
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.training import run
+from vitkit.training import descent, run
 from vitkit.training.divergence import Guard
+from vitkit.training.loop import Loop
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields, resolve
-from vitkit.training.task import ClassificationTask
 from vitkit.weights import load
 
 
@@ -122,14 +122,14 @@ def test_memory_that_runs_out_changes_the_outcome_by_rounding_alone(
 ) -> None:
     fields = {"drop_path": 0.0, "optimizer": "sgd", "lr": 0.05}
     whole, _ = train(runs.quick(data, **fields), tmp_path / "whole")
-    original = ClassificationTask.loss_of
+    original = Loop.loss_of
 
-    def loss_of(task: ClassificationTask, images: torch.Tensor, targets: torch.Tensor) -> Any:
+    def loss_of(loop: Loop, images: torch.Tensor, targets: torch.Tensor) -> Any:
         if len(images) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return original(task, images, targets)
+        return original(loop, images, targets)
 
-    monkeypatch.setattr(ClassificationTask, "loss_of", loss_of)
+    monkeypatch.setattr(Loop, "loss_of", loss_of)
     short, said = train(runs.quick(data, **fields), tmp_path / "short")
     assert said.count("out of memory") == 2
     a, b = runs.weights(whole), runs.weights(short)
@@ -154,13 +154,13 @@ def test_a_learning_rate_of_10_ends_in_a_message_and_never_in_a_model_that_is_no
 def test_three_bad_steps_end_the_run_and_leave_the_best_model_and_the_batches(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = ClassificationTask.loss_of
+    original = Loop.loss_of
 
-    def loss_of(task: ClassificationTask, images: torch.Tensor, targets: torch.Tensor) -> Any:
-        loss, hits = original(task, images, targets)
-        return (loss * (float("nan") if task.current_epoch >= 1 else 1.0)), hits
+    def loss_of(loop: Loop, images: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss, hits = original(loop, images, targets)
+        return (loss * (float("nan") if loop.state.epoch >= 1 else 1.0)), hits
 
-    monkeypatch.setattr(ClassificationTask, "loss_of", loss_of)
+    monkeypatch.setattr(Loop, "loss_of", loss_of)
     lines: list[str] = []
     with pytest.raises(VitkitError, match=r"not finite in 3 steps in a row.*--precision float32"):
         run.train(runs.quick(data), tmp_path / "run", say=lines.append)
@@ -170,7 +170,7 @@ def test_three_bad_steps_end_the_run_and_leave_the_best_model_and_the_batches(
     assert [batch["epoch"] for batch in saved] == [1, 1, 1]
     train_paths = split_from_file(tmp_path / "run" / "split.json").of_split("train").paths
     assert all(len(batch["paths"]) == 8 and set(batch["paths"]) <= set(train_paths) for batch in saved)
-    monkeypatch.setattr(ClassificationTask, "loss_of", original)
+    monkeypatch.setattr(Loop, "loss_of", original)
     train(runs.quick(data, epochs=1), tmp_path / "run", force=True)
     assert not list((tmp_path / "run").glob("bad_batch-*.pt"))
 
@@ -184,13 +184,13 @@ def test_uneven_classes_are_weighed_and_said(tmp_path: Path, blue: int, said: bo
     for image in sorted((source / "blue").iterdir())[blue:]:
         image.unlink()
     weights: list[Any] = []
-    original = ClassificationTask.__init__
+    original = descent.Objective
 
-    def init(task: ClassificationTask, *args: Any, **kwargs: Any) -> None:
-        weights.append(kwargs["class_weights"])
-        original(task, *args, **kwargs)
+    def objective(*args: Any, **fields: Any) -> descent.Objective:
+        weights.append(fields["class_weights"])
+        return original(*args, **fields)
 
-    monkeypatch.setattr(ClassificationTask, "__init__", init)
+    monkeypatch.setattr(descent, "Objective", objective)
     folder, lines = train(runs.quick(source, epochs=1), tmp_path / "run")
     assert ("balance loss" in lines) == said
     assert (weights[0] is not None) == said
@@ -293,16 +293,16 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
     ends: list[dict[str, torch.Tensor]] = []
-    original = ClassificationTask.on_validation_epoch_start
+    original = Loop.validate
 
-    def note(task: ClassificationTask) -> None:
-        ends.append({name: own.detach().clone() for name, own in task.model.state_dict().items()})
-        original(task)
+    def note(loop: Loop) -> Any:
+        ends.append({name: own.detach().clone() for name, own in loop.state.model.state_dict().items()})
+        return original(loop)
 
     small = {"model": "vit_micro_patch8_16", "weights": "none", "method": "scratch", "precision": "float32"}
     given = {"data": str(tmp / "photos"), "epochs": 5, "swa": 0.5, "batch_size": 16, "workers": 0, **small}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClassificationTask, "on_validation_epoch_start", note)
+        patch.setattr(Loop, "validate", note)
         return train(resolve(given, "cifar10-vit-tiny"), tmp / "run")[0], ends
 
 

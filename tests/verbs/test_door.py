@@ -13,7 +13,8 @@ import warm
 from vitkit.cli.app import app
 
 OWN_NAMES = {"eval": "evaluate"}
-OF_PYTHON = {"note", "progress", "say", "writer"}  # what a caller is told, and where to
+# What a caller is told, and where to; and objects, which no command line can name.
+OF_PYTHON = {"note", "progress", "say", "writer", "train_dataset", "val_dataset", "class_names", "callbacks", "loggers"}
 OF_THE_SHELL = {"as_json", "strict"}  # how it is printed, and with which code it ends
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningDataModule
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import Augment, apply_seeded, mix_seeds
+from vitkit.data.batches import BatchedImages, Images
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.preprocess import Preprocess
@@ -24,11 +21,21 @@ from vitkit.data.splits import in_proportion
 from vitkit.errors import ShortageError, VitkitError
 
 
-class EvaluationImages(Dataset[tuple[Tensor, int]]):
+class EvaluationImages(Images):
     """Images as every command but training sees them: (C, height, width) float32 and the label."""
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, keeper: Keeper | None = None) -> None:
         self.table, self.preprocess, self.keeper = table, preprocess, keeper or NoKeeper()
+
+    @property
+    def labels(self) -> Sequence[int]:
+        """Of the images, as the table has them."""
+        return self.table.labels
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Of the images, below the data's folder."""
+        return self.table.paths
 
     def __len__(self) -> int:
         return len(self.table)
@@ -42,7 +49,7 @@ class EvaluationImages(Dataset[tuple[Tensor, int]]):
         return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
 
 
-class TrainingImages(Dataset[tuple[Tensor, int]]):
+class TrainingImages(Images):
     """Augmented images, asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more."""
 
     def __init__(
@@ -51,6 +58,16 @@ class TrainingImages(Dataset[tuple[Tensor, int]]):
         self.table, self.preprocess, self.augment, self.seed = table, preprocess, augment, seed
         self.keeper, self.decoded_side = keeper or NoKeeper(), augment.decoded_side(preprocess)
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
+
+    @property
+    def labels(self) -> Sequence[int]:
+        """Of the images, as the table has them."""
+        return self.table.labels
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Of the images, below the data's folder."""
+        return self.table.paths
 
     def __len__(self) -> int:
         return len(self.table)
@@ -83,96 +100,26 @@ def _decode(images: EvaluationImages | TrainingImages, index: int, short_side: i
         raise VitkitError(str(error)) from error
 
 
-class EpochSampler(Sampler[tuple[int, ...]]):
-    """Yields (epoch, index), shuffled anew each epoch by (seed, epoch). Lightning calls `set_epoch`, on resume too.
-
-    With `labels`, an epoch of the same length has as many images of every class: some of a large class, and each of a
-    small one several times, the n-th time more as (epoch, index, n).
-    """
-
-    def __init__(self, length: int, seed: int, labels: Sequence[int] | None = None) -> None:
-        self.length, self.seed, self.epoch = length, seed, 0
-        self.labels = None if labels is None else torch.tensor(labels)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        generator = torch.Generator().manual_seed(mix_seeds(self.seed, self.epoch))
-        order = torch.randperm(self.length, generator=generator)
-        if self.labels is None:
-            return iter([(self.epoch, index) for index in order.tolist()])
-        drawn = self._balanced(self.labels, order)
-        shuffled = torch.randperm(self.length, generator=generator).tolist()
-        return iter([drawn[i] for i in shuffled])
-
-    def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
-        """The classes in turn, each going through its images again and again, both in a random order."""
-        own: dict[int, list[int]] = {}  # the first class is the most often drawn, by one: which that is, chance decides
-        for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
-            own.setdefault(label, []).append(i)
-        classes = list(own)
-        drawn = list[tuple[int, ...]]()
-        for k in range(self.length):
-            images = own[classes[k % len(classes)]]
-            again, place = divmod(k // len(classes), len(images))
-            drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
-        return drawn
-
-
 def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
     """At most so many places, drawn at random so that the labels there have their proportions."""
     drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
     return sorted(in_proportion(drawn, labels)[:images])
 
 
-class BatchSampler(Sampler[list[tuple[int, ...]]]):
-    """Batches of all of a sampler's keys, the last as short as it comes; of each what one of several processes does.
-
-    A process whose share of a short batch is empty computes the batch's first image, as none may stay idle while
-    others meet; `ImageData.images_in` says that it counts for nothing.
-
-    Args:
-        sampler: whose keys come in batches.
-        batch_size: of all processes together.
-        process: which process this is, and of how many.
-    """
-
-    def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
-        self.sampler, self.batch_size, self.process = sampler, batch_size, process  # Lightning finds `sampler` by name
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.sampler) / self.batch_size)
-
-    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
-        keys, (rank, size) = list(self.sampler), self.process
-        for start in range(0, len(keys), self.batch_size):
-            batch = keys[start : start + self.batch_size]
-            yield batch[rank::size] or batch[:1]
-
-
-class ImageData(LightningDataModule):
+class ImageData(BatchedImages):
     """The train and val splits of a table, batched.
 
     Args:
         table: already split.
         preprocess: the model's pixels.
         augment: random changes of training images.
-        batch_size: of all processes together.
-        workers: processes that prepare images.
-        seed: of order and augmentation.
-        balanced: whether training shows every class alike.
-        process: which of several processes this is, and of how many; each has its share of every batch.
         cache: where decoded pictures are kept for the next epoch (`keeping.choose_cache`); no pixel depends on it.
-
-    Attributes:
-        table: whose splits they are.
-        cache: ram, disk or none.
-        kept_bytes: about how many the decoded pictures take.
+        seed: of order and augmentation.
+        options: of `BatchedImages`.
     """
+
+    train: TrainingImages
+    val: EvaluationImages
 
     def __init__(
         self,
@@ -180,20 +127,15 @@ class ImageData(LightningDataModule):
         preprocess: Preprocess,
         augment: Augment,
         *,
-        batch_size: int,
-        workers: int,
         seed: int,
-        balanced: bool = False,
-        process: tuple[int, int] = (0, 1),
         cache: str = "none",
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.table = table
-        self.train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
-        self.val = EvaluationImages(table.of_split("val"), preprocess)
-        self.cache, self.kept_bytes = self._keep(cache, workers, process[1]) if cache != "none" else (cache, 0)
-        self.batch_size, self.workers, self.seed, self.balanced = batch_size, workers, seed, balanced
-        self.process = process
+        train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
+        val = EvaluationImages(table.of_split("val"), preprocess)
+        super().__init__(train, val, table, seed=seed, **options)
+        if cache != "none":
+            self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
 
     def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
         """Let decoded pictures be kept where they fit: where that is, and how many bytes they take."""
@@ -210,86 +152,14 @@ class ImageData(LightningDataModule):
         val.keeper = make_keeper(cache, len(val), needs[1], evaluated)
         return cache, sum(needs)
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.train, batch_sampler=self._batches())
-
-    def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
-        """The images of this process's share of a training batch, below the data's folder."""
-        return [self.train.table.paths[key[1]] for key in self._keys(epoch, batch)]
-
-    def batch_again(self, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
-        """This process's share of a training batch, made anew: images (B, C, height, width) and labels (B,)."""
-        images, labels = zip(*(self.train[key] for key in self._keys(epoch, batch)), strict=True)
-        return torch.stack(images), torch.tensor(labels)
-
-    def _keys(self, epoch: int, batch: int) -> list[tuple[int, ...]]:
-        batches = self._batches()
-        batches.sampler.set_epoch(epoch)
-        return next(islice(batches, batch, None))
-
-    def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """How many images training batches `first` to `last` have: those that this process answers for, and all."""
-        rank, size = self.process
-        start, end = (min(number * self.batch_size, len(self.train)) for number in (first, last + 1))
-        sizes = [min(self.batch_size, end - begin) for begin in range(start, end, self.batch_size)]
-        return sum(len(range(rank, images, size)) for images in sizes), end - start
-
-    def places(self, images: int) -> range:
-        """Which images of a whole training batch those are that this process computes of it."""
-        rank, size = self.process
-        return range(rank, rank + images * size, size)
-
-    def _batches(self) -> BatchSampler:
-        labels = self.train.table.labels if self.balanced else None
-        return BatchSampler(EpochSampler(len(self.train), self.seed, labels), self.batch_size, self.process)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        rank, size = self.process
-        own = list(range(rank, len(self.val), size)) or [0][: len(self.val)]  # none may stay idle while others meet
-        return self._loader(self.val, sampler=own, batch_size=self.batch_size)
-
     def sample(self, images: int) -> ImageData:
         """The same training images for one process, and for validation at most so many, classes in their proportions.
 
         Without validation images they are training images, seen as in evaluation.
         """
-        judged = self.val.table if len(self.val) else self.train.table
+        judged = self.val.table if self.has_val else self.train.table
         sampled = copy.copy(self)
+        sampled.close()
         sampled.process = (0, 1)
         sampled.val = EvaluationImages(judged.take(_spread(judged.labels, images, self.seed)), self.val.preprocess)
         return sampled
-
-    def put_together(self, shares: Sequence[Tensor]) -> Tensor:
-        """What the processes computed for the validation images, by rank, in the order of the images, each once."""
-        whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
-        for rank, share in enumerate(shares):
-            own = range(rank, len(self.val), self.process[1])
-            whole[rank :: self.process[1]] = share[: len(own)]
-        return whole
-
-    def _loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
-        return DataLoader(
-            images,
-            num_workers=self.workers,
-            persistent_workers=self.workers > 0,
-            multiprocessing_context="fork" if self.workers and self.cache == "ram" else None,  # which shares memory
-            pin_memory=torch.cuda.is_available(),  # copied to the GPU while it computes
-            **options,
-        )
-
-
-def is_worker_lost(error: BaseException) -> bool:
-    """Whether a process which prepares images was killed, or had no shared memory.
-
-    PyTorch says so, unless it was just reading what the process sent, where the connection breaks off.
-    """
-    said = str(error)
-    return isinstance(error, (ConnectionError, EOFError)) or (
-        "DataLoader worker" in said
-        and any(word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error"))
-    )
-
-
-def worker_lost(workers: int) -> str:
-    """What became of a process that prepares images, as a sentence without its cure."""
-    return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"

@@ -37,7 +37,7 @@ def write_report(
     title: str,
     evaluation: Evaluation,
     numbers: Mapping[str, Any],
-    root: Path,
+    root: Path | None,
     facts: Mapping[str, str],
     findings: Sequence[str],
     pictures: Mapping[str, bytes],
@@ -52,7 +52,7 @@ def write_report(
         title: the run's name.
         evaluation: its outcome on held-out images.
         numbers: its figures (figures.py).
-        root: the folder that the paths of its images are relative to.
+        root: the folder that the paths of its images are relative to; None where they are no files.
         facts: what was trained, on what, by what.
         findings: what the reader should know about the data, one sentence each; shown first.
         pictures: caption and PNG, put into the page itself.
@@ -72,7 +72,7 @@ def write_report(
         "<h2>Each class</h2>",
         multi_class_table(evaluation) if is_multi else _class_table(numbers),
         *([] if is_multi else _mistakes(evaluation, numbers, root, explained)),
-        *_doubts(doubts, root),
+        *([] if root is None else _doubts(doubts, root)),
         *[figure(caption, picture) for caption, picture in pictures.items()],
         *(["<h2>Recipe</h2>", f"<pre>{escape(recipe)}</pre>"] if recipe else []),
     ]
@@ -80,14 +80,17 @@ def write_report(
 
 
 def draw(
-    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Callable[[int, int], None]
+    classifier: Classifier,
+    evaluation: Evaluation,
+    root: Path | None,
+    progress: Callable[[int, int], None],
 ) -> dict[str, Figure]:
     """The pictures of an evaluation by their captions.
 
     Args:
         classifier: whose evaluation it is.
         evaluation: of it.
-        root: the folder that the paths of its images are relative to.
+        root: the folder that the paths of its images are relative to; None where they are no files.
         progress: told of how many images the features are computed, of how many.
     """
     if isinstance(evaluation, multilabel.MultiEvaluation):
@@ -106,7 +109,7 @@ def draw(
         "Confidence and accuracy": plots.reliability(states),
         "ROC and precision-recall": plots.ranking(evaluation.standings, labels, evaluation.probabilities, classes),
     }
-    laid_out = embed(classifier, evaluation, root, progress)
+    laid_out = None if root is None else embed(classifier, evaluation, root, progress)
     if laid_out is not None:
         chosen, points = laid_out
         is_right = (evaluation.predicted == labels)[chosen]
@@ -151,13 +154,21 @@ def _class_table(numbers: Mapping[str, Any]) -> str:
     return table(rows, header)
 
 
-def _mistakes(evaluation: Evaluation, numbers: Mapping[str, Any], root: Path, explained: str | None) -> list[str]:
+def _mistakes(
+    evaluation: Evaluation, numbers: Mapping[str, Any], root: Path | None, explained: str | None
+) -> list[str]:
     if not numbers["confused"]:
         return ["<h2>Mistakes</h2>", "<p>There are none.</p>"]
     pairs = [
         [escape(own["true"]), escape(own["predicted"]), str(own["count"]), f"{100 * own['share']:.1f} %"]
         for own in numbers["confused"][:_PAIRS]
     ]
+    confused = [
+        "<h2>Classes most often confused</h2>",
+        table(pairs, ["true", "predicted", "images", "of the true class"]),
+    ]
+    if root is None:
+        return confused
     classes, confidence = evaluation.classes, evaluation.probabilities.max(axis=1)
     photographs = [
         (
@@ -171,8 +182,7 @@ def _mistakes(evaluation: Evaluation, numbers: Mapping[str, Any], root: Path, ex
         for i in evaluation.mistakes(_PHOTOGRAPHS)
     ]
     return [
-        "<h2>Classes most often confused</h2>",
-        table(pairs, ["true", "predicted", "images", "of the true class"]),
+        *confused,
         "<h2>The most confident mistakes</h2>",
         *([f'<p><a href="{escape(explained)}">Where in them the answers come from</a></p>'] if explained else []),
         gallery(photographs),

@@ -109,11 +109,6 @@ class Deferral:
         if self.received is not None and not isinstance(error, Interrupted):
             raise Interrupted(self.received) from error
 
-    def listen_again(self) -> None:
-        """Take the signals back from a library that has set handlers of its own."""
-        for number in self._listening:
-            signal.signal(number, self._receive)
-
     def _receive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.received is not None:
             raise Interrupted(number)

@@ -16,8 +16,10 @@ import torch
 
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.system.files import replacing
 from vitkit.training.recipe import Recipe
 
+LAST = Path("checkpoints", "last.ckpt")  # in a run's folder
 _LENGTH = 64  # of the checksum, which is the archive's comment
 _SHOWN = 4  # differences
 _DIGITS = 12  # of a digest
@@ -26,7 +28,18 @@ _DIGITS = 12  # of a digest
 _PLACES = ("data", "weights", "teacher")  # what is there has a digest, or is in the state
 _SPLITTING = ("layout", "split", "split_from", "group_by", "folds", "max_images")  # split.json has the outcome
 _LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
-_COMPUTING = ("precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile", "cache", "workers")
+_COMPUTING = (
+    "logger",
+    "precision",
+    "device",
+    "devices",
+    "nodes",
+    "strategy",
+    "checkpointing",
+    "compile",
+    "cache",
+    "workers",
+)
 _BEFORE_AND_AFTER = ("find_lr", "prior")
 MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH_OF_IT, *_COMPUTING, *_BEFORE_AND_AFTER}
 
@@ -50,6 +63,25 @@ def identity(
     pictures = digest.hexdigest()[:_DIGITS]
     imitated = None if teacher is None else teacher[:_DIGITS]
     return {**fields, "classes": len(table.classes), "images": images, "pictures": pictures, "teacher": imitated}
+
+
+def save(state: Mapping[str, Any], path: Path) -> None:
+    """Write the state of a training, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; the error names `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(path) as temporary:
+            with temporary.open("wb") as file:  # given its name alone, torch does not say what went wrong
+                torch.save(dict(state), file)
+            seal(temporary)
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # which torch covers up by one of its own
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
 
 
 def seal(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Several processes that train one model: how they find each other, and what one does alone.
 
-Under torchrun or SLURM the processes are there already; otherwise Lightning starts the others of this machine, which
-run the same command.
+Under torchrun or SLURM the processes are there already; otherwise Lightning Fabric starts the others of this machine,
+which run the same command.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ import gc
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning import Fabric
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from vitkit.errors import VitkitError
 from vitkit.model.vit import VisionTransformer
 from vitkit.training.recipe import Recipe
+from vitkit.training.sharding import full_weights, is_sharded
 
 T = TypeVar("T")
 
@@ -118,11 +117,17 @@ class Team:
         for gradient, summed in zip(gradients, torch.split(together, sizes), strict=True):
             gradient.copy_(summed.view_as(gradient))
 
+    def agree_on(self, model: nn.Module) -> None:
+        """Give all processes the first one's weights."""
+        if self.size > 1:
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
     def whole(self, model: VisionTransformer) -> VisionTransformer:
         """The model itself; or where its parts lie on several devices, a whole copy for the first process."""
-        if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        if not is_sharded(model):
             return model
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        state = full_weights(model)
         if not self.is_first:
             return model
         copied = VisionTransformer(model.config)
@@ -154,12 +159,39 @@ def assemble(devices: int | None, nodes: int | None) -> Team:
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise VitkitError(f"--devices {devices}, but this machine has {torch.cuda.device_count()}")
     if not dist.is_initialized():
-        logging.disable(logging.INFO)  # Lightning's banner
-        Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy="ddp").launch()
-        logging.disable(logging.NOTSET)
+        with _quiet_fabric():
+            Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Team(dist.get_rank(), dist.get_world_size(), nodes, group)
+
+
+def fabric_of(precision: str, accelerator: str = "auto", team: Team = ALONE) -> Fabric:
+    """Where and how a training computes: the device of this process, and its precision.
+
+    Args:
+        precision: float32 or bfloat16.
+        accelerator: auto, cpu, cuda or mps.
+        team: the processes that train together; one by itself has nothing to do with others that may be there.
+    """
+    mixed = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
+    options: dict[str, Any] = {"accelerator": accelerator, "precision": mixed}
+    with _quiet_fabric():
+        if team.size == 1:
+            return Fabric(devices=1, plugins=[LightningEnvironment()], **options)
+        fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
+        fabric.launch()  # where the processes are there already, it lets them find each other
+    return fabric
+
+
+@contextmanager
+def _quiet_fabric() -> Iterator[None]:
+    """Without its banners."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _part() -> None:
@@ -205,20 +237,3 @@ def describe_team(recipe: Recipe, team: Team) -> list[str]:
         return [f"method probe: one of the {team.size} processes fits it, the others wait"]
     kind = "fsdp" if recipe.strategy == "fsdp" else "ddp"
     return [f"{team.size} processes ({kind}); batch and learning rate are those of all together"]
-
-
-def strategy_of(recipe: Recipe, team: Team) -> Strategy | str:
-    """How Lightning is to hold the model."""
-    if team.size == 1:
-        return "auto"
-    if recipe.strategy == "fsdp":
-        return ModelParallelStrategy(team.size, tensor_parallel_size=1, save_distributed_checkpoint=False)
-    return "ddp"
-
-
-def share_out(model: VisionTransformer, mesh: DeviceMesh) -> None:
-    """Leave each process its part of every block's weights, and of all that lies around the blocks."""
-    own = mesh["data_parallel"]
-    for module in (*model.blocks, model):
-        fully_shard(module, mesh=own)
-    register_fsdp_forward_method(model, "forward_heads")

@@ -50,12 +50,19 @@ def settle_confidence(
     Returns:
         The validation images as they are said now; None without any that can be read, which leaves temperature 1.
     """
+    if "val" not in table.splits:
+        return settle_by(folder, classifier, None)
+    return settle_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress))
+
+
+def settle_by(folder: Path, classifier: Classifier, ask: Callable[[], Evaluation] | None) -> Evaluation | None:
+    """`settle_confidence` by what the classifier, asked so, says of validation images; None: there are none."""
     before = classifier.temperature, classifier.thresholds, standing_of(classifier)
     classifier.temperature = 1.0
     seen: Evaluation | None = None
-    if "val" in table.splits:
+    if ask is not None:
         with suppress(VitkitError):  # none of them can be read
-            seen = _settle(classifier, evaluate(classifier, table, "val", progress))
+            seen = _settle(classifier, ask())
     if (classifier.temperature, classifier.thresholds, standing_of(classifier)) != before:
         classifier.save(folder)
     return seen

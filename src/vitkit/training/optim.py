@@ -66,6 +66,12 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return kind(groups, lr=recipe.lr, betas=(recipe.momentum, recipe.beta2), fused=fused)
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group its part of the rate (`parameter_groups`)."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
 def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
     """The learning rate as a part of its peak: a linear warm-up, then cosine, linear or constant to `min_lr`.
 

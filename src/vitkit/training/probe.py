@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
-from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
+from vitkit.data.batches import is_worker_lost, worker_lost
+from vitkit.data.loading import EvaluationImages, TrainingImages
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import mean_average_precision
@@ -25,8 +26,8 @@ from vitkit.evaluation.regression import regress, regression_loss
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import devices
 from vitkit.training.balance import give_heads, stand
-from vitkit.training.callbacks import append_metrics
 from vitkit.training.finalize import keep_standing
+from vitkit.training.metrics_file import append_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, choose_precision, choose_workers

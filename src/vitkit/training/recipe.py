@@ -190,6 +190,10 @@ class Recipe:
     monitor: Annotated[Literal["val_acc", "val_loss"], "What decides which epoch is the best.", BY_METHOD] = "val_acc"
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
     patience: Annotated[int | None, "Stop after this many epochs without a better one.", Between(1, 1e9)] = None
+    logger: Annotated[
+        Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"],
+        "What draws curves beside metrics.csv; auto: tensorboard where it is installed.",
+    ] = "auto"
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
     seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result.", Between(0, 2**63 - 1)] = 0
     device: Annotated[DeviceName, "Where it is computed; auto: a GPU if there is one, else the CPU."] = "auto"

@@ -35,6 +35,7 @@ from vitkit.training.lineage import (
     record_after,
     refuse_folds,
 )
+from vitkit.training.loggers import check_watchers
 from vitkit.training.recipe import Recipe, build, name_of
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import (
@@ -62,6 +63,8 @@ def train(
     *,
     force: bool = False,
     notes: Sequence[str] = (),
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
     say: Say = print,
     progress: Progress = silent,
 ) -> Path:
@@ -73,6 +76,8 @@ def train(
         out: the run folder; by default the next free `runs/NAME-N`.
         force: write over the run that is in `out`.
         notes: lines about the recipe, to be told with the choices that were left to vitkit.
+        callbacks: objects with some of `loop.HOOKS`.
+        loggers: objects such as `loggers.Logger`, beside the recipe's.
         say: takes each line of the story.
         progress: told what is being done, how many are done, of how many.
 
@@ -88,11 +93,12 @@ def train(
     if fields.get("data") is None:
         raise VitkitError("the recipe names no data")
     asked = build(fields, "flags")
+    check_watchers(asked, callbacks, loggers)
     choose_device(asked)  # which may be none of this machine's
     team = assemble(asked.devices, asked.nodes)
     with ExitStack() as hold:
         folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
-        _go(Run(folder, say, progress, team=team), settled)
+        _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), settled)
     return folder
 
 
@@ -179,12 +185,22 @@ def _go(run: Run, recipe: Recipe) -> None:
         raise
 
 
-def resume(folder: str | Path, data_root: Path | None = None, *, say: Say = print, progress: Progress = silent) -> Path:
+def resume(
+    folder: str | Path,
+    data_root: Path | None = None,
+    *,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
+    say: Say = print,
+    progress: Progress = silent,
+) -> Path:
     """Go on with a run that was interrupted, from its last finished epoch, to the weights it would have had.
 
     Args:
         folder: the run.
         data_root: the folder that holds its images now, which the run then remembers; None: where they were.
+        callbacks: objects with some of `loop.HOOKS`.
+        loggers: objects such as `loggers.Logger`, beside the recipe's.
         say: takes each line of the story.
         progress: told what is being done, how many are done, of how many.
 
@@ -195,12 +211,15 @@ def resume(folder: str | Path, data_root: Path | None = None, *, say: Say = prin
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
     recipe = load_of_run(folder / RECIPE)
+    if recipe.data is None:
+        raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
+    check_watchers(recipe, callbacks, loggers)
     choose_device(recipe)
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
     with ExitStack() as hold:
         team.by_first(lambda: _tidy(folder, data_root, progress, hold))
-        _go(Run(folder, say, progress, team=team), recipe)
+        _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), recipe)
     return folder
 
 

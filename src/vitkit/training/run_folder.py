@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, unfinished
 from vitkit.system.progress import Progress, Say
-from vitkit.training.callbacks import LAST
+from vitkit.training.checkpoint import LAST
 from vitkit.training.distributed import ALONE, Team
 from vitkit.training.divergence import BAD_BATCH
 from vitkit.training.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
@@ -43,7 +44,7 @@ _OWN_FILES = (
 class Run:
     """A run folder, how its story is told, and the processes that work on it.
 
-    `whole` is the cross-validation that it is a fold of.
+    `whole` is the cross-validation that it is a fold of; `callbacks` and `loggers` are the caller's, who looks on.
     """
 
     folder: Path
@@ -51,6 +52,8 @@ class Run:
     watch: Progress
     whole: Path | None = None
     team: Team = ALONE
+    callbacks: tuple[Any, ...] = ()
+    loggers: tuple[Any, ...] = ()
 
     def say(self, line: str) -> None:
         """Tell the user, and the log."""
@@ -132,7 +135,7 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for batch in folder.glob(BAD_BATCH):
         batch.unlink()
-    for grown in (LAST.parent.name, "tensorboard"):
+    for grown in (LAST.parent.name, "tensorboard", "csv", "wandb"):
         shutil.rmtree(folder / grown, ignore_errors=True)
     for fold in folder.glob("fold-*"):
         clear(fold)

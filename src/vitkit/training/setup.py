@@ -32,7 +32,7 @@ from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, without_places
 from vitkit.weights import inspect, load
 
-_LIBRARIES = ("torch", "torchvision", "lightning", "numpy", "pillow")
+_LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 
 def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[ViTConfig, Preprocess]:
@@ -143,19 +143,6 @@ def choose_device(recipe: Recipe) -> str:
 def choose_precision(precision: str, device: str = "auto") -> str:
     """`auto` as bfloat16 where the hardware computes in it, else float32."""
     return best_precision(device) if precision == "auto" else precision
-
-
-def trainer_options(precision: str, device: str = "auto") -> dict[str, Any]:
-    """What every Trainer here is told: how to compute, and to leave talking, batches and checks before to the run."""
-    return {
-        "accelerator": device,
-        "precision": "bf16-mixed" if precision == "bfloat16" else "32-true",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "num_sanity_val_steps": 0,
-    }
 
 
 def choose_compile(recipe: Recipe) -> bool:

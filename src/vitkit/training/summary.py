@@ -36,8 +36,8 @@ from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Progress, Say
-from vitkit.training.callbacks import read_metrics
 from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
+from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.weights import load
 

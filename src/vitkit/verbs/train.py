@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -21,6 +21,7 @@ from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
+    from vitkit.data.user_datasets import Labelled
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,11 +124,16 @@ def train(
     force: bool = False,
     resume: str | Path | None = None,
     data_root: str | Path | None = None,
+    train_dataset: Labelled | None = None,
+    val_dataset: Labelled | None = None,
+    class_names: Sequence[str] | None = None,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
     say: Say = print,
     progress: Progress = silent,
     **fields: Any,
 ) -> TrainingRun:
-    """Train a classifier on a folder of photographs, and report on it.
+    """Train a classifier on a folder of photographs, or on datasets of your own, and report on it.
 
         import vitkit
 
@@ -141,6 +147,13 @@ def train(
         force: write over the run in `out`.
         resume: go on with this interrupted run; it takes everything else from there.
         data_root: with `resume`: the folder that holds the run's images now, under these or other names.
+        train_dataset: in the place of `data`: gives (image, label) by index, as torchvision's datasets do. A PIL image
+            is augmented and preprocessed; a float tensor (C, height, width) is taken as it is.
+        val_dataset: with `train_dataset`: what chooses the best epoch and is reported on.
+        class_names: of the labels 0, 1, ...; by default `train_dataset.classes`.
+        callbacks: objects with some of on_fit_start, on_step_end, on_epoch_end, on_fit_end; each of these is given the
+            training's state: epoch, step, metrics, model, should_stop (`training.state.TrainingState`).
+        loggers: objects with log_metrics(metrics, step), as Lightning's, beside the one that `logger` names.
         say: takes each line of the story.
         progress: told what is being done, how many are done, of how many.
         fields: of the recipe, see below; they go before those of the recipe file, and what nobody names is chosen to
@@ -156,16 +169,51 @@ def train(
     """
     from vitkit.training import run
 
+    watching: dict[str, Any] = {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}
+    if train_dataset is not None:
+        given = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
+        if named := [name for name, value in given.items() if value is not None]:
+            raise VitkitError(f"train_dataset takes the place of files: leave out {named[0]}")
+        return _train_on_datasets(
+            (train_dataset, val_dataset, class_names), fields, recipe, out, force, resume, say, progress, watching
+        )
+    if val_dataset is not None or class_names is not None:
+        raise VitkitError("val_dataset and class_names go with train_dataset")
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
-        return TrainingRun(run.resume(resume, path_of(data_root), say=say, progress=progress))
+        return TrainingRun(run.resume(resume, path_of(data_root), **watching, say=say, progress=progress))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     if data is not None:
         fields["data"] = str(data)
     resolved, notes = resolve(fields, recipe), departures(fields, recipe)
-    return TrainingRun(run.train(resolved, out, force=force, notes=notes, say=say, progress=progress))
+    return TrainingRun(run.train(resolved, out, force=force, notes=notes, **watching, say=say, progress=progress))
+
+
+def _train_on_datasets(
+    given: tuple[Labelled, Labelled | None, Sequence[str] | None],
+    fields: dict[str, Any],
+    recipe: str | Path | None,
+    out: str | Path | None,
+    force: bool,
+    resume: str | Path | None,
+    say: Say,
+    progress: Progress,
+    watching: dict[str, Any],
+) -> TrainingRun:
+    from vitkit.data.user_datasets import Datasets
+    from vitkit.training.run_folder import Run
+    from vitkit.training.user_datasets import resume_on, train_on
+
+    run_of = Run(Path("." if resume is None else resume), say, progress, **watching)
+    if resume is None:
+        asked = fields if recipe is None else {**load_fields(recipe), **fields}
+        return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of))
+    if out is not None or force or fields:
+        raise VitkitError("--resume takes everything from the run: leave out the other parameters")
+    resume_on(Datasets(*given), run_of)
+    return TrainingRun(run_of.folder)
 
 
 def _tell_of_fields(function: Callable[..., Any]) -> None:

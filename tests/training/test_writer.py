@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -16,17 +15,13 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted
 from vitkit.system.stopping import Deferral
-from vitkit.training.callbacks import (
-    LAST,
-    RunWriter,
-    StopOnSignal,
-    append_metrics,
-    read_metrics,
-    save_checkpoint,
-    truncate_metrics,
-)
+from vitkit.training import checkpoint
+from vitkit.training.checkpoint import LAST, save
+from vitkit.training.interruption import Interruption
+from vitkit.training.metrics_file import append_metrics, read_metrics, truncate_metrics
 from vitkit.training.recipe import Recipe
-from vitkit.training.task import ClassificationTask
+from vitkit.training.state import TrainingState
+from vitkit.training.writer import RunWriter
 from vitkit.weights import load
 
 # val_acc is best in epoch 1, val_loss in epoch 2, and epoch 3 is the last.
@@ -47,27 +42,20 @@ class Story:
         model = tiny.build(num_classes=2)
         self.classifier = Classifier(model, ("cat", "dog"), Preprocess(size=model.config.image_size))
         self.lines: list[str] = []
-        self.task = ClassificationTask(model, recipe, 100)
+        self.state = TrainingState.begin(model, recipe, 100)
         self.writer = RunWriter(folder, self.classifier, recipe, self.lines.append)
-        self.trainer = SimpleNamespace(
-            current_epoch=0,
-            global_step=0,
-            should_stop=False,
-            is_global_zero=True,
-            save_checkpoint=lambda path: torch.save("all of the training state", path),
-        )
 
     def tell(self, epochs: list[dict[str, float]]) -> Story:
         for metrics in epochs:
-            if self.trainer.should_stop:
+            if self.state.should_stop:
                 break
             with torch.no_grad():
                 for parameter in self.classifier.model.parameters():
-                    parameter.fill_(self.trainer.current_epoch)
-            self.task.metrics = {"train_loss": 1.0, "lr": 1e-3, **metrics}
-            self.trainer.global_step += 3
-            self.writer.on_train_epoch_end(self.trainer, self.task)  # type: ignore[arg-type]
-            self.trainer.current_epoch += 1
+                    parameter.fill_(self.state.epoch)
+            self.state.metrics = {"train_loss": 1.0, "lr": 1e-3, **metrics}
+            self.state.step += 3
+            self.writer.on_epoch_end(self.state)
+            self.state.epoch += 1
         return self
 
     @property
@@ -139,7 +127,7 @@ def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", ["best", "last", "every"])
 def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> None:
     story = Story(tmp_path, keep=keep).tell(DISAGREEING[:1])
-    story.task.went_back = True
+    story.state.went_back = True
     story.tell([{"val_loss": 0.1, "val_acc": 0.9}])
     assert story.kept == 0
     assert not story.lines[-1].endswith("*")
@@ -149,8 +137,8 @@ def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> N
 def test_what_is_kept_is_the_average_once_there_is_one(tmp_path: Path) -> None:
     story = Story(tmp_path, ema=0.5).tell(DISAGREEING[:1])
     assert story.kept == 0
-    assert story.task.average is not None
-    story.task.average.update(story.classifier.model)  # epoch 0's weights, while the model's are now epoch 1's
+    assert story.state.average is not None
+    story.state.average.update(story.classifier.model)  # epoch 0's weights, while the model's are now epoch 1's
     story.tell(DISAGREEING[1:2])
     classifier = load(tmp_path)
     assert classifier.model.head is not None
@@ -162,7 +150,7 @@ def test_once_epochs_are_averaged_the_average_is_kept_though_an_earlier_epoch_wa
     story = Story(tmp_path, swa=0.02)
     best = {"val_loss": 0.1, "val_acc": 0.99}
     story.tell([best])
-    story.trainer.current_epoch = 98
+    story.state.epoch = 98
     story.tell([DISAGREEING[0], DISAGREEING[1]])
     assert load(tmp_path).provenance["metrics"]["epoch"] == 99
     assert [line.endswith("*") for line in story.lines] == [True, True, True]
@@ -180,7 +168,7 @@ def test_patience_counts_epochs_since_the_best(tmp_path: Path, patience: int | N
 
 def test_running_out_of_patience_is_said(tmp_path: Path) -> None:
     story = Story(tmp_path, patience=1).tell(DISAGREEING)
-    assert story.trainer.should_stop
+    assert story.state.should_stop
     assert "no better val_acc in 1 epochs" in story.lines[-1]
 
 
@@ -188,19 +176,19 @@ def test_patience_and_the_best_survive_a_resume(tmp_path: Path) -> None:
     first = Story(tmp_path, patience=2).tell(DISAGREEING[:3])
     second = Story(tmp_path, patience=2)
     second.writer.load_state_dict(first.writer.state_dict())
-    second.trainer.current_epoch = 3
+    second.state.epoch = 3
     second.tell(DISAGREEING[3:])
-    assert second.trainer.should_stop
+    assert second.state.should_stop
     assert second.kept == 1
 
 
 def test_the_time_budget_stops_the_epoch(tmp_path: Path) -> None:
-    story = Story(tmp_path, time="60s")
-    story.writer.on_train_batch_end(story.trainer, story.task)  # type: ignore[arg-type]
-    assert not story.trainer.should_stop
-    story.task.spent = 61.0
-    story.writer.on_train_batch_end(story.trainer, story.task)  # type: ignore[arg-type]
-    assert story.trainer.should_stop
+    story = Story(tmp_path, time="60s").tell(DISAGREEING[:1])
+    assert not story.state.should_stop
+    story.state.clock.spent = 61.0
+    story.tell(DISAGREEING[1:])
+    assert story.state.should_stop
+    assert story.epochs == 2
 
 
 def test_each_epoch_is_told_in_a_line_that_marks_the_best(tmp_path: Path) -> None:
@@ -243,29 +231,32 @@ def test_no_metrics_are_no_rows(tmp_path: Path) -> None:
 # --- checkpoints and signals ------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(tmp_path: Path) -> None:
-    def fail(path: Path) -> None:
-        Path(path).write_bytes(b"half")
+def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(state: object, file: IO[bytes]) -> None:
+        file.write(b"half")
         raise OSError("disk full")
 
     path = tmp_path / LAST
-    save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=lambda p: torch.save("whole", p)), path)  # type: ignore[arg-type]
+    save({"whole": 1}, path)
     whole = path.read_bytes()
+    monkeypatch.setattr(checkpoint.torch, "save", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(SimpleNamespace(is_global_zero=True, save_checkpoint=fail), path)  # type: ignore[arg-type]
+        save({"whole": 2}, path)
     assert [file.read_bytes() for file in path.parent.iterdir()] == [whole]
-    assert torch.load(path, weights_only=True) == "whole"
+    assert torch.load(path, weights_only=True) == {"whole": 1}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_after_the_step_and_a_second_one_at_once(number: int) -> None:
     stop = Deferral()
-    callback = StopOnSignal(stop)
+    interruption = Interruption(stop)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted) as caught, stop:
-        callback.on_train_batch_end()
+        interruption.after_step()
         os.kill(os.getpid(), number)
-        for asks in (callback.on_train_batch_end, callback.on_train_epoch_start, callback.on_validation_batch_end):
+        for asks in (interruption.after_step, interruption.in_validation):
             with pytest.raises(Interrupted) as noted:
                 asks()
             assert noted.value.signal_number == number

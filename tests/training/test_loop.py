@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,12 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.balance import class_weights
+from vitkit.training.distributed import fabric_of
 from vitkit.training.divergence import Guard
+from vitkit.training.loop import Loop
+from vitkit.training.objective import Objective
 from vitkit.training.recipe import Recipe
-from vitkit.training.task import ClassificationTask
+from vitkit.training.state import TrainingState
 
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)
@@ -38,60 +40,42 @@ def data_of(images: int, batch_size: int, val: int = 4) -> ImageData:
     return ImageData(table, Preprocess(size=(12, 16)), Augment(), batch_size=batch_size, workers=0, seed=0)
 
 
-class Stepper:
-    """Counts the optimiser's steps as Lightning does."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, trainer: Any) -> None:
-        self.optimizer, self.trainer = optimizer, trainer
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.trainer.global_step += 1
-
-
-def task_at(
-    step: int, recipe: Recipe, steps: int = 10, batches: int = 1, epoch: int = 0, **fields: Any
-) -> ClassificationTask:
-    """A task in the middle of a training of `steps` steps, in batches of four images; `images` in an epoch."""
-    options = {name: fields.pop(name) for name in ("class_weights", "guard") if name in fields}
-    imitate, images = fields.pop("imitate", None), fields.pop("images", 4 * batches)
-    model = tiny.build(**fields).train()
+def loop_at(step: int, recipe: Recipe, steps: int = 10, batches: int = 1, epoch: int = 0, **fields: Any) -> Loop:
+    """A loop in the middle of a training of `steps` steps, in batches of four images; `images` in an epoch."""
+    guard, images = fields.pop("guard", None), fields.pop("images", 4 * batches)
+    learned = {name: fields.pop(name) for name in ("class_weights", "imitate") if name in fields}
     recipe = recipe.replace(batch_size=4)
-    task = ClassificationTask(model, recipe, steps, imitate, **options)
-    task.trainer = SimpleNamespace(  # type: ignore[assignment]
-        global_step=step,
-        current_epoch=epoch,
-        optimizers=[task.configure_optimizers()],
-        num_training_batches=batches,
-        datamodule=data_of(images, 4),
-    )
-    stepper = Stepper(task.trainer.optimizers[0], task.trainer)
-    task.optimizers = lambda: stepper  # type: ignore[method-assign,assignment,return-value]
-    return task
+    state = TrainingState.begin(tiny.build(**fields).train(), recipe, steps, guard)
+    state.step, state.epoch = step, epoch
+    return Loop(state, Objective(recipe, 7, **learned), data_of(images, 4), fabric_of("float32"))
 
 
-def train(task: ClassificationTask, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> None:
-    for i, batch in enumerate(batches, start=first):
-        task.on_train_batch_start(batch, i)
-        task.training_step(batch, i)
+def train(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> None:
+    """Steps of so many batches as the recipe says, and a shorter one for those that are left."""
+    size = loop.state.recipe.grad_accum
+    for i in range(0, len(batches), size):
+        loop.take_step(first + i, batches[i : i + size])
 
 
-def gradients_of(
-    task: ClassificationTask, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0
-) -> dict[str, Tensor]:
+def validate(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
+    loop.data.val_batches = lambda: iter(batches)  # type: ignore[method-assign]
+    loop.validate()
+
+
+def gradients_of(loop: Loop, batches: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> dict[str, Tensor]:
     """What the optimiser is given after these batches."""
     found: dict[str, Tensor] = {}
 
     def step() -> None:
-        found.update({n: p.grad.clone() for n, p in task.model.named_parameters() if p.grad is not None})
+        found.update({n: p.grad.clone() for n, p in loop.state.model.named_parameters() if p.grad is not None})
 
-    task.optimizers = lambda: SimpleNamespace(step=step)  # type: ignore[method-assign,assignment,return-value]
-    train(task, batches, first)
+    loop.state.optimizer.step = step  # type: ignore[method-assign]
+    train(loop, batches, first)
     return found
 
 
-def loss_of(task: ClassificationTask) -> Tensor:
-    return task.loss_of(*BATCH)[0]
+def loss_of(loop: Loop) -> Tensor:
+    return loop.loss_of(*BATCH)[0]
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float = 1e-6) -> None:
@@ -102,34 +86,34 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float
     )
 
 
-def weights_of(task: ClassificationTask) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in task.model.named_parameters()}
+def weights_of(loop: Loop) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in loop.state.model.named_parameters()}
 
 
 # --- The loss ---------------------------------------------------------------------------------------
 
 
 def test_both_heads_of_a_distilled_model_learn_the_labels() -> None:
-    task = task_at(1, Recipe(), distill_token=True, distill_head=True)
-    loss_of(task).backward()
+    loop = loop_at(1, Recipe(), distill_token=True, distill_head=True)
+    loss_of(loop).backward()
     for name in ("head", "head_dist"):
-        assert task.model.get_submodule(name).weight.grad.abs().sum() > 0, name
+        assert loop.state.model.get_submodule(name).weight.grad.abs().sum() > 0, name
 
 
 def test_the_loss_of_a_distilled_model_is_the_mean_of_its_heads() -> None:
-    task = task_at(1, Recipe(label_smoothing=0.0, drop_path=0.0), distill_token=True, distill_head=True)
+    loop = loop_at(1, Recipe(label_smoothing=0.0, drop_path=0.0), distill_token=True, distill_head=True)
     with torch.no_grad():
-        first, second = (F.cross_entropy(logits, LABELS) for logits in task.model.forward_heads(tiny.images(4)))
+        first, second = (F.cross_entropy(logits, LABELS) for logits in loop.state.model.forward_heads(tiny.images(4)))
         assert first != second
-        assert torch.isclose(loss_of(task), (first + second) / 2)
+        assert torch.isclose(loss_of(loop), (first + second) / 2)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_label_smoothing_is_torchs_and_the_formulas(smoothing: float) -> None:
-    task = task_at(1, Recipe(label_smoothing=smoothing))
+    loop = loop_at(1, Recipe(label_smoothing=smoothing))
     with torch.no_grad():
-        loss = loss_of(task)
-        logits = task.model(tiny.images(4))
+        loss = loss_of(loop)
+        logits = loop.state.model(tiny.images(4))
     assert torch.isclose(loss, F.cross_entropy(logits, LABELS, label_smoothing=smoothing))
     log_p = logits.log_softmax(-1)
     true = -log_p[torch.arange(4), LABELS]
@@ -140,8 +124,8 @@ def test_label_smoothing_is_torchs_and_the_formulas(smoothing: float) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_a_step_on_mixed_images_learns_their_mixed_labels(smoothing: float, heads: dict[str, Any]) -> None:
     recipe = Recipe(mixup=0.8, cutmix=1.0, label_smoothing=smoothing, clip_grad=0.0, seed=3)
-    task = task_at(5, recipe, **heads)
-    found = gradients_of(task, [BATCH])
+    loop = loop_at(5, recipe, **heads)
+    found = gradients_of(loop, [BATCH])
     images, targets = Mixing(mixup=0.8, cutmix=1.0).apply(BATCH[0], F.one_hot(LABELS, 7).float(), mix_seeds(3, 5, 0))
     assert not torch.equal(images, BATCH[0])
     oracle = tiny.build(**heads)
@@ -158,16 +142,16 @@ def test_a_teacher_looks_at_the_mixed_image(kind: Any) -> None:
         seen.append(images)
         return images.mean(dim=(1, 2, 3))[:, None] * torch.arange(7.0)
 
-    task = task_at(2, Recipe(mixup=0.8, distillation=kind), imitate=imitate)
-    train(task, [BATCH])
+    loop = loop_at(2, Recipe(mixup=0.8, distillation=kind), imitate=imitate)
+    train(loop, [BATCH])
     expected, _ = Mixing(mixup=0.8).apply(BATCH[0], torch.zeros(4, 7), mix_seeds(0, 2, 0))
     assert torch.equal(seen[0], expected)
 
 
 def test_class_weights_are_torchs_but_for_a_fixed_divisor() -> None:
     weights = torch.tensor([0.2, 1.0, 1.0, 0.5, 1.0, 1.0, 3.0])
-    task = task_at(1, Recipe(label_smoothing=0.0, clip_grad=0.0), class_weights=weights)
-    found = gradients_of(task, [BATCH])
+    loop = loop_at(1, Recipe(label_smoothing=0.0, clip_grad=0.0), class_weights=weights)
+    found = gradients_of(loop, [BATCH])
     oracle = tiny.build()
     (F.cross_entropy(oracle(BATCH[0]), LABELS, weights, reduction="sum") / 4).backward()
     assert_close(found, {n: p.grad for n, p in oracle.named_parameters() if p.grad is not None})
@@ -181,63 +165,56 @@ def test_weighing_a_class_twice_is_showing_its_images_twice(kind: Any, smoothing
     recipe = Recipe(label_smoothing=smoothing, clip_grad=0.0, distillation=kind or "hard", distill_alpha=0.4)
     teacher = None if kind is None else lambda x: x.mean(dim=(1, 2, 3))[:, None] * torch.arange(7.0)
     weights = torch.tensor([1.0, 2.0, 0, 0, 0, 0, 0])
-    weighed = task_at(1, recipe, class_weights=weights, imitate=teacher)
-    targets = weighed._targets(images, labels, 0, len(labels))[1]
+    weighed = loop_at(1, recipe, class_weights=weights, imitate=teacher)
+    targets = weighed.mix(images, labels, 0, len(labels))[1]
     loss = weighed.loss_of(images, targets)[0] * 3
-    twice = task_at(1, recipe, imitate=teacher).loss_of(images[again], labels[again])[0] * 4
+    twice = loop_at(1, recipe, imitate=teacher).loss_of(images[again], labels[again])[0] * 4
     assert torch.isclose(loss, twice, rtol=1e-5)
 
 
 def test_validation_loss_has_neither_label_smoothing_nor_class_weights() -> None:
-    task = task_at(1, Recipe(label_smoothing=0.5), class_weights=class_weights([1, 2, 3, 4, 5, 6, 7]))
+    loop = loop_at(1, Recipe(label_smoothing=0.5), class_weights=class_weights([1, 2, 3, 4, 5, 6, 7]))
     with torch.no_grad():
-        task.model.eval()
-        task.validation_step(BATCH, 0)
-        task.on_validation_epoch_end()
-        logits = task.model(tiny.images(4))
-    assert task.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, LABELS).item())
+        validate(loop, [BATCH])
+        logits = loop.state.model.eval()(tiny.images(4))
+    assert loop.state.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, LABELS).item())
 
 
 def test_validation_weighs_images_not_batches() -> None:
-    task = task_at(1, Recipe())
+    loop = loop_at(1, Recipe())
     images = tiny.images(4)
     with torch.no_grad():
-        task.model.eval()
-        task.validation_step((images[:3], LABELS[:3]), 0)
-        task.validation_step((images[3:], LABELS[3:]), 1)
-        task.on_validation_epoch_end()
-        logits = task.model(images)
-    assert task.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, LABELS).item(), rel=1e-5)
-    assert task.metrics["val_acc"] == pytest.approx((logits.argmax(1) == LABELS).float().mean().item())
+        validate(loop, [(images[:3], LABELS[:3]), (images[3:], LABELS[3:])])
+        logits = loop.state.model.eval()(images)
+    assert loop.state.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, LABELS).item(), rel=1e-5)
+    assert loop.state.metrics["val_acc"] == pytest.approx((logits.argmax(1) == LABELS).float().mean().item())
 
 
 @torch.no_grad()
-def _nearly_tie(task: ClassificationTask) -> Tensor:
+def _nearly_tie(loop: Loop) -> Tensor:
     """Let the model answer 10.02 for class 3 and 10 for all others, which bfloat16 cannot tell; its logits."""
-    assert task.model.head is not None
+    assert loop.state.model.head is not None
     logits = torch.full((7,), 10.0).index_fill(0, torch.tensor(3), 10.02)
-    task.model.head.weight.zero_()
-    task.model.head.bias.copy_(logits)
+    loop.state.model.head.weight.zero_()
+    loop.state.model.head.bias.copy_(logits)
     return logits.expand(4, 7)
 
 
 def test_validation_in_bfloat16_sees_what_rounding_would_hide() -> None:
-    task, labels = task_at(1, Recipe()), torch.full((4,), 3)
-    logits = _nearly_tie(task)
-    task.model.eval()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        task.validation_step((BATCH[0], labels), 0)
-    task.on_validation_epoch_end()
-    assert task.metrics["val_acc"] == 1.0
-    assert task.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
+    loop, labels = loop_at(1, Recipe()), torch.full((4,), 3)
+    logits = _nearly_tie(loop)
+    with torch.autocast("cpu", torch.bfloat16):
+        validate(loop, [(BATCH[0], labels)])
+    assert loop.state.metrics["val_acc"] == 1.0
+    assert loop.state.metrics["val_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("imitate", [None, lambda x: torch.arange(7.0).expand(len(x), 7)], ids=["labels", "teacher"])
 def test_the_loss_in_bfloat16_is_of_logits_that_are_not_rounded(imitate: Any) -> None:
-    task, labels = task_at(1, Recipe(label_smoothing=0.0), imitate=imitate), torch.full((4,), 3)
-    logits = _nearly_tie(task)
+    loop, labels = loop_at(1, Recipe(label_smoothing=0.0), imitate=imitate), torch.full((4,), 3)
+    logits = _nearly_tie(loop)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, hits = task.loss_of(BATCH[0], labels)
+        loss, hits = loop.loss_of(BATCH[0], labels)
     exact = F.cross_entropy(logits, labels)
     if imitate is not None:  # hard distillation from a teacher that says class 6
         exact = (exact + F.cross_entropy(logits, torch.full((4,), 6))) / 2
@@ -246,16 +223,16 @@ def test_the_loss_in_bfloat16_is_of_logits_that_are_not_rounded(imitate: Any) ->
 
 
 def test_training_is_summed_up_over_its_images() -> None:
-    task = task_at(0, Recipe(lr=1e-12, label_smoothing=0.0), batches=2, images=5)
+    loop = loop_at(0, Recipe(lr=1e-12, label_smoothing=0.0), batches=2, images=5)
     other = (tiny.images(1, seed=9), torch.tensor([1]))
-    task.on_train_epoch_start()
-    train(task, [BATCH, other])
-    task.on_train_epoch_end()
+    loop.begin_epoch()
+    train(loop, [BATCH, other])
+    loop.end_epoch()
     with torch.no_grad():
-        logits = task.model(torch.cat([BATCH[0], other[0]]))
+        logits = loop.state.model(torch.cat([BATCH[0], other[0]]))
     labels = torch.cat([LABELS, other[1]])
-    assert task.metrics["train_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert task.metrics["train_acc"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+    assert loop.state.metrics["train_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert loop.state.metrics["train_acc"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
 
 
 # --- Randomness -------------------------------------------------------------------------------------
@@ -265,9 +242,9 @@ DROPPING = {"dropout": 0.5, "drop_path": 0.3, "attention_dropout": 0.2}
 
 def dropped(step: int, seed: int, noise: int) -> float:
     """A gradient under dropout and mixing, after other random numbers were drawn."""
-    task = task_at(step, Recipe(seed=seed, mixup=0.5), **DROPPING)
+    loop = loop_at(step, Recipe(seed=seed, mixup=0.5), **DROPPING)
     torch.rand(noise)
-    return float(gradients_of(task, [BATCH])["head.weight"].sum())
+    return float(gradients_of(loop, [BATCH])["head.weight"].sum())
 
 
 def test_the_same_seed_drops_and_mixes_the_same_at_a_step_whatever_was_drawn_before() -> None:
@@ -280,13 +257,13 @@ def test_another_seed_or_step_drops_otherwise() -> None:
 
 
 def test_two_batches_of_one_step_drop_and_mix_otherwise() -> None:
-    task = task_at(0, Recipe(grad_accum=2, mixup=0.5), batches=2, **DROPPING)
+    loop = loop_at(0, Recipe(grad_accum=2, mixup=0.5), batches=2, **DROPPING)
     seen: list[Tensor] = []
-    original: Callable[..., Any] = task.loss_of
-    task.loss_of = lambda x, y: (seen.append(x), original(x, y))[1]  # type: ignore[method-assign]
-    train(task, [BATCH, BATCH])
+    original: Callable[..., Any] = loop.loss_of
+    loop.loss_of = lambda x, y: (seen.append(x), original(x, y))[1]  # type: ignore[method-assign]
+    train(loop, [BATCH, BATCH])
     assert not torch.equal(seen[0], seen[1])
-    assert len(set(task._losses)) == 2
+    assert len(set(loop._sums.losses)) == 2
 
 
 # --- The learning rate ------------------------------------------------------------------------------
@@ -294,63 +271,61 @@ def test_two_batches_of_one_step_drop_and_mix_otherwise() -> None:
 
 @pytest.mark.parametrize(("step", "part"), [(0, 0.5), (1, 1.0), (2, 1.0), (6, 0.5)])
 def test_each_step_sets_the_learning_rate_of_its_place(step: int, part: float) -> None:
-    task = task_at(step, Recipe(lr=0.4, warmup=0.2))
-    task.on_train_batch_start(BATCH, 0)
-    assert [group["lr"] for group in task.trainer.optimizers[0].param_groups] == pytest.approx([0.4 * part] * 2)
-    assert task.metrics["lr"] == pytest.approx(0.4 * part)
+    loop = loop_at(step, Recipe(lr=0.4, warmup=0.2))
+    train(loop, [BATCH])
+    assert [group["lr"] for group in loop.state.optimizer.param_groups] == pytest.approx([0.4 * part] * 2)
+    assert loop.state.metrics["lr"] == pytest.approx(0.4 * part)
 
 
 @pytest.mark.parametrize("epoch", range(4))
 def test_per_epoch_the_rate_is_that_of_the_epochs_begin_in_all_of_its_steps(epoch: int) -> None:
     recipe = Recipe(lr=0.4, warmup=0.0, step_per="epoch", epochs=4, schedule="linear")
     for step in (3 * epoch, 3 * epoch + 2):
-        assert task_at(step, recipe, steps=12, epoch=epoch).lr == pytest.approx(0.4 * (1 - epoch / 4))
+        assert loop_at(step, recipe, steps=12, epoch=epoch).state.lr == pytest.approx(0.4 * (1 - epoch / 4))
 
 
 def test_layers_keep_their_part_of_the_rate() -> None:
-    task = task_at(3, Recipe(lr=0.4, warmup=0.0, schedule="constant", layer_decay=0.5))
-    task.on_train_batch_start(BATCH, 0)
-    assert {group["lr"] for group in task.trainer.optimizers[0].param_groups} == {0.4 * 0.5**n for n in range(5)}
+    loop = loop_at(3, Recipe(lr=0.4, warmup=0.0, schedule="constant", layer_decay=0.5))
+    train(loop, [BATCH])
+    assert {group["lr"] for group in loop.state.optimizer.param_groups} == {0.4 * 0.5**n for n in range(5)}
 
 
 def test_a_time_budget_carries_the_schedule_further_than_the_steps() -> None:
-    task = task_at(1, Recipe(time="10s"))
-    assert task.progress == pytest.approx(0.1, abs=0.05)
-    task.spent = 6.0
-    assert task.progress == pytest.approx(0.6, abs=0.05)
-    task.spent = 60.0
-    assert task.progress == 1.0
+    loop = loop_at(1, Recipe(time="10s"))
+    assert loop.state.progress == pytest.approx(0.1, abs=0.05)
+    loop.state.clock.spent = 6.0
+    assert loop.state.progress == pytest.approx(0.6, abs=0.05)
+    loop.state.clock.spent = 60.0
+    assert loop.state.progress == 1.0
 
 
 def test_a_time_budget_is_fitted_to_what_a_head_start_leaves_of_it_after_a_resume_too() -> None:
-    task = task_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=100)
-    task.spent = task.ahead = 6.0
-    assert task.lr == pytest.approx(0.4 * 0.05, abs=0.01), "warm-up begins"
-    task.spent = 8.0
-    assert task.progress == pytest.approx(0.5, abs=0.02)
-    saved: dict[str, Any] = {}
-    task.on_save_checkpoint(saved)
-    resumed = task_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=100)
-    resumed.on_load_checkpoint(saved)
-    assert resumed.progress == pytest.approx(0.5, abs=0.05)
-    task.spent = 10.0
-    assert task.progress == 1.0
+    loop = loop_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=100)
+    loop.state.clock.spent = loop.state.clock.ahead = 6.0
+    assert loop.state.lr == pytest.approx(0.4 * 0.05, abs=0.01), "warm-up begins"
+    loop.state.clock.spent = 8.0
+    assert loop.state.progress == pytest.approx(0.5, abs=0.02)
+    resumed = loop_at(0, Recipe(time="10s", warmup=0.2, lr=0.4), steps=100)
+    resumed.state.load_state_dict(loop.state.state_dict())
+    assert resumed.state.progress == pytest.approx(0.5, abs=0.05)
+    loop.state.clock.spent = 10.0
+    assert loop.state.progress == 1.0
 
 
 def test_where_a_head_start_has_spent_the_whole_budget_a_step_still_has_a_rate() -> None:
-    task = task_at(0, Recipe(time="10s", warmup=0.2, lr=0.4))
-    task.spent = task.ahead = 11.0
-    task._started = task._now
-    assert task.lr == pytest.approx(0.4 * 0.5)
+    loop = loop_at(0, Recipe(time="10s", warmup=0.2, lr=0.4))
+    loop.state.clock.spent = loop.state.clock.ahead = 11.0
+    loop.state.clock._started = loop.state.clock._now
+    assert loop.state.lr == pytest.approx(0.4 * 0.5)
 
 
 def test_per_epoch_too_the_rate_falls_with_the_time_budget() -> None:
-    task = task_at(3, Recipe(time="10s", warmup=0.0, lr=0.4, step_per="epoch", schedule="linear"), epoch=1, steps=100)
-    task._started = task._now
-    task.spent = 5.0
-    task.on_train_epoch_start()
-    task.spent = 9.0
-    assert task.lr == pytest.approx(0.2), "that of the epoch's begin"
+    loop = loop_at(3, Recipe(time="10s", warmup=0.0, lr=0.4, step_per="epoch", schedule="linear"), epoch=1, steps=100)
+    loop.state.clock._started = loop.state.clock._now
+    loop.state.clock.spent = 5.0
+    loop.begin_epoch()
+    loop.state.clock.spent = 9.0
+    assert loop.state.lr == pytest.approx(0.2), "that of the epoch's begin"
 
 
 # --- Steps of several batches, and in pieces ----------------------------------------------------------
@@ -372,13 +347,15 @@ BATCHES = [(tiny.images(4, seed=s), torch.tensor([s, 1, 2, (s + 3) % 7])) for s 
 def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(grad_accum: int, short: int) -> None:
     """The last batch of the epoch may be short: it counts for as many images as it has."""
     recipe = Recipe(grad_accum=grad_accum, label_smoothing=0.0, clip_grad=0.0)
-    task = task_at(0, recipe, batches=5, images=16 + short)
+    loop = loop_at(0, recipe, batches=5, images=16 + short)
     batches = [*BATCHES[:4], (BATCHES[4][0][:short], BATCHES[4][1][:short])]
     found: list[dict[str, Tensor]] = []
-    task.optimizers = lambda: SimpleNamespace(  # type: ignore[method-assign,assignment,return-value]
-        step=lambda: found.append({n: p.grad.clone() for n, p in task.model.named_parameters() if p.grad is not None})
-    )
-    train(task, batches)
+
+    def step() -> None:
+        found.append({n: p.grad.clone() for n, p in loop.state.model.named_parameters() if p.grad is not None})
+
+    loop.state.optimizer.step = step  # type: ignore[method-assign]
+    train(loop, batches)
     assert len(found) == math.ceil(5 / grad_accum)
     for i, own in enumerate(found):
         assert_close(own, whole_gradient(batches[i * grad_accum : (i + 1) * grad_accum]))
@@ -388,30 +365,30 @@ def test_a_step_of_several_batches_has_the_gradient_of_their_images_together(gra
 def test_a_last_batch_of_one_image_is_mixed_with_itself(fields: dict[str, Any]) -> None:
     """It is the same picture as before, and its gradient is as large as that of any other mean over images."""
     one = (BATCH[0][:1], BATCH[1][:1])
-    mixed = gradients_of(task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, **fields), images=1), [one])
+    mixed = gradients_of(loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, **fields), images=1), [one])
     assert_close(mixed, whole_gradient([one]), atol=1e-5)  # share * x + (1 - share) * x is rounded
 
 
 def test_what_a_process_computes_as_a_stand_in_counts_for_nothing() -> None:
     """Five images in batches of four for two processes: the second has no share of the last batch."""
-    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), batches=2, images=5)
-    task._data.process = (1, 2)
-    task.on_train_epoch_start()
-    train(task, [(BATCH[0][1::2], BATCH[1][1::2])])
-    losses, hits = list(task._losses), len(task._hits)
-    task.trainer.global_step = 1
-    assert {float(own.abs().max()) for own in gradients_of(task, [(BATCH[0][:1], BATCH[1][:1])], 1).values()} == {0.0}
-    task.on_train_epoch_end()
-    assert task.metrics["train_loss"] == pytest.approx(float(losses[0]) / 2)
-    assert torch.cat(task._hits[hits:]).numel() == 0
+    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), batches=2, images=5)
+    loop.data.process = (1, 2)
+    loop.begin_epoch()
+    train(loop, [(BATCH[0][1::2], BATCH[1][1::2])])
+    losses, hits = list(loop._sums.losses), len(loop._sums.hits)
+    loop.state.step = 1
+    assert {float(own.abs().max()) for own in gradients_of(loop, [(BATCH[0][:1], BATCH[1][:1])], 1).values()} == {0.0}
+    loop.end_epoch()
+    assert loop.state.metrics["train_loss"] == pytest.approx(float(losses[0]) / 2)
+    assert torch.cat(loop._sums.hits[hits:]).numel() == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("fields", [{}, {"distill_token": True, "distill_head": True}], ids=["one head", "two heads"])
 def test_a_batch_in_pieces_has_the_gradient_of_the_whole(size: int, fields: dict[str, Any]) -> None:
-    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), **fields)
-    task.pieces.size = size
-    assert_close(gradients_of(task, [BATCH]), whole_gradient([BATCH], **fields))
+    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), **fields)
+    loop.state.pieces.size = size
+    assert_close(gradients_of(loop, [BATCH]), whole_gradient([BATCH], **fields))
 
 
 @pytest.mark.parametrize("fields", [{"mixup": 0.5}, {"cutmix": 1.0}, {"distillation": "soft"}], ids=str)
@@ -419,19 +396,19 @@ def test_pieces_change_nothing_about_mixing_weights_and_teachers(fields: dict[st
     def found(size: int | None) -> dict[str, Tensor]:
         teacher = (lambda x: x.mean(dim=(1, 2, 3))[:, None] * torch.arange(7.0)) if "distillation" in fields else None
         weights = torch.linspace(0.5, 2.0, 7)
-        task = task_at(0, Recipe(**fields), imitate=teacher, class_weights=weights)
-        task.pieces.size = size
-        return gradients_of(task, [BATCH])
+        loop = loop_at(0, Recipe(**fields), imitate=teacher, class_weights=weights)
+        loop.state.pieces.size = size
+        return gradients_of(loop, [BATCH])
 
     assert_close(found(3), found(None))
 
 
 def test_pieces_in_bfloat16_have_the_gradient_of_the_whole() -> None:
     def found(size: int | None) -> dict[str, Tensor]:
-        task = task_at(0, Recipe(clip_grad=0.0))
-        task.pieces.size = size
+        loop = loop_at(0, Recipe(clip_grad=0.0))
+        loop.state.pieces.size = size
         with torch.autocast("cpu", torch.bfloat16):
-            return gradients_of(task, [BATCH])
+            return gradients_of(loop, [BATCH])
 
     assert_close(found(2), found(None), atol=2e-2)
     assert all(gradient.dtype == torch.float32 for gradient in found(2).values())
@@ -444,10 +421,10 @@ ERRORS = [
 ]
 
 
-def run_short(task: ClassificationTask, most: int, error: BaseException) -> list[int]:
+def run_short(loop: Loop, most: int, error: BaseException) -> list[int]:
     """Let memory do for so many images at a time, in a forward pass that has begun; the sizes that were tried."""
     tried: list[int] = []
-    original: Callable[..., Any] = task.loss_of
+    original: Callable[..., Any] = loop.loss_of
 
     def loss_of(images: Tensor, targets: Tensor) -> Any:
         outcome = original(images, targets)
@@ -456,7 +433,7 @@ def run_short(task: ClassificationTask, most: int, error: BaseException) -> list
             raise error
         return outcome
 
-    task.loss_of = loss_of  # type: ignore[method-assign]
+    loop.loss_of = loss_of  # type: ignore[method-assign]
     return tried
 
 
@@ -464,22 +441,22 @@ def run_short(task: ClassificationTask, most: int, error: BaseException) -> list
 def test_where_memory_runs_out_the_same_step_is_done_in_halves_and_said_in_a_line(error: BaseException) -> None:
     lines: list[str] = []
     recipe = Recipe(label_smoothing=0.0, clip_grad=0.0)
-    task = task_at(0, recipe, batches=2, guard=Guard(lines.append))
-    tried = run_short(task, 1, error)
-    assert_close(gradients_of(task, [BATCH]), whole_gradient([BATCH]))
+    loop = loop_at(0, recipe, batches=2, guard=Guard(lines.append))
+    tried = run_short(loop, 1, error)
+    assert_close(gradients_of(loop, [BATCH]), whole_gradient([BATCH]))
     assert tried == [4, 2, 1, 1, 1, 1]
     assert lines == [
         f"out of memory: computing {size} images at a time from here on; steps still learn from all 4"
         for size in (2, 1)
     ]
     tried.clear()
-    train(task, [BATCH])
+    train(loop, [BATCH])
     assert tried == [1, 1, 1, 1], "it is not tried again"
 
 
 def test_memory_that_runs_out_in_a_later_batch_of_a_step_loses_nothing_of_the_earlier_ones() -> None:
-    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, grad_accum=3), batches=3, guard=Guard(lambda _: None))
-    original: Callable[..., Any] = task.loss_of
+    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0, grad_accum=3), batches=3, guard=Guard(lambda _: None))
+    original: Callable[..., Any] = loop.loss_of
     calls: list[int] = []
 
     def loss_of(images: Tensor, targets: Tensor) -> Any:
@@ -488,13 +465,13 @@ def test_memory_that_runs_out_in_a_later_batch_of_a_step_loses_nothing_of_the_ea
             raise MemoryError
         return original(images, targets)
 
-    task.loss_of = loss_of  # type: ignore[method-assign]
-    assert_close(gradients_of(task, BATCHES[:3]), whole_gradient(BATCHES[:3]))
+    loop.loss_of = loss_of  # type: ignore[method-assign]
+    assert_close(gradients_of(loop, BATCHES[:3]), whole_gradient(BATCHES[:3]))
     assert calls == [4, 4, 2, 2, 2, 2]
 
 
 def test_the_backward_pass_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = task_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), guard=Guard(lambda _: None))
+    loop = loop_at(0, Recipe(label_smoothing=0.0, clip_grad=0.0), guard=Guard(lambda _: None))
     original = torch.autograd.grad
     calls: list[int] = []
 
@@ -505,37 +482,37 @@ def test_the_backward_pass_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyP
         return original(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
-    assert_close(gradients_of(task, [BATCH]), whole_gradient([BATCH]))
+    assert_close(gradients_of(loop, [BATCH]), whole_gradient([BATCH]))
     assert len(calls) == 3
 
 
 def test_memory_for_not_one_image_is_an_error_that_says_what_to_do() -> None:
-    task = task_at(0, Recipe(), guard=Guard(lambda _: None))
-    run_short(task, 0, MemoryError())
+    loop = loop_at(0, Recipe(), guard=Guard(lambda _: None))
+    run_short(loop, 0, MemoryError())
     with pytest.raises(VitkitError, match=r"one image at a time.*--model or --image-size"):
-        train(task, [BATCH])
+        train(loop, [BATCH])
 
 
 def test_other_errors_come_through() -> None:
-    task = task_at(0, Recipe())
-    run_short(task, 0, RuntimeError("shapes differ"))
+    loop = loop_at(0, Recipe())
+    run_short(loop, 0, RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        train(task, [BATCH])
+        train(loop, [BATCH])
 
 
 def test_memory_that_is_too_small_for_the_optimiser_is_an_error_that_says_so() -> None:
     def step() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    task = task_at(0, Recipe())
-    task.optimizers = lambda: SimpleNamespace(step=step)  # type: ignore[method-assign,assignment,return-value]
+    loop = loop_at(0, Recipe())
+    loop.state.optimizer.step = step  # type: ignore[method-assign]
     with pytest.raises(VitkitError, match="optimiser: try --optimizer sgd"):
-        train(task, [BATCH])
+        train(loop, [BATCH])
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3, 1e6])
 def test_the_gradient_is_clipped_as_torch_does(clip: float) -> None:
-    found = gradients_of(task_at(0, Recipe(label_smoothing=0.0, clip_grad=clip)), [BATCH])
+    found = gradients_of(loop_at(0, Recipe(label_smoothing=0.0, clip_grad=clip)), [BATCH])
     oracle = tiny.build()
     F.cross_entropy(oracle(BATCH[0]), LABELS).backward()
     if clip:
@@ -550,81 +527,78 @@ BAD = (torch.full((4, 3, 12, 16), math.nan), LABELS)
 
 def test_a_step_whose_loss_is_not_finite_is_left_out_said_and_its_batch_saved(tmp_path: Path) -> None:
     lines: list[str] = []
-    task = task_at(3, Recipe(optimizer="adamw"), batches=3, guard=Guard(lines.append, tmp_path), epoch=1)
-    train(task, [BATCH])
-    before, state = weights_of(task), str(task.trainer.optimizers[0].state_dict())
-    task.training_step(BAD, 1)
-    assert str(task.trainer.optimizers[0].state_dict()) == state
-    assert all(torch.equal(before[name], own) for name, own in weights_of(task).items())
+    loop = loop_at(3, Recipe(optimizer="adamw"), batches=3, guard=Guard(lines.append, tmp_path), epoch=1)
+    train(loop, [BATCH])
+    before, state = weights_of(loop), str(loop.state.optimizer.state)
+    train(loop, [BAD], 1)
+    assert str(loop.state.optimizer.state) == state
+    assert all(torch.equal(before[name], own) for name, own in weights_of(loop).items())
     saved_in = f"its images are in {tmp_path / 'bad_batch-1.pt'}"
     assert lines == [f"the loss is not finite in epoch 2, after 4 steps: step left out; {saved_in}"]
     saved = torch.load(tmp_path / "bad_batch-1.pt", weights_only=True)
     assert torch.equal(saved["labels"], LABELS)
     assert saved["images"].isnan().all()
     assert (saved["epoch"], saved["step"]) == (1, 4)
-    assert saved["paths"] == task.trainer.datamodule.paths_of_batch(1, 1)  # type: ignore[attr-defined]
-    task.training_step(BATCH, 2)
-    assert any(not torch.equal(before[name], own) for name, own in weights_of(task).items())
-    assert task.trainer.global_step == 5
-    task.on_train_epoch_end()
-    assert math.isfinite(task.metrics["train_loss"])
+    assert saved["paths"] == loop.data.paths_of_batch(1, 1)  # type: ignore[attr-defined]
+    train(loop, [BATCH], 2)
+    assert any(not torch.equal(before[name], own) for name, own in weights_of(loop).items())
+    assert loop.state.step == 5
+    loop.end_epoch()
+    assert math.isfinite(loop.state.metrics["train_loss"])
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    task = task_at(0, Recipe(), guard=Guard(lines.append, tmp_path))
-    before = weights_of(task)
+    loop = loop_at(0, Recipe(), guard=Guard(lines.append, tmp_path))
+    before = weights_of(loop)
     original = torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: [g * math.inf for g in original(*a, **k)])
-    train(task, [BATCH])
-    assert all(torch.equal(before[name], own) for name, own in weights_of(task).items())
+    train(loop, [BATCH])
+    assert all(torch.equal(before[name], own) for name, own in weights_of(loop).items())
     assert lines[0].startswith("the gradient is not finite in epoch 1, after 0 steps")
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_one_bad_batch_spoils_the_whole_of_its_step_and_is_the_one_saved(tmp_path: Path, bad: int) -> None:
-    task = task_at(0, Recipe(grad_accum=2), batches=2, guard=Guard(lambda _: None, tmp_path))
-    before = weights_of(task)
-    train(task, [BAD, BATCH] if bad == 0 else [BATCH, BAD])
-    assert all(torch.equal(before[name], own) for name, own in weights_of(task).items())
+    loop = loop_at(0, Recipe(grad_accum=2), batches=2, guard=Guard(lambda _: None, tmp_path))
+    before = weights_of(loop)
+    train(loop, [BAD, BATCH] if bad == 0 else [BATCH, BAD])
+    assert all(torch.equal(before[name], own) for name, own in weights_of(loop).items())
     assert torch.load(tmp_path / "bad_batch-1.pt", weights_only=True)["images"].isnan().all()
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_three_bad_steps_in_a_row_end_the_training(tmp_path: Path) -> None:
-    task = task_at(0, Recipe(), batches=9, guard=Guard(lambda _: None, tmp_path))
-    train(task, [BAD, BAD, BATCH, BAD, BAD])
+    loop = loop_at(0, Recipe(), batches=9, guard=Guard(lambda _: None, tmp_path))
+    train(loop, [BAD, BAD, BATCH, BAD, BAD])
     with pytest.raises(VitkitError, match=r"not finite in 3 steps in a row: try a lower --lr.*--precision float32"):
-        train(task, [BAD])
+        train(loop, [BAD])
 
 
 def test_bad_steps_in_a_row_are_counted_over_a_resume() -> None:
-    task, later = (task_at(0, Recipe(), batches=9, guard=Guard(lambda _: None)) for _ in range(2))
-    train(task, [BAD, BAD])
-    checkpoint: dict[str, Any] = {}
-    task.on_save_checkpoint(checkpoint)
-    later.on_load_checkpoint(checkpoint)
+    loop, later = (loop_at(0, Recipe(), batches=9, guard=Guard(lambda _: None)) for _ in range(2))
+    train(loop, [BAD, BAD])
+    checkpoint = loop.state.state_dict()
+    later.state.load_state_dict(checkpoint)
     with pytest.raises(VitkitError, match="in a row"):
         train(later, [BAD])
 
 
 def test_many_bad_batches_do_not_fill_the_disk(tmp_path: Path) -> None:
-    task = task_at(0, Recipe(), batches=99, guard=Guard(lambda _: None, tmp_path))
-    train(task, [BAD, BATCH] * 13)
+    loop = loop_at(0, Recipe(), batches=99, guard=Guard(lambda _: None, tmp_path))
+    train(loop, [BAD, BATCH] * 13)
     assert len(list(tmp_path.iterdir())) == 10
 
 
 # --- Collapse ---------------------------------------------------------------------------------------
 
 
-def end_epoch(task: ClassificationTask, logits: Tensor, labels: Tensor) -> None:
-    """Validation that came out so, and what the task makes of it."""
-    task.trainer.datamodule = data_of(len(task._data.train), 4, val=len(labels))  # type: ignore[attr-defined]
-    task._outputs.append((logits, labels))
-    task.on_validation_epoch_end()
-    task._hits.append(torch.ones(1))
-    task.on_train_epoch_end()
-    task.trainer.current_epoch += 1  # type: ignore[misc]
+def end_epoch(loop: Loop, logits: Tensor, labels: Tensor) -> None:
+    """Validation that came out so, and what the loop makes of it."""
+    metrics, outcome = loop.objective.judge(logits, labels)
+    loop.state.metrics.update(metrics)
+    loop.judge(outcome)
+    loop.state.epoch += 1
 
 
 TRUE = torch.arange(70) % 7
@@ -632,100 +606,104 @@ GOOD = F.one_hot(TRUE, 7) * 5.0
 COLLAPSED = torch.tensor([9.0, 0, 0, 0, 0, 0, 0]).repeat(70, 1)
 
 
-def spoil(task: ClassificationTask, value: float) -> None:
+def spoil(loop: Loop, value: float) -> None:
     with torch.no_grad():
-        for parameter in task.model.parameters():
+        for parameter in loop.state.model.parameters():
             parameter.fill_(value)
 
 
 def test_a_collapse_goes_back_to_the_last_good_epoch_with_a_tenth_of_the_rate() -> None:
     lines: list[str] = []
-    task = task_at(5, Recipe(lr=0.1, warmup=0.0, schedule="constant"), guard=Guard(lines.append))
-    task.on_train_start()
-    train(task, [BATCH])
-    end_epoch(task, GOOD, TRUE)
-    good = weights_of(task)
-    spoil(task, 0.5)
-    task.on_train_epoch_start()
-    end_epoch(task, COLLAPSED, TRUE)
-    assert task.went_back
-    assert all(torch.equal(good[name], own) for name, own in weights_of(task).items())
-    assert not task.trainer.optimizers[0].state
-    assert task.lr == pytest.approx(0.01)
+    loop = loop_at(5, Recipe(lr=0.1, warmup=0.0, schedule="constant"), guard=Guard(lines.append))
+    loop.start()
+    train(loop, [BATCH])
+    end_epoch(loop, GOOD, TRUE)
+    good = weights_of(loop)
+    spoil(loop, 0.5)
+    loop.begin_epoch()
+    end_epoch(loop, COLLAPSED, TRUE)
+    assert loop.state.went_back
+    assert all(torch.equal(good[name], own) for name, own in weights_of(loop).items())
+    assert not loop.state.optimizer.state
+    assert loop.state.lr == pytest.approx(0.01)
     assert len(lines) == 1
     assert lines[0].startswith("the model calls all validation images the same after epoch 2: back to the weights")
-    task.on_train_epoch_start()
-    assert not task.went_back
+    loop.begin_epoch()
+    assert not loop.state.went_back
 
 
 def test_a_collapse_in_the_first_epoch_goes_back_to_the_start() -> None:
-    task = task_at(5, Recipe(warmup=0.0), guard=Guard(lambda _: None))
-    start = weights_of(task)
-    task.on_train_start()
-    spoil(task, 0.5)
-    end_epoch(task, COLLAPSED, TRUE)
-    assert all(torch.equal(start[name], own) for name, own in weights_of(task).items())
+    loop = loop_at(5, Recipe(warmup=0.0), guard=Guard(lambda _: None))
+    start = weights_of(loop)
+    loop.start()
+    spoil(loop, 0.5)
+    end_epoch(loop, COLLAPSED, TRUE)
+    assert all(torch.equal(start[name], own) for name, own in weights_of(loop).items())
 
 
 def test_the_third_collapse_ends_the_training() -> None:
-    task = task_at(5, Recipe(warmup=0.0), guard=Guard(lambda _: None))
-    task.on_train_start()
-    end_epoch(task, COLLAPSED, TRUE)
-    end_epoch(task, COLLAPSED, TRUE)
+    loop = loop_at(5, Recipe(warmup=0.0), guard=Guard(lambda _: None))
+    loop.start()
+    end_epoch(loop, COLLAPSED, TRUE)
+    end_epoch(loop, COLLAPSED, TRUE)
     with pytest.raises(VitkitError, match=r"after epoch 3, with a 100th of the learning rate too: try a lower --lr"):
-        end_epoch(task, COLLAPSED, TRUE)
+        end_epoch(loop, COLLAPSED, TRUE)
 
 
 def test_in_warm_up_a_collapse_is_only_watched_and_its_weights_are_nothing_to_go_back_to() -> None:
-    task = task_at(1, Recipe(warmup=0.5), guard=Guard(lambda _: None))
-    start = weights_of(task)
-    task.on_train_start()
-    spoil(task, 0.5)
-    end_epoch(task, COLLAPSED, TRUE)
-    assert not task.went_back
-    checkpoint: dict[str, Any] = {}
-    task.on_save_checkpoint(checkpoint)
-    resumed = task_at(6, Recipe(warmup=0.5), guard=Guard(lambda _: None))
+    loop = loop_at(1, Recipe(warmup=0.5), guard=Guard(lambda _: None))
+    start = weights_of(loop)
+    loop.start()
+    spoil(loop, 0.5)
+    end_epoch(loop, COLLAPSED, TRUE)
+    assert not loop.state.went_back
+    checkpoint = loop.state.state_dict()
+    resumed = loop_at(6, Recipe(warmup=0.5), guard=Guard(lambda _: None))
     spoil(resumed, 0.5)
-    resumed.on_load_checkpoint(checkpoint)
-    resumed.on_train_start()
+    resumed.state.load_state_dict(checkpoint)
+    resumed.state.step = 6
+    resumed.start()
     end_epoch(resumed, COLLAPSED, TRUE)
-    assert resumed.went_back
+    assert resumed.state.went_back
     assert all(torch.equal(start[name], own) for name, own in weights_of(resumed).items())
 
 
 def test_weights_that_are_not_finite_are_given_up_whatever_validation_says() -> None:
     lines: list[str] = []
-    task = task_at(0, Recipe(warmup=0.5), guard=Guard(lines.append))
-    start = weights_of(task)
-    task.on_train_start()
-    spoil(task, math.inf)
-    end_epoch(task, GOOD, TRUE)
-    assert task.went_back
+    loop = loop_at(0, Recipe(warmup=0.5), guard=Guard(lines.append))
+    start = weights_of(loop)
+    loop.start()
+    spoil(loop, math.inf)
+    end_epoch(loop, GOOD, TRUE)
+    assert loop.state.went_back
     assert "the weights are no longer finite after epoch 1" in lines[0]
-    assert all(torch.equal(start[name], own) for name, own in weights_of(task).items())
+    assert all(torch.equal(start[name], own) for name, own in weights_of(loop).items())
+
+
+def parts(loop: Loop) -> dict[str, Tensor]:
+    assert loop.state.average is not None
+    return {**loop.state.model.state_dict(), **loop.state.average.state_dict(prefix="average.")}
 
 
 def test_going_back_takes_the_average_along() -> None:
-    task = task_at(5, Recipe(warmup=0.0, ema=0.9), guard=Guard(lambda _: None), batches=3)
-    task.on_train_start()
-    train(task, [BATCH])
-    end_epoch(task, GOOD, TRUE)
-    good = {name: value.clone() for name, value in task.state_dict().items()}
-    train(task, [BATCH, BATCH])
-    end_epoch(task, COLLAPSED, TRUE)
-    assert all(torch.equal(good[name], value) for name, value in task.state_dict().items())
+    loop = loop_at(5, Recipe(warmup=0.0, ema=0.9), guard=Guard(lambda _: None), batches=3)
+    loop.start()
+    train(loop, [BATCH])
+    end_epoch(loop, GOOD, TRUE)
+    good = {name: value.clone() for name, value in parts(loop).items()}
+    train(loop, [BATCH, BATCH])
+    end_epoch(loop, COLLAPSED, TRUE)
+    assert all(torch.equal(good[name], value) for name, value in parts(loop).items())
 
 
 # --- Checkpoints --------------------------------------------------------------------------------------
 
 
 def test_the_seconds_spent_the_pieces_and_the_lowered_rate_are_in_the_checkpoint() -> None:
-    task, later = task_at(1, Recipe()), task_at(1, Recipe())
-    task.spent, task.pieces.size, task.guard.lowered = 100.0, 2, 1
-    checkpoint: dict[str, Any] = {}
-    task.on_save_checkpoint(checkpoint)
-    later.on_load_checkpoint(checkpoint)
-    assert later.elapsed >= 100.0
-    assert later.pieces.size == 2
-    assert later.lr == pytest.approx(task.lr)
+    loop, later = loop_at(1, Recipe()), loop_at(1, Recipe())
+    loop.state.clock.spent, loop.state.pieces.size, loop.state.guard.lowered = 100.0, 2, 1
+    checkpoint = loop.state.state_dict()
+    later.state.load_state_dict(checkpoint)
+    assert later.state.clock.elapsed >= 100.0
+    assert later.state.pieces.size == 2
+    assert later.state.lr == pytest.approx(loop.state.lr)

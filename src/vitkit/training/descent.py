@@ -1,0 +1,260 @@
+"""Training by gradient: every method but that of fitting a head to frozen features."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.augment import mix_seeds
+from vitkit.data.batches import BatchedImages, is_worker_lost, worker_lost
+from vitkit.data.loading import ImageData
+from vitkit.data.sources import ImageTable
+from vitkit.data.whereabouts import read_contents
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.files import write_text
+from vitkit.system.stopping import Deferral
+from vitkit.training.balance import class_weights, log_weights, settle_balance, shift_answers, stand
+from vitkit.training.checkpoint import LAST, identity, read
+from vitkit.training.distributed import Team, fabric_of
+from vitkit.training.divergence import Guard
+from vitkit.training.finalize import keep_standing
+from vitkit.training.interruption import Interruption
+from vitkit.training.linear import freeze_backbone
+from vitkit.training.loggers import LogEpochs, loggers_of
+from vitkit.training.loop import Loop
+from vitkit.training.lora import add_low_rank
+from vitkit.training.lr_finder import STEPS, find_lr
+from vitkit.training.objective import Objective
+from vitkit.training.patches import drop_patches
+from vitkit.training.probe import start_head
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_values import checkpoint_every
+from vitkit.training.run_folder import RECIPE, SPLIT, Run
+from vitkit.training.setup import augment_of, choose_compile, choose_device, choose_precision, choose_workers
+from vitkit.training.sharding import share_out
+from vitkit.training.state import TrainingState
+from vitkit.training.teacher import Teacher
+from vitkit.training.writer import RunWriter
+
+_MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should know
+
+
+def learn(
+    run: Run,
+    recipe: Recipe,
+    table: ImageTable,
+    classifier: Classifier,
+    teacher: Teacher | None,
+    data: BatchedImages | None = None,
+) -> None:
+    """Train the classifier's model on the training images of the table.
+
+    Args:
+        run: its folder, which has split.json unless `data` is given.
+        recipe: how.
+        table: the images, split.
+        classifier: before its training.
+        teacher: whom it imitates.
+        data: the images in batches; None to read the table's files.
+    """
+    in_train = list(table.of_split("train").counts().values())
+    balance, why = settle_balance(recipe.balance, in_train)
+    if why is not None:
+        run.say(why)
+    model, is_multi, has_teacher = classifier.model, table.is_multi, teacher is not None
+    standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
+    keep_standing(classifier, standing)
+    if data is None:
+        data = _data_of(recipe, table, classifier, balance, run.team)
+    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
+        place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
+        run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
+    # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe), run.team)
+    classifier.model.fused_attention = fabric.device.type == "cuda"
+    classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
+    if recipe.patch_dropout:
+        drop_patches(classifier.model, recipe.patch_dropout)
+    spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=is_multi))
+    if recipe.method == "probe-sgd":
+        run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
+    if recipe.method == "lora":
+        adapted = add_low_rank(classifier.model, recipe.lora_rank, mix_seeds(recipe.seed))
+        run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
+    objective = Objective(
+        recipe,
+        len(table.classes),
+        imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
+        class_weights=class_weights(in_train, is_multi=is_multi) if balance == "loss" else None,
+        sets=torch.tensor(table.set_targets()) if is_multi else None,
+        shift=shift_answers(model, standing),
+    )
+    if recipe.find_lr:
+        began = time.monotonic()
+        assert isinstance(data, ImageData)
+        recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data, objective))
+        spent += run.team.by_first(lambda: time.monotonic() - began)
+    _fit(run, recipe, data, classifier, objective, fabric, spent)
+
+
+def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor) -> float:
+    """Fit the head first if the recipe says so, and not on resuming; the seconds that it took.
+
+    `learned` (K,) makes of a head for the data as they come one for what the training is to learn.
+    """
+    model = classifier.model
+    if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
+        return 0.0
+    head = model.head
+    seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier), head.state_dict()))
+    head.load_state_dict(state)
+    with torch.no_grad():
+        head.bias.add_(learned)
+    return seconds
+
+
+def _data_of(recipe: Recipe, table: ImageTable, classifier: Classifier, balance: str, team: Team) -> ImageData:
+    return ImageData(
+        table,
+        classifier.preprocess,
+        augment_of(recipe),
+        batch_size=recipe.batch_size,
+        workers=choose_workers(recipe, classifier.preprocess.size),
+        seed=recipe.seed,
+        balanced=balance == "sampler",
+        process=(team.rank, team.size),
+        cache=recipe.cache,
+    )
+
+
+def _count_trained(classifier: Classifier) -> str:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in classifier.model.parameters()]
+    return f"{sum(size for size, is_trained in sizes if is_trained):,} of {sum(size for size, _ in sizes):,} parameters"
+
+
+def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData, objective: Objective) -> Recipe:
+    """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
+    progress = partial(run.progress, "trying learning rates")
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, progress)
+    best = min(outcome, key=lambda lr: outcome[lr])
+    if not math.isfinite(outcome[best]):
+        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
+    judges = "validation" if len(data.val) else "training"
+    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    recipe = recipe.replace(lr=best, find_lr=False)
+    classifier.provenance["recipe"].update(lr=best, find_lr=False)
+    write_text(run.folder / RECIPE, recipe.to_toml())
+    return recipe
+
+
+def _describe(recipe: Recipe, steps: int) -> str:
+    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
+    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    precision = choose_precision(recipe.precision, recipe.device)
+    return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
+
+
+def _fit(
+    run: Run,
+    recipe: Recipe,
+    data: BatchedImages,
+    classifier: Classifier,
+    objective: Objective,
+    fabric: Fabric,
+    spent: float,
+) -> None:
+    """Build the loop, let it go on from where the run is, and say how it ended."""
+    team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
+    run.say(_describe(recipe, steps))
+    _place(classifier.model.train(), recipe, fabric, team)
+    guard = Guard(run.say, run.folder if team.is_first else None)
+    state = TrainingState.begin(classifier.model, recipe, steps * recipe.epochs, guard, team)
+    state.clock.spent = state.clock.ahead = spent
+    contents = read_contents(run.folder / SPLIT) if (run.folder / SPLIT).is_file() else {}
+    imitated = classifier.provenance.get("teacher", {})
+    own = identity(recipe, data.table, contents, imitated.get("sha256"))
+    writer = RunWriter(run.folder, classifier, recipe, run.say, team, own)
+    if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):
+        run.say("the run had finished training")
+        return
+    stop = Deferral()
+    loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_first else []
+    curves = LogEpochs(loggers, recipe)
+    loop = Loop(
+        state,
+        objective,
+        data,
+        fabric,
+        team=team,
+        callbacks=[*run.callbacks, curves, writer],
+        interruption=Interruption(stop, team),
+        progress=run.progress,
+    )
+    if choose_compile(recipe):
+        loop.compile_steps()
+    status = "failed"
+    try:
+        with stop, _quiet_workers():
+            loop.fit()
+            stop.received = max(team.gather(stop.received or 0)) or None
+        status = "success"
+    except Interrupted:
+        if not writer.has_kept:
+            writer.save(run.folder, state.kept)
+        run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
+        raise
+    except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
+        if writer.has_kept:
+            run.say(f"the best model so far is in {run.folder}")
+        raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not is_worker_lost(error):
+            raise
+        kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
+        cure = f"set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
+        raise VitkitError(f"{worker_lost(data.workers)}; {cure}") from error
+    finally:
+        data.close()
+        curves.close(status)
+    if not writer.has_kept:
+        raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
+
+
+def _place(model: VisionTransformer, recipe: Recipe, fabric: Fabric, team: Team) -> None:
+    """Bring the model to where it is trained: the same weights in every process, or to each its part of them."""
+    model.to(fabric.device)
+    team.agree_on(model)
+    if team.size > 1 and recipe.strategy == "fsdp":
+        share_out(model, fabric.device, team.size)
+
+
+def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:
+    """Take up a run where its last checkpoint leaves it; whether it had finished."""
+    found = read(last, writer.identity)
+    try:
+        state.load_state_dict(found)
+        writer.load_state_dict(found["writer"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
+    return writer.finished
+
+
+@contextmanager
+def _quiet_workers() -> Iterator[None]:
+    """Without torch's advice on how many processes prepare images, which was chosen on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield

@@ -1,0 +1,80 @@
+"""A door for those who train with Lightning's own Trainer: any of vitkit's models as a LightningModule.
+
+    pip install vitkit[lightning]
+
+Vitkit's own loop (`training.loop`) is not used here: what the Trainer does is Lightning's affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.errors import VitkitError
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.objective import Objective
+from vitkit.training.optim import build_optimizer, lr_factor
+from vitkit.training.recipe import Recipe
+
+try:
+    from lightning import LightningModule
+except ModuleNotFoundError as error:
+    raise VitkitError("vitkit.training.lightning_module needs Lightning: pip install lightning") from error
+
+
+class LightningClassifier(LightningModule):
+    """A classifier for Lightning's Trainer; it logs train_loss, val_loss and val_acc.
+
+        from lightning import Trainer
+        from vitkit import create_model
+        from vitkit.training.lightning_module import LightningClassifier
+        from vitkit.training.recipe import Recipe
+
+        model = create_model("vit_tiny_patch16_224", num_classes=10)
+        task = LightningClassifier(model, Recipe(lr=5e-4, epochs=10))
+        Trainer(max_epochs=10).fit(task, train_dataloader, val_dataloader)
+
+    Batches are images (B, C, height, width), preprocessed, and labels (B,).
+
+    Args:
+        model: to train; parameters that require no gradient stay as they are.
+        recipe: its optimiser, learning rate with warm-up and schedule, and label smoothing are used; the rest is the
+            Trainer's: epochs, precision, accumulation, clipping.
+    """
+
+    def __init__(self, model: VisionTransformer, recipe: Recipe | None = None) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe or Recipe()
+        self.objective = Objective(self.recipe, model.config.num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> logits (B, K)."""
+        return self.model(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The mean loss of a batch, (): label-smoothed cross-entropy on every head."""
+        images, labels = batch
+        loss = self.objective.loss(self.model.forward_heads(images), images, labels)
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """The loss without smoothing, and the part of the images that are right."""
+        images, labels = batch
+        logits = self(images).float()
+        self.log("val_loss", F.cross_entropy(logits, labels), batch_size=len(labels))
+        self.log("val_acc", (logits.argmax(dim=1) == labels).float().mean(), batch_size=len(labels), prog_bar=True)
+
+    def configure_optimizers(self) -> Any:
+        """The recipe's optimiser, and its warm-up and schedule over the Trainer's steps."""
+        optimizer = build_optimizer(self.model, self.recipe)
+        for group in optimizer.param_groups:
+            group["lr"] = self.recipe.lr * group["lr_scale"]
+        steps = max(int(self.trainer.estimated_stepping_batches), 1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: lr_factor(min(step / steps, 1.0), self.recipe, 1 / steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,161 @@
+"""Where the figures of each epoch go beside metrics.csv: programs that draw curves, if they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from vitkit.errors import VitkitError
+from vitkit.training.loop import HOOKS
+from vitkit.training.recipe import Recipe
+from vitkit.training.state import TrainingState
+
+
+class Logger(Protocol):
+    """Any logger of Lightning's, or an object like one; `log_metrics` is enough."""
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Take the recipe's fields."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Take the figures of an epoch, which is the `step`."""
+
+    def finalize(self, status: str) -> None:
+        """The training is over: success or failed."""
+
+
+class LogEpochs:
+    """A callback that gives loggers the recipe, and the figures of each epoch."""
+
+    def __init__(self, loggers: Sequence[Logger], recipe: Recipe) -> None:
+        self._loggers, self._recipe = loggers, recipe
+
+    def on_fit_start(self, state: TrainingState) -> None:
+        """Tell what is trained."""
+        fields = {name: value for name, value in vars(self._recipe).items() if value is not None}
+        for logger in self._loggers:
+            with suppress(AttributeError, NotImplementedError):  # not every logger has a place for them
+                logger.log_hyperparams(dict(fields))
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Tell the figures."""
+        for logger in self._loggers:
+            logger.log_metrics(dict(state.metrics), state.epoch)
+
+    def close(self, status: str) -> None:
+        """The training is over: success or failed."""
+        for logger in self._loggers:
+            if hasattr(logger, "finalize"):
+                logger.finalize(status)
+
+
+def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[Any]) -> None:
+    """Refuse who would never be told anything.
+
+    Args:
+        recipe: what is asked for, or settled.
+        callbacks: the caller's.
+        loggers: the caller's.
+
+    Raises:
+        VitkitError: an object has no hook, a package is not installed, or the method takes no steps.
+    """
+    if recipe.logger in LOGGERS:
+        package = LOGGERS[recipe.logger][0]
+        if importlib.util.find_spec(package) is None:
+            raise VitkitError(f"--logger {recipe.logger} needs the package {package}: pip install {package}")
+    for callback in callbacks:
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise VitkitError(f"callbacks: {type(callback).__name__} has none of {', '.join(HOOKS)}")
+    for logger in loggers:
+        if not callable(getattr(logger, "log_metrics", None)):
+            raise VitkitError(f"loggers: {type(logger).__name__} has no log_metrics(metrics, step)")
+    if loggers and recipe.folds is not None:
+        raise VitkitError("loggers: an object follows one training, and --folds makes several: name one by logger=")
+    if recipe.method == "probe" and (callbacks or loggers or recipe.logger in LOGGERS):
+        raise VitkitError(
+            "method probe takes no steps, so callbacks and loggers hear nothing: take method full or lora"
+        )
+
+
+def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
+    """Those that a recipe asks for: one, or none.
+
+    Args:
+        recipe: of the run.
+        folder: of the run.
+        epoch: the first that they are told of; what a run that is resumed told of later ones does not count.
+    """
+    name = recipe.logger
+    if name == "auto":
+        name = "tensorboard" if importlib.util.find_spec("tensorboard") is not None else "none"
+    return [LOGGERS[name][1](folder, epoch)] if name in LOGGERS else []
+
+
+def check_logger(recipe: Recipe) -> None:
+    """Refuse a logger whose package is not installed.
+
+    Raises:
+        VitkitError: it is not.
+    """
+    if recipe.logger in LOGGERS:
+        package = LOGGERS[recipe.logger][0]
+        if importlib.util.find_spec(package) is None:
+            raise VitkitError(f"--logger {recipe.logger} needs the package {package}: pip install {package}")
+
+
+def _tensorboard(folder: Path, epoch: int) -> Logger:
+    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+
+    return cast(Logger, TensorBoardLogger(folder, name="tensorboard", version="", purge_step=epoch))
+
+
+def _csv(folder: Path, epoch: int) -> Logger:  # noqa: ARG001
+    from lightning_fabric.loggers.csv_logs import CSVLogger
+
+    return cast(Logger, CSVLogger(folder, name="csv", version="", flush_logs_every_n_steps=1))
+
+
+class _WandB:
+    def __init__(self, folder: Path, epoch: int) -> None:
+        import wandb
+
+        self._run = wandb.init(project="vitkit", name=folder.name, dir=str(folder))
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self._run.config.update(params, allow_val_change=True)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._run.log({**metrics, "epoch": step}, step=step)
+
+    def finalize(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "success" else 1)
+
+
+class _MLflow:
+    def __init__(self, folder: Path, epoch: int) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment("vitkit")
+        mlflow.start_run(run_name=folder.name)
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self._mlflow.log_params(params)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._mlflow.log_metrics(metrics, step=step)
+
+    def finalize(self, status: str) -> None:
+        self._mlflow.end_run("FINISHED" if status == "success" else "FAILED")
+
+
+LOGGERS: Mapping[str, tuple[str, Callable[[Path, int], Logger]]] = {  # the package that each needs
+    "tensorboard": ("tensorboard", _tensorboard),
+    "csv": ("lightning_fabric", _csv),
+    "wandb": ("wandb", _WandB),
+    "mlflow": ("mlflow", _MLflow),
+}

@@ -1,0 +1,300 @@
+"""The training loop, from the first step to the last.
+
+A step is one move of the optimiser along the mean gradient of a batch, or of several (`grad_accum`). What can happen to
+it stands in pieces that the loop calls by name: memory that runs out (`microbatch`), a loss that is not finite
+(`soundness`), an epoch that was of no use (`safe_point`), averaging, a time budget (`clock`), a signal
+(`interruption`). Several processes compute their shares of each batch, and sum their gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from vitkit.data.augment import Mixing, mix_seeds
+from vitkit.data.batches import Batch, BatchedImages
+from vitkit.errors import VitkitError, is_memory_short
+from vitkit.system.progress import Progress, silent
+from vitkit.system.stopping import Deferral
+from vitkit.training.distributed import ALONE, Team
+from vitkit.training.divergence import Outcome
+from vitkit.training.draws import Draws
+from vitkit.training.interruption import Interruption
+from vitkit.training.later import Place
+from vitkit.training.linear import heads_of
+from vitkit.training.microbatch import add_gradients
+from vitkit.training.objective import EpochSums, Objective
+from vitkit.training.optim import set_learning_rate, swa_start
+from vitkit.training.sharding import is_sharded
+from vitkit.training.soundness import AskAtOnce, AskLater
+from vitkit.training.state import TrainingState
+
+HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a callback may have
+
+
+class Loop:
+    """Trains a model on data towards an objective.
+
+    Args:
+        state: where the training is; the loop moves it on.
+        objective: what the model learns.
+        data: batches of training and validation images.
+        fabric: the device and the precision of the computation (Lightning Fabric).
+        team: the processes that train together.
+        callbacks: objects with some of `HOOKS`; each is given the state.
+        interruption: ends the training when a signal has come.
+        progress: told which epoch is under way, and which of its steps.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        objective: Objective,
+        data: BatchedImages,
+        fabric: Fabric,
+        *,
+        team: Team = ALONE,
+        callbacks: Sequence[Any] = (),
+        interruption: Interruption | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, callbacks
+        self.objective = objective.to(fabric.device)
+        self.interruption = interruption or Interruption(Deferral(), team)
+        self.progress = progress
+        self.soundness: AskAtOnce | AskLater = AskAtOnce(state.guard, self._describe, team)
+        if fabric.device.type == "cuda" and team.size == 1:
+            self.soundness = AskLater(state.guard, self._describe_again)
+        self._forward: Callable[[Tensor], tuple[Tensor, ...]] = state.model.forward_heads
+        self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
+        self._draws = Draws(state.model)
+        self._sums = EpochSums()
+        self._is_sharded = is_sharded(state.model)
+
+    def compile_steps(self) -> None:
+        """Let torch.compile make the forward and backward pass quicker, from the first step on.
+
+        A batch of another size, as the last of an epoch, is compiled anew: code for any size would be slower for all.
+        """
+        self._forward = torch.compile(self.state.model.forward_heads, dynamic=False)
+
+    # --- Epochs -----------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train from where the state is to the last epoch, or until `state.should_stop`.
+
+        Raises:
+            Interrupted: a signal has come.
+            DivergedError: the training is past help.
+            VitkitError: memory is too small, or an image cannot be read.
+        """
+        state = self.state
+        self.start()
+        self._tell("on_fit_start")
+        for epoch in range(state.epoch, state.recipe.epochs):
+            state.epoch = epoch
+            self.train_epoch()
+            self.judge(self.validate())
+            self._tell("on_epoch_end")
+            if state.should_stop:
+                break
+        self._tell("on_fit_end")
+
+    def start(self) -> None:
+        """Before the first epoch: the clock runs, and there are weights to go back to."""
+        self.state.clock.start()
+        if not self.state.safe_point.is_doubtful:
+            self.state.safe_point.remember()
+
+    def train_epoch(self) -> None:
+        """Take the steps of an epoch."""
+        state, accumulated = self.state, self.state.recipe.grad_accum
+        self.begin_epoch()
+        self.interruption.after_step()  # the end of the last epoch may have taken a while
+        batches = self.data.train_batches(state.epoch)
+        for first in range(0, self.data.batches, accumulated):
+            self.take_step(first, islice(batches, accumulated))
+            state.clock.look()  # here, so that a step whose rate has fallen to 0 is not begun
+            state.should_stop |= state.clock.is_up
+            self._tell("on_step_end")
+            self.interruption.after_step()
+            self._show(first)
+            if state.should_stop:
+                break
+        self.end_epoch()
+
+    def begin_epoch(self) -> None:
+        """Nothing of the last epoch counts any more."""
+        self._sums, self.state.went_back = EpochSums(), False
+        self.state.epoch_began = self.state.clock.part
+        if self.state.recipe.method == "probe-sgd":  # what does not learn should not drop either
+            self.state.model.eval()
+            for module in heads_of(self.state.model):
+                module.train()
+
+    def end_epoch(self) -> None:
+        """Take the weights into their average, and sum up how the training images went."""
+        state, start = self.state, swa_start(self.state.recipe)
+        if state.average is not None and start is not None and state.epoch >= start:
+            state.average.update(state.model)
+        state.metrics.update(self._sums.over(self.team))
+
+    # --- One step ---------------------------------------------------------------------------------
+
+    def take_step(self, first: int, batches: Iterable[Batch]) -> None:
+        """Move the weights along the mean gradient of these batches, unless it is not finite.
+
+        Args:
+            first: the number of the first batch in its epoch.
+            batches: those of the step.
+        """
+        state = self.state
+        state.metrics["lr"] = lr = state.lr
+        set_learning_rate(state.optimizer, lr)
+        state.optimizer.zero_grad()
+        self.soundness.begin()
+        for number, batch in enumerate(batches, start=first):
+            with self.fabric.autocast():
+                self._add_gradient(self.fabric.to_device(batch), number, first)
+        gradients = [own.grad for own in state.model.parameters() if own.grad is not None]
+        self.team.add_up(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not self.soundness.allows(state.optimizer, norm):
+            state.optimizer.zero_grad()
+            return
+        if state.recipe.clip_grad:
+            torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), state.recipe.clip_grad, norm)
+        self._move()
+        state.step += 1
+        if state.average is not None and state.recipe.ema:
+            state.average.update(state.model)
+        self.soundness.end(is_last=first + state.recipe.grad_accum >= self.data.batches)
+
+    def _add_gradient(self, batch: Batch, number: int, first: int) -> None:
+        """Add to the gradient what a batch, computed in pieces where memory is short, is of its step's mean."""
+        state, (images, labels) = self.state, batch
+        if images.is_cuda:
+            images = images.contiguous(memory_format=torch.channels_last)  # as the convolution of patches wants them
+        counted, whole = self.data.images_in(number, number)  # of a stand-in none
+        _, images_of_step = self.data.images_in(first, first + state.recipe.grad_accum - 1)
+        mixed, targets = self.mix(images, labels, number - first, whole)
+        seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
+        keys = self._draws.of(seed, self.data.places(len(images)), images.device)
+        losses: list[Tensor] = []
+
+        def compute(piece: slice) -> None:
+            weight = len(targets[piece]) if counted else 0
+            with self._draws.told(keys[:, piece]):
+                loss, hits = self.loss_of(mixed[piece], targets[piece])
+                self._backward(loss * (weight / images_of_step))
+            losses.append(loss.detach() * weight)
+            self._sums.hits.append(hits[:weight])
+
+        state.pieces.each(len(images), compute)
+        loss = torch.stack(losses).sum()
+        self._sums.add(loss, counted)
+        self.soundness.note_loss(loss, batch, Place(state.epoch, number, state.step))
+
+    def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
+        """The images, mixed if the recipe says so, and their labels (B,) or weighted targets (B, K).
+
+        Args:
+            images: (B, C, height, width).
+            labels: (B,).
+            number: of the batch in its step.
+            whole: how many images the batch has over all processes.
+        """
+        if not self._mixing and self.objective.takes_labels:
+            return images, labels
+        targets = self.objective.targets(labels)  # (B, K)
+        if self._mixing:
+            seed = mix_seeds(self.state.recipe.seed, self.state.step, number)
+            images, targets = self._mixing.apply(images, targets, seed, partial(self.team.before, length=whole))
+        return images, targets
+
+    def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of some images, and which of them the model had right, (B,)."""
+        heads = self._forward(images)
+        return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
+
+    def _backward(self, loss: Tensor) -> None:
+        if self._is_sharded:  # in the backward pass the processes meet; each gets the mean of its part
+            (loss * self.team.size).backward()  # type: ignore[no-untyped-call]
+        else:
+            add_gradients([own for own in self.state.model.parameters() if own.requires_grad], loss)
+
+    def _move(self) -> None:
+        try:
+            self.state.optimizer.step()
+        except (RuntimeError, MemoryError) as error:
+            if is_memory_short(error):
+                raise VitkitError(
+                    "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
+                ) from error
+            raise
+
+    # --- Validation -------------------------------------------------------------------------------
+
+    def validate(self) -> Outcome | None:
+        """Judge the model that is kept by the validation images; None where there are none, or several classes each."""
+        if not self.data.has_val:
+            return None
+        outputs: list[tuple[Tensor, Tensor]] = []
+        with _in_evaluation(self.state.kept), torch.no_grad(), self.fabric.autocast():
+            for images, labels in self.data.val_batches():
+                outputs.append((self.state.kept(self.fabric.to_device(images)).float(), labels))
+                self.interruption.in_validation()
+        own = [torch.cat(parts).cpu() for parts in zip(*outputs, strict=True)]
+        logits, labels = (self.data.put_together(shares) for shares in zip(*self.team.gather(own), strict=True))
+        metrics, outcome = self.objective.judge(logits, labels)
+        self.state.metrics.update(metrics)
+        return outcome
+
+    def judge(self, outcome: Outcome | None) -> None:
+        """Give up the epoch's weights where they are of no use, and go on from better ones."""
+        state = self.state
+        state.clock.look()
+        is_warm = state.progress >= state.recipe.warmup
+        state.went_back = state.safe_point.judge(state.guard, outcome, epoch=state.epoch, is_warm=is_warm)
+        if state.went_back:
+            state.optimizer.state.clear()
+
+    # --- Telling ----------------------------------------------------------------------------------
+
+    def _tell(self, hook: str) -> None:
+        for callback in self.callbacks:
+            if (told := getattr(callback, hook, None)) is not None:
+                told(self.state)
+
+    def _show(self, first: int) -> None:
+        accumulated = self.state.recipe.grad_accum
+        what = f"epoch {self.state.epoch + 1}/{self.state.recipe.epochs}"
+        self.progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
+
+    def _describe(self, batch: Batch, place: Place) -> dict[str, Any]:
+        images, labels = (own.cpu() for own in batch)
+        paths = self.data.paths_of_batch(place.epoch, place.batch)
+        return {"images": images, "labels": labels, "paths": paths, "epoch": place.epoch, "step": place.step}
+
+    def _describe_again(self, place: Place) -> dict[str, Any]:
+        return self._describe(self.data.batch_again(place.epoch, place.batch), place)
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Parts that are in training mode are so again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,132 @@
+"""What a model is to learn from an image and its label, and how its answers are judged, in validation and meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitkit.evaluation.multilabel import mean_average_precision
+from vitkit.training.distributed import Team
+from vitkit.training.divergence import Outcome
+from vitkit.training.losses import binary_loss, distillation_loss, label_loss
+from vitkit.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Cross-entropy on every head, or distillation from a teacher.
+
+    Where images may have several classes the loss is binary cross-entropy, an accuracy is the part of the images whose
+    every class is right at a probability of 1/2, and `val_map` is the mean average precision.
+
+    Attributes:
+        recipe: label smoothing and how to distil.
+        classes: K.
+        imitate: images to the teacher's logits; a function, so that no checkpoint holds the teacher.
+        class_weights: (K,) what an image of each class counts; None for all alike.
+        sets: (S, K) of a multi-label table the target of each label (`ImageTable.set_targets`).
+        shift: (K,) what is added to logits in validation, as it will be to those of the model that is saved.
+    """
+
+    recipe: Recipe
+    classes: int
+    imitate: Callable[[Tensor], Tensor] | None = None
+    class_weights: Tensor | None = None
+    sets: Tensor | None = None
+    shift: Tensor | None = None
+
+    def to(self, device: torch.device) -> Objective:
+        """The same with what a step reads on this device."""
+        weights, sets = (None if own is None else own.to(device) for own in (self.class_weights, self.sets))
+        return replace(self, class_weights=weights, sets=sets)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels (B,) as (B, K): what of each class an image is, times what an image of that class counts."""
+        if self.sets is not None:
+            return self.sets[labels]  # (B, K); the weights are a matter of each class's loss
+        targets = F.one_hot(labels, self.classes).float()  # (B, K)
+        return targets if self.class_weights is None else targets * self.class_weights
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether labels (B,) say all that targets would."""
+        return self.class_weights is None and self.sets is None
+
+    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some images.
+
+        Args:
+            heads: logits (B, K) of each head.
+            images: (B, C, height, width), which a teacher looks at too.
+            targets: labels (B,), or weights of the classes (B, K).
+        """
+        recipe = self.recipe
+        if self.sets is not None:
+            return binary_loss(heads, targets, self.class_weights, recipe.label_smoothing)
+        if self.imitate is None:
+            return label_loss(heads, targets, recipe.label_smoothing)
+        return distillation_loss(
+            heads,
+            targets,
+            self.imitate(images),
+            kind=recipe.distillation,
+            alpha=recipe.distill_alpha,
+            temperature=recipe.distill_temperature,
+            label_smoothing=recipe.label_smoothing,
+        )
+
+    @torch.no_grad()
+    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """Which images the mean of the heads has right, (B,)."""
+        answers = torch.stack([head.detach().float() for head in heads]).mean(dim=0)  # (B, K)
+        if self.sets is not None:
+            return ((answers > 0) == (targets > 0.5)).all(dim=1)
+        return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
+
+    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+        """The figures of the validation images; and what tells of a collapse, where images have single classes.
+
+        Args:
+            logits: (n, K), of the images' order.
+            labels: (n,).
+        """
+        said = logits if self.shift is None else logits + self.shift
+        if self.sets is None:
+            outcome = Outcome(said, labels, self.shift)
+            return {"val_loss": F.cross_entropy(said, labels).item(), "val_acc": outcome.accuracy}, outcome
+        targets = self.sets.cpu()[labels]  # (n, K)
+        figures = {
+            "val_loss": F.binary_cross_entropy_with_logits(said, targets).item(),
+            "val_acc": ((said > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
+            "val_map": mean_average_precision(targets.bool().numpy(), said.nan_to_num().numpy()),
+        }
+        return figures, None
+
+
+class EpochSums:
+    """How the training images of an epoch went, as they were seen."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []  # of each batch the sum over its images
+        self.images: list[int] = []  # of each batch
+        self.hits: list[Tensor] = []
+
+    def add(self, loss: Tensor, images: int) -> None:
+        """Count a batch, of this loss, (), over all of its images."""
+        self.losses.append(loss)
+        self.images.append(images)
+
+    def over(self, team: Team) -> dict[str, float]:
+        """The mean loss and the accuracy over all processes; losses that are not finite are no part of it."""
+        losses = torch.stack(self.losses).tolist() if self.losses else []
+        own = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
+        sums = team.gather((sum(loss for loss, _ in own), sum(images for _, images in own)))
+        images = sum(images for _, images in sums)
+        hits = torch.cat(team.gather(torch.cat(self.hits).cpu()))
+        loss = sum(loss for loss, _ in sums) / images if images else math.nan
+        return {"train_loss": loss, "train_acc": hits.float().mean().item()}

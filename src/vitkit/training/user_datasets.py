@@ -1,0 +1,246 @@
+"""Training on datasets of the caller's own: any that give (image, label) by index, as torchvision's do.
+
+There are no files to look through, so there is no doctor, no split to draw and no page of mistakes; what can be held is
+held: labels are read once, pictures that are in both datasets are counted, and the figures say that validation images
+chose the model.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import vitkit
+from vitkit.classifier import Classifier
+from vitkit.data.batches import BatchedImages
+from vitkit.data.sources import ImageTable
+from vitkit.data.splits import check_trainable
+from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.chosen import chosen_on
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.model_folder import WEIGHTS
+from vitkit.reporting import plots
+from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.system.files import sole_in, write_json, write_text
+from vitkit.system.progress import Progress
+from vitkit.training.defaults import complete, spare_patches
+from vitkit.training.descent import learn
+from vitkit.training.distributed import Team, assemble, check_team
+from vitkit.training.finalize import settle_by
+from vitkit.training.loggers import check_watchers
+from vitkit.training.metrics_file import METRICS, read_metrics
+from vitkit.training.recipe import Recipe, build, name_of, without_places
+from vitkit.training.recipe_files import load_of_run
+from vitkit.training.run_folder import (
+    RECIPE,
+    Run,
+    check_free,
+    clear,
+    discard_if_empty,
+    next_free,
+    remove_if_empty,
+    sweep,
+)
+from vitkit.training.setup import augment_of, choose_device, choose_workers, new_classifier, start_of
+from vitkit.training.summary import EVALUATION, PICTURES, REPORT
+from vitkit.training.teacher import check_distillation, teacher_of_run
+from vitkit.weights import load
+
+_OF_FILES = (
+    "data",
+    "layout",
+    "split",
+    "split_from",
+    "group_by",
+    "folds",
+    "max_images",
+    "views",
+    "find_lr",
+    "cache",
+)  # fields
+_UNFIT = ("probe",)
+
+
+def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None, *, force: bool, run_of: Run) -> Path:
+    """Train on these datasets, and leave a run folder: recipe, metrics.csv, the model, figures and a page.
+
+    Args:
+        datasets: to learn from and to judge by.
+        fields: of the recipe; those that are about files are refused.
+        out: the run folder; by default the next free `runs/datasets-N`.
+        force: write over the run that is in `out`.
+        run_of: who is told, and who looks on; its folder is of no account.
+
+    Raises:
+        VitkitError: what is given cannot be trained on.
+        Interrupted: a signal stopped the run; the folder holds the best model so far.
+    """
+    _refuse(fields)
+    from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
+    asked = {"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields}
+    recipe = build(asked, "flags")
+    check_watchers(recipe, run_of.callbacks, run_of.loggers)
+    choose_device(recipe)
+    team = assemble(recipe.devices, recipe.nodes)
+    found = survey(datasets, run_of.watch if team.is_first else lambda *_: None)
+    check_trainable(found.table)
+    recipe, reasons = complete(asked, found.table)
+    check_distillation(recipe)
+    check_team(recipe, team)
+    config, _ = start_of(recipe, found.table.classes, run_of.watch)
+    recipe = spare_patches(recipe, asked, config)
+    with ExitStack() as hold:
+        folder = team.by_first(partial(_begin, out, force, recipe, hold))
+        run = replace(run_of, folder=folder, team=team)
+        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
+        for reason in reasons:
+            run.say(reason)
+        if found.shared:
+            run.say(f"problem: {found.shared} validation images are training images too: their figures flatter")
+        _go(run, recipe, datasets, found)
+    return folder
+
+
+def resume_on(datasets: Datasets, run_of: Run) -> None:
+    """Go on with such a run, in whose folder the recipe is.
+
+    Raises:
+        VitkitError: the folder holds no such run, or the datasets are others.
+    """
+    folder = run_of.folder
+    if not (folder / RECIPE).is_file():
+        raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    recipe = load_of_run(folder / RECIPE)
+    if recipe.data is not None:
+        raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")
+    check_watchers(recipe, run_of.callbacks, run_of.loggers)
+    choose_device(recipe)
+    team = assemble(recipe.devices, recipe.nodes)
+    check_team(recipe, team)
+    with ExitStack() as hold:
+        team.by_first(lambda: hold.enter_context(sole_in(folder)) and sweep(folder))
+        _go(replace(run_of, team=team), recipe, datasets, survey(datasets, run_of.watch))
+
+
+def _refuse(fields: dict[str, Any]) -> None:
+    given = [name for name in _OF_FILES if fields.get(name) not in (None, False)]
+    if given:
+        raise VitkitError(f"{given[0]} is about files, and train_dataset has none: leave it out")
+    if fields.get("method") in _UNFIT or fields.get("lp_ft"):
+        what = "lp_ft" if fields.get("lp_ft") else f"method {fields['method']}"
+        raise VitkitError(f"{what} reads its images from files: with train_dataset take method full, lora or probe-sgd")
+
+
+def _begin(out: str | Path | None, force: bool, recipe: Recipe, hold: ExitStack) -> Path:
+    if out is not None:
+        folder = Path(out)
+        hold.enter_context(sole_in(folder))
+        check_free(folder, force=force)
+    else:
+        folder = next_free("datasets")
+        hold.callback(remove_if_empty, folder)
+        hold.enter_context(sole_in(folder))
+    clear(folder)
+    write_text(folder / RECIPE, recipe.to_toml())
+    return folder
+
+
+def _go(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
+    table, team = found.table, run.team
+    try:
+        classifier = team.in_turn(lambda: new_classifier(recipe, table, found.digest, run.progress))
+        teacher = None
+        if recipe.teacher is not None:
+            teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+        data = _data_of(recipe, datasets, table, classifier, team)
+        counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
+        run.say(f"{len(table.classes)} classes; images: {counts}")
+        learn(run, recipe, table, classifier, teacher, data)
+        team.by_first(partial(_conclude, run, recipe, data.val))
+    except Interrupted:
+        if not (run.folder / WEIGHTS).is_file():
+            run.say("stopped before there was a model")
+        run.say(f'to go on: vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)')
+        raise
+    except BaseException:
+        if team.is_first:
+            discard_if_empty(run.folder)
+        raise
+
+
+def _data_of(
+    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: Team
+) -> BatchedImages:
+    labels = {name: table.of_split(name).labels for name in ("train", "val")}
+    preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
+    return BatchedImages(
+        TrainingOf(datasets.train, labels["train"], "train", preprocess, augment_of(recipe), recipe.seed),
+        EvaluationOf(val, labels["val"], "val", preprocess),
+        table,
+        batch_size=recipe.batch_size,
+        workers=choose_workers(recipe, preprocess.size),
+        seed=recipe.seed,
+        balanced=recipe.balance == "sampler",
+        process=(team.rank, team.size),
+    )
+
+
+def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
+    """Calibrate the model that was kept, and write down its figures on validation images."""
+    if not len(val):
+        run.say("no validation images: the confidences are not calibrated, and there are no figures")
+        return
+    classifier = load(run.folder)
+    settle_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
+    evaluation = _ask(classifier, val, run.progress)
+    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
+    write_json(run.folder / EVALUATION, numbers := figures(evaluation))
+    _write_report(run, recipe, classifier, evaluation, numbers)
+    run.say(f"accuracy {evaluation.accuracy:.4f} on {evaluation.described} ({evaluation.loss:.4f} log loss)")
+
+
+def _ask(classifier: Classifier, val: EvaluationOf, progress: Progress) -> Evaluation:
+    batches = torch.utils.data.DataLoader(val, batch_size=64)
+    found: list[Tensor] = []
+    with torch.inference_mode():
+        for images, _ in batches:
+            found.append(classifier.probabilities(images).float().cpu())
+            progress("evaluating", sum(map(len, found)), len(val))
+    return Evaluation(
+        split="val",
+        classes=classifier.classes,
+        paths=tuple(val.paths),
+        labels=np.array(val.labels),
+        probabilities=torch.cat(found).numpy(),
+        temperature=classifier.temperature,
+    )
+
+
+def _write_report(
+    run: Run, recipe: Recipe, classifier: Classifier, evaluation: Evaluation, numbers: dict[str, Any]
+) -> None:
+    folder = run.folder
+    drawn = {"Curves": plots.curves(read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"])}
+    drawn |= draw(classifier, evaluation, None, partial(run.progress, "drawing"))
+    for caption, picture in drawn.items():
+        plots.save_figure(picture, folder / PICTURES[caption])
+    write_report(
+        folder / REPORT,
+        title=f"{name_of(recipe)} on {NAME}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=None,
+        facts={"data": NAME, "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items())},
+        findings=["the images came from datasets, not files: nobody looked for similar pictures or wrong labels"],
+        pictures={caption: (folder / PICTURES[caption]).read_bytes() for caption in drawn},
+        recipe=without_places(recipe).to_toml(),
+    )

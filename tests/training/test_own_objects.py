@@ -1,0 +1,328 @@
+"""What a caller brings along: datasets, callbacks, loggers; and Lightning's own Trainer."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import runs
+import vitkit
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.training.state import TrainingState
+
+QUIET: dict[str, Any] = {"say": lambda line: None}
+SMALL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+
+
+class Coloured:
+    """Pictures of one colour a class, made when they are asked for."""
+
+    classes = ("blue", "green", "red")
+
+    def __init__(self, images: int = 24, seed: int = 0, *, tensors: bool = False) -> None:
+        self.images, self.seed, self.tensors = images, seed, tensors
+
+    def __len__(self) -> int:
+        return self.images
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        label = index % 3
+        noise = np.random.default_rng((self.seed, index)).normal(0, 30, (16, 16, 3))
+        pixels = np.clip(np.array(list(runs.COLOURS.values())[label]) + noise, 0, 255).astype(np.uint8)
+        if self.tensors:
+            return torch.from_numpy(pixels).permute(2, 0, 1).float() / 127.5 - 1, label
+        return Image.fromarray(pixels), label
+
+
+def train(out: Path, train_dataset: Any = None, val_dataset: Any = None, **fields: Any) -> vitkit.TrainingRun:
+    given = {"train_dataset": train_dataset or Coloured(), "val_dataset": val_dataset or Coloured(9, seed=1)}
+    return vitkit.train(**given, out=out, **{"epochs": 2, **SMALL, **QUIET, **fields})
+
+
+# --- Datasets -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> vitkit.TrainingRun:
+    return train(tmp_path_factory.mktemp("own") / "run", epochs=4)
+
+
+def test_a_run_on_datasets_leaves_a_model_figures_and_a_page(trained: vitkit.TrainingRun, tmp_path: Path) -> None:
+    assert trained.classifier.classes == Coloured.classes
+    assert trained.recipe.data is None
+    assert trained.evaluation["images"] == 9
+    assert "epoch by val_acc" in trained.evaluation["chosen_on"], "validation images chose the model"
+    assert "chosen on these images" in repr(trained)
+    assert len(runs.metrics(trained.folder)) == 4
+    page = trained.report.read_text()
+    assert "nobody looked for similar pictures" in page and "<img" in page
+    Coloured(3, seed=5)[2][0].save(tmp_path / "red.png")
+    assert vitkit.predict(trained.folder, tmp_path / "red.png").to_dict()
+
+
+def test_what_the_figures_say_is_what_the_saved_model_says(trained: vitkit.TrainingRun) -> None:
+    classifier, images = trained.classifier, Coloured(9, seed=1)
+    pixels = torch.stack([torch.from_numpy(classifier.preprocess(images[i][0])) for i in range(9)])
+    with torch.no_grad():
+        said = classifier.probabilities(pixels)
+    labels = torch.tensor([images[i][1] for i in range(9)])
+    assert trained.accuracy == pytest.approx((said.argmax(1) == labels).float().mean().item())
+    assert trained.evaluation["loss"] == pytest.approx(-said[range(9), labels].log().mean().item(), rel=1e-4)
+
+
+def test_pil_images_and_files_of_them_are_trained_alike(tmp_path: Path) -> None:
+    """The same pictures in the same order, split the same way: the same weights."""
+    for name, images in (("train", Coloured()), ("val", Coloured(9, seed=1))):
+        for i in sorted(range(len(images)), key=lambda i: i % 3):
+            picture, label = images[i]
+            path = tmp_path / "data" / name / Coloured.classes[label] / f"{i:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path)
+
+    class Sorted(Coloured):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return super().__getitem__(sorted(range(len(self)), key=lambda i: i % 3)[index])
+
+    train(tmp_path / "own", Sorted(), Sorted(9, seed=1), method="scratch")
+    vitkit.train(tmp_path / "data", out=tmp_path / "files", epochs=2, **SMALL, **QUIET)
+    runs.assert_same_weights(tmp_path / "own", tmp_path / "files")
+
+
+def test_tensors_are_taken_as_they_are_and_others_refused(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", Coloured(tensors=True), Coloured(9, seed=1, tensors=True))
+    assert run.evaluation["images"] == 9
+    with pytest.raises(
+        VitkitError, match=r"train_dataset\[\d+\] is torch.float32 \(3, 16, 16\): give .* \(3, 32, 32\)"
+    ):
+        train(tmp_path / "other", Coloured(tensors=True), Coloured(9, tensors=True), image_size=32)
+    assert not (tmp_path / "other" / "model.safetensors").exists()
+
+
+def test_pictures_that_are_in_both_are_counted(tmp_path: Path) -> None:
+    lines: list[str] = []
+    train(tmp_path / "run", Coloured(12), Coloured(9), epochs=1, say=lines.append)
+    assert "problem: 9 validation images are training images too: their figures flatter" in lines
+
+
+def test_without_validation_there_is_a_model_and_no_figure(tmp_path: Path) -> None:
+    run = vitkit.train(train_dataset=Coloured(), out=tmp_path / "run", epochs=1, **SMALL, **QUIET)
+    assert run.classifier.temperature == 1.0
+    assert not (run.folder / "evaluation.json").exists()
+
+
+class Labels(Coloured):
+    def __init__(self, labels: list[Any]) -> None:
+        super().__init__(len(labels))
+        self.labels = labels
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return super().__getitem__(index)[0], self.labels[index]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train_dataset": Labels([0, 1, 3])}, r"train_dataset\[2\] has label 3, but there are 3 classes"),
+        ({"train_dataset": Labels([0, 1, "red"])}, r"train_dataset\[2\] has label 'red': a label must be the number"),
+        ({"train_dataset": Labels([0, 1, True])}, "has label True"),
+        ({"train_dataset": [1, 2, 3], "class_names": "ab"}, r"train_dataset\[0\] is int, not \(image, label\)"),
+        ({"train_dataset": [(1, 0)]}, "has no attribute `classes`: give class_names="),
+        ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
+        ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
+        ({"train_dataset": Coloured(), "folds": 3}, "folds is about files"),
+        ({"train_dataset": Coloured(), "method": "probe"}, "method probe reads its images from files"),
+        ({"train_dataset": Coloured(), "lp_ft": True}, "lp_ft reads its images from files"),
+        ({"val_dataset": Coloured()}, "go with train_dataset"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_what_cannot_be_trained_on_is_refused_in_a_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said) as caught:
+        vitkit.train(**{"out": tmp_path / "run", **SMALL, **QUIET, **given})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Path, trained: Any) -> None:
+    class Stop:
+        def on_epoch_end(self, state: TrainingState) -> None:
+            if state.epoch == 1:
+                raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", epochs=4, callbacks=[Stop()])
+    with pytest.raises(VitkitError, match="was trained on datasets given from Python"):
+        vitkit.train(resume=tmp_path / "run", **QUIET)
+    given: dict[str, Any] = {"train_dataset": Coloured(), "val_dataset": Coloured(9, seed=1)}
+    vitkit.train(resume=tmp_path / "run", **given, **QUIET)
+    runs.assert_same_weights(tmp_path / "run", trained.folder)
+    with pytest.raises(VitkitError, match="is of another run, or the recipe was changed since"):
+        vitkit.train(resume=tmp_path / "run", **{**given, "train_dataset": Coloured(27)}, **QUIET)
+
+
+# --- Callbacks and loggers ----------------------------------------------------------------------------
+
+
+class Witness:
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def on_fit_start(self, state: TrainingState) -> None:
+        self.heard.append(("start", state.epoch, state.step))
+
+    def on_step_end(self, state: TrainingState) -> None:
+        self.heard.append(("step", state.epoch, state.step))
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        state.metrics["of_the_caller"] = 7.0
+        self.heard.append(("epoch", state.epoch, state.step))
+
+    def on_fit_end(self, state: TrainingState) -> None:
+        self.heard.append(("end", state.epoch, state.step))
+
+
+class Curves:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.ended = ""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, metrics))
+
+    def finalize(self, status: str) -> None:
+        self.ended = status
+
+
+def test_callbacks_are_called_in_order_and_loggers_given_what_they_add(tmp_path: Path) -> None:
+    witness, curves = Witness(), Curves()
+    run = train(tmp_path / "run", callbacks=[witness], loggers=[curves])
+    steps = [("step", epoch, 3 * epoch + step + 1) for epoch in range(2) for step in range(3)]
+    ends = [("epoch", 0, 3), ("epoch", 1, 6)]
+    assert witness.heard == [("start", 0, 0), *steps[:3], ends[0], *steps[3:], ends[1], ("end", 1, 6)]
+    rows = runs.metrics(run.folder)
+    assert [step for step, _ in curves.rows] == [0, 1]
+    assert [row["val_loss"] for row in rows] == [own["val_loss"] for _, own in curves.rows]
+    assert all(own["of_the_caller"] == 7.0 for _, own in curves.rows)
+    assert "of_the_caller" not in rows[0]
+    assert curves.ended == "success"
+
+
+def test_a_callback_may_end_the_training(tmp_path: Path) -> None:
+    class Enough:
+        def on_step_end(self, state: TrainingState) -> None:
+            state.should_stop = state.step == 4
+
+    run = train(tmp_path / "run", epochs=5, callbacks=[Enough()])
+    assert [row["step"] for row in runs.metrics(run.folder)] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"callbacks": [object()]}, "object has none of on_fit_start"),
+        ({"loggers": [object()]}, "object has no log_metrics"),
+        ({"logger": "wandb"}, "--logger wandb needs the package wandb: pip install wandb"),
+        ({"logger": "carrier pigeon"}, "logger must be one of"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_who_would_hear_nothing_is_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        train(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_and_the_fit_of_a_head_do_not_go_together(tmp_path: Path) -> None:
+    data, start = runs.photos(tmp_path / "data"), train(tmp_path / "start", epochs=1).folder
+    with pytest.raises(VitkitError, match="method probe takes no steps"):
+        vitkit.train(data, weights=start, method="probe", out=tmp_path / "run", callbacks=[Witness()], **QUIET)
+
+
+def test_the_csv_logger_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", logger="csv")
+    with (run.folder / "csv" / "metrics.csv").open(newline="") as file:
+        found = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    assert found == pytest.approx([row["val_loss"] for row in runs.metrics(run.folder)])
+    train(tmp_path / "run", force=True, logger="none")
+    assert not (tmp_path / "run" / "csv").exists(), "it is the run's"
+
+
+def test_weights_and_biases_and_mlflow_are_told_as_they_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
+
+    class WandBRun:
+        config = types.SimpleNamespace(update=lambda params, allow_val_change: told["wandb"].append(params["lr"]))
+
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            told["wandb"].append((step, metrics["val_loss"]))
+
+        def finish(self, exit_code: int) -> None:
+            told["wandb"].append(exit_code)
+
+    wandb: Any = types.ModuleType("wandb")
+    wandb.init = lambda **options: WandBRun()
+    mlflow: Any = types.ModuleType("mlflow")
+    mlflow.set_experiment = mlflow.start_run = lambda *_, **__: None
+    mlflow.log_params = lambda params: told["mlflow"].append(params["lr"])
+    mlflow.log_metrics = lambda metrics, step: told["mlflow"].append((step, metrics["val_loss"]))
+    mlflow.end_run = lambda status: told["mlflow"].append(0 if status == "FINISHED" else 1)
+    for module in (wandb, mlflow):
+        module.__spec__ = types.SimpleNamespace(name=module.__name__)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        run = train(tmp_path / module.__name__, logger=module.__name__)
+        losses = [row["val_loss"] for row in runs.metrics(run.folder)]
+        assert told[module.__name__] == [run.recipe.lr, *enumerate(losses), 0]
+
+
+# --- Lightning's Trainer ------------------------------------------------------------------------------
+
+
+def test_the_example_trains_with_lightnings_trainer_and_leaves_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    for part, images, seed in (("train", 12, 0), ("test", 6, 1)):
+        runs.photos(tmp_path / "data" / part, images=images, seed=seed)
+    example = Path(__file__).parents[2] / "examples" / "lightning_cifar10.py"
+    command = [sys.executable, "-W", "ignore", str(example), str(tmp_path / "data"), "4", "vit_micro_patch8_16"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=runs.environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "val_acc" in done.stdout
+    assert list((tmp_path / "runs" / "lightning" / "checkpoints").glob("*.ckpt"))
+    answers = vitkit.evaluate(tmp_path / "runs" / "lightning", tmp_path / "data").to_dict()
+    assert 0 <= answers["accuracy"] <= 1
+
+
+def test_its_loss_and_schedule_are_vitkits(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from vitkit.training.lightning_module import LightningClassifier
+    from vitkit.training.losses import label_loss
+    from vitkit.training.optim import lr_factor
+    from vitkit.training.recipe import Recipe
+
+    model, recipe = vitkit.create_model("vit_micro_patch8_16", num_classes=3), Recipe(lr=0.1, layer_decay=0.5)
+    task = LightningClassifier(model, recipe)
+    task.log = lambda *_, **__: None  # type: ignore[method-assign]
+    images, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
+    expected = label_loss(model.forward_heads(images), labels, recipe.label_smoothing)
+    torch.testing.assert_close(task.training_step((images, labels), 0), expected)
+    task._trainer = types.SimpleNamespace(estimated_stepping_batches=10)  # type: ignore[assignment]
+    chosen = task.configure_optimizers()
+    optimizer, schedule = chosen["optimizer"], chosen["lr_scheduler"]["scheduler"]
+    for step in range(10):
+        rates = [group["lr"] for group in optimizer.param_groups]
+        parts = [0.1 * lr_factor(step / 10, recipe, 0.1) * group["lr_scale"] for group in optimizer.param_groups]
+        assert rates == pytest.approx(parts)
+        optimizer.step()
+        schedule.step()
