@@ -75,3 +75,11 @@ def test_every_configuration_takes_a_plain_value_or_refuses_it_in_a_line(data: s
         assert "\n" not in str(error).replace(repr(value), "").strip()
     else:
         assert getattr(made, name) is not None or value is None
+
+
+def test_a_recipe_made_in_python_is_held_to_its_types_too() -> None:
+    with pytest.raises(VitkitError, match="epochs must be a whole number, not '3'"):
+        Recipe(epochs="3")  # type: ignore[arg-type]
+    with pytest.raises(VitkitError, match="dropout must be a finite number, not inf"):
+        Recipe(dropout=float("inf"))
+    assert Recipe(split=[0.5, 0.25, 0.25]).split == (0.5, 0.25, 0.25)  # type: ignore[arg-type]

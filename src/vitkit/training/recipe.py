@@ -10,19 +10,19 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
-from vitkit.text.fields import Between
+from vitkit.text.fields import Between, hints_of, settle_types
 from vitkit.training.recipe_values import (
     BY_METHOD,
+    METHODS_RENAMED,
     RENAMED,
     check_together,
     check_values,
-    coerce,
     parse_duration,
 )
 
@@ -226,9 +226,7 @@ class Recipe:
     ] = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # a place may be given as a path
-            if isinstance(value := getattr(self, field.name), Path):
-                object.__setattr__(self, field.name, str(value))
+        settle_types(self)
         check_values(self)
         check_together(self)
 
@@ -274,7 +272,7 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
     """
-    hints = get_type_hints(Recipe)
+    hints = hints_of(Recipe)
     for name in fields:
         if name in RENAMED:
             raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")
@@ -282,8 +280,10 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
             close = difflib.get_close_matches(name, hints, n=1)
             meant = f" (did you mean {close[0]}?)" if close else ""
             raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
-    typed = {name: coerce(name, hints[name], value, source) for name, value in fields.items()}
+    method = str(fields.get("method"))
+    if method in METHODS_RENAMED:
+        raise VitkitError(f"{source}: method {method} is called {METHODS_RENAMED[method]} now")
     try:
-        return Recipe(**typed)
+        return Recipe(**fields)
     except VitkitError as error:
         raise VitkitError(f"{source}: {error}") from error

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.text.fields import as_typed, check_ranges
+from vitkit.text.fields import check_ranges
 
 BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
 
@@ -18,7 +18,7 @@ RENAMED = {  # fields of recipes and runs of before, of which no other meaning m
     "limit": "max_images",
     "rank": "lora_rank",
 }
-_METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
+METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 
 
 def parse_duration(text: str) -> float:
@@ -45,16 +45,6 @@ def checkpoint_every(text: str) -> int:
     if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
         raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
     return int(text)
-
-
-def coerce(name: str, hint: Any, value: Any, source: str) -> Any:
-    """A TOML or flag value as the field's type, as `text.fields.as_typed`, with where it came from."""
-    if name == "method" and value in _METHODS_RENAMED:
-        raise VitkitError(f"{source}: method {value} is called {_METHODS_RENAMED[value]} now")
-    try:
-        return as_typed(name, hint, value)
-    except VitkitError as error:
-        raise VitkitError(f"{source}: {error}") from error
 
 
 _OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
