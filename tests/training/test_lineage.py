@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 import runs
@@ -18,7 +19,7 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.training import run
-from vitkit.weights import load
+from vitkit.weights import load, read
 from vitkit.weights.formats.writing import write
 
 CLASSES = ("a", "b", "c")
@@ -241,3 +242,39 @@ def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, fi
     assert f"label errors are judged by {other}, which had not seen these images" in said
     _, said = go_on(data, first, tmp_path / "fourth")
     assert "label errors are looked for among held-out images only: the weights had been trained on them" in said
+
+
+# --- How often weights are read -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "timm"])
+def test_a_run_reads_the_weights_it_begins_from_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    data = runs.photos(tmp_path / "data")
+    start = run.train(runs.quick(data, epochs=1, seed=5), tmp_path / "start", say=lambda line: None)
+    if kind == "timm":
+        start = tmp_path / "start.pth"
+        torch.save(runs.weights(tmp_path / "start"), start)
+    files: list[Path] = []
+    for name in ("read_torch", "read_safetensors"):
+        original = getattr(read, name)
+        spied = lambda path, original=original: (files.append(path), original(path))[1]  # noqa: E731
+        monkeypatch.setattr(read, name, spied)
+    other = runs.photos(tmp_path / "other", seed=3)
+    asked = {"data": str(other), "weights": str(start), "method": "full", "epochs": 1, "workers": 0}
+    run.train(asked, tmp_path / "run", say=lambda line: None)
+    assert sum(path.is_relative_to(start) or path == start for path in files) == 1
+    again = [path for path in files if path.is_relative_to(tmp_path / "run")]
+    assert len(again) == 1, "and its own model once, when it is evaluated"
+
+
+def test_weights_that_were_written_anew_are_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.pth"
+    with read.reading_once():
+        for value in (1.0, 2.0):
+            torch.save({"w": torch.full((3,), value)}, path)
+            found = read.read_checkpoint(path)
+            assert found is read.read_checkpoint(path)
+            assert float(found.tensors["w"].read()[0]) == value
+    assert read.read_checkpoint(path) is not found

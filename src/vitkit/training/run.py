@@ -55,6 +55,7 @@ from vitkit.training.run_folder import (
 from vitkit.training.setup import choose_device, start_of, weights_of
 from vitkit.training.summary import FINDINGS, GROUPS
 from vitkit.training.teacher import check_distillation, load_teacher
+from vitkit.weights.read import reading_once
 
 
 def train(
@@ -96,7 +97,7 @@ def train(
     check_watchers(asked, callbacks, loggers)
     choose_device(asked)  # which may be none of this machine's
     team = assemble(asked.devices, asked.nodes)
-    with ExitStack() as hold:
+    with ExitStack() as hold, reading_once():
         folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
         _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), settled)
     return folder
@@ -217,7 +218,7 @@ def resume(
     choose_device(recipe)
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
-    with ExitStack() as hold:
+    with ExitStack() as hold, reading_once():
         team.by_first(lambda: _tidy(folder, data_root, progress, hold))
         _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), recipe)
     return folder

@@ -54,6 +54,7 @@ from vitkit.training.setup import augment_of, choose_device, choose_workers, new
 from vitkit.training.summary import EVALUATION, PICTURES, REPORT
 from vitkit.training.teacher import check_distillation, teacher_of_run
 from vitkit.weights import load
+from vitkit.weights.read import reading_once
 
 _OF_FILES = (
     "data",
@@ -98,7 +99,7 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
     check_team(recipe, team)
     config, _ = start_of(recipe, found.table.classes, run_of.watch)
     recipe = spare_patches(recipe, asked, config)
-    with ExitStack() as hold:
+    with ExitStack() as hold, reading_once():
         folder = team.by_first(partial(_begin, out, force, recipe, hold))
         run = replace(run_of, folder=folder, team=team)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
@@ -126,7 +127,7 @@ def resume_on(datasets: Datasets, run_of: Run) -> None:
     choose_device(recipe)
     team = assemble(recipe.devices, recipe.nodes)
     check_team(recipe, team)
-    with ExitStack() as hold:
+    with ExitStack() as hold, reading_once():
         team.by_first(lambda: hold.enter_context(sole_in(folder)) and sweep(folder))
         _go(replace(run_of, team=team), recipe, datasets, survey(datasets, run_of.watch))
 

@@ -5,6 +5,9 @@ The kind of a file is told by its content.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,27 @@ from vitkit.weights.torch_file import is_torch_zip, read_torch
 
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+_Identity = tuple[Path, int, int, int]  # with inode, size and time: a file that was written anew is another
+_kept: dict[_Identity, Checkpoint] | None = None
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Within, a file that was read is not read again, unless it has been written anew: a run asks several times.
+
+    Files that are mapped into memory are meant, of which nothing else is kept than the names.
+    """
+    global _kept
+    if _kept is not None:
+        yield
+        return
+    _kept = {}
+    try:
+        yield
+    finally:
+        _kept = None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -91,7 +115,18 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _read_file(path: Path) -> Checkpoint:
     with path.open("rb") as file:
-        start = file.read(16)
+        start, found = file.read(16), os.fstat(file.fileno())
+    identity = (path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns)
+    if _kept is not None and identity in _kept:
+        return _kept[identity]
+    checkpoint = _read_content(path, start)
+    is_mapped = start.startswith(b"PK") or start[8:9] == b"{"
+    if _kept is not None and is_mapped:
+        _kept[identity] = checkpoint
+    return checkpoint
+
+
+def _read_content(path: Path, start: bytes) -> Checkpoint:
     if not start:
         raise VitkitError(f"{path} is empty")
     if start.startswith(b"PK"):
