@@ -146,7 +146,8 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
         ("probe", {"views": 1}),
         ("probe-sgd", {}),
         ("lora", {"balance": "loss"}),
-        ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1, "find_lr": True}),
+        ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1}),
+        pytest.param("full", {"mixup": 0.4, "label_smoothing": 0.1, "find_lr": True}, marks=pytest.mark.accept),
     ],
 )
 def test_every_method_learns_from_weights(
