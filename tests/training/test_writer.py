@@ -14,9 +14,10 @@ import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted
+from vitkit.system.run_files import LAST
 from vitkit.system.stopping import Deferral
 from vitkit.training import checkpoint
-from vitkit.training.checkpoint import LAST, save
+from vitkit.training.checkpoint import save
 from vitkit.training.interruption import Interruption
 from vitkit.training.metrics_file import append_metrics, read_metrics, truncate_metrics
 from vitkit.training.recipe import Recipe

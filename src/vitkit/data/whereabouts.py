@@ -16,8 +16,7 @@ from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Progress
-
-_SPLIT, _GROUPS = "split.json", "groups.json"
+from vitkit.system.run_files import GROUPS, SPLIT
 
 
 def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:
@@ -66,8 +65,8 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
     """The groups of a run's images (`groups_from_file`), by the paths that they have in a table of `images_of_run`."""
-    groups = groups_from_file(run / _GROUPS)
-    known = zip(split_from_file(run / _SPLIT).paths, table.paths, strict=True) if groups else ()
+    groups = groups_from_file(run / GROUPS)
+    known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
     return {new: groups[old] for old, new in known if old in groups}
 
 
@@ -90,7 +89,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
         raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
-    if (groups := split_file.with_name(_GROUPS)).is_file():
+    if (groups := split_file.with_name(GROUPS)).is_file():
         stored = from_json(groups.read_text(encoding="utf-8"))
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
     write_json(split_file, {**split_to_dict(after), "contents": moved})

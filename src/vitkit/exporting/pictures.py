@@ -13,6 +13,7 @@ from vitkit.data.sources import ImageTable, read_source
 from vitkit.data.whereabouts import images_of_run
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
+from vitkit.system.run_files import SPLIT
 
 MOST = 200  # of them a single one may be classed otherwise
 _SYNTHETIC = 64
@@ -60,7 +61,7 @@ def choose_pictures(
         raise VitkitError("--data-root is about the images of a run: name its folder as the model")
     if model is None:
         return _made_up("no photographs were named")
-    split = Path(model) / "split.json"
+    split = Path(model) / SPLIT
     if root is not None:
         return _of_table(images_of_run(split, root, progress))
     if not split.is_file():

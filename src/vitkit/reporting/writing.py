@@ -14,6 +14,7 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import without_place, write_json, write_text
+from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
 from vitkit.text.cells import harmless
 from vitkit.text.html import to_png
 
@@ -46,7 +47,7 @@ def write_evaluation(
     config, preprocess = classifier.model.config, classifier.preprocess
     h, w = config.image_size
     write_report(
-        folder / "report.html",
+        folder / REPORT,
         title=f"evaluation on {without_place(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
@@ -60,8 +61,8 @@ def write_evaluation(
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
         pictures={caption: to_png(picture) for caption, picture in pictures.items()},
     )
-    write_json(folder / "evaluation.json", numbers)
-    write_predictions(folder / "predictions.csv", evaluation)
+    write_json(folder / EVALUATION, numbers)
+    write_predictions(folder / PREDICTIONS, evaluation)
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:

@@ -19,7 +19,6 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 from vitkit.training.recipe import Recipe
 
-LAST = Path("checkpoints", "last.ckpt")  # in a run's folder
 _LENGTH = 64  # of the checksum, which is the archive's comment
 _SHOWN = 4  # differences
 _DIGITS = 12  # of a digest

@@ -14,11 +14,11 @@ from vitkit.data.pictures import PictureRecord
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import from_json, write_json
+from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.html import table, write_page
 from vitkit.training.fit import fit_and_report
 from vitkit.training.recipe import Recipe, name_of, without_places
-from vitkit.training.run_folder import FOLDS, RECIPE, Run, fold_folder
-from vitkit.training.summary import EVALUATION, REPORT
+from vitkit.training.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from vitkit.data.whereabouts import read_contents
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
+from vitkit.system.run_files import LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.balance import class_weights, log_weights, settle_balance, shift_answers, stand
-from vitkit.training.checkpoint import LAST, identity, read
+from vitkit.training.checkpoint import identity, read
 from vitkit.training.distributed import Team, fabric_of
 from vitkit.training.divergence import Guard
 from vitkit.training.finalize import keep_standing
@@ -40,7 +41,7 @@ from vitkit.training.patches import drop_patches
 from vitkit.training.probe import start_head
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_values import checkpoint_every
-from vitkit.training.run_folder import RECIPE, SPLIT, Run
+from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, choose_compile, choose_device, choose_precision, choose_workers
 from vitkit.training.sharding import share_out
 from vitkit.training.state import TrainingState

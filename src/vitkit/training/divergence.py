@@ -19,8 +19,8 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
+from vitkit.system.run_files import BAD_BATCH
 
-BAD_BATCH = "bad_batch-*.pt"
 _IN_A_ROW = 3  # steps left out, until training stops
 _LOWERED = 2  # times that the learning rate is lowered, until training stops
 _FACTOR = 0.1

@@ -11,11 +11,12 @@ from vitkit.errors import Interrupted
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json
+from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.training.descent import learn
 from vitkit.training.finalize import settle_confidence
 from vitkit.training.probe import Features, fit_head
 from vitkit.training.recipe import Recipe, without_places
-from vitkit.training.run_folder import SPLIT, Run
+from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, new_classifier
 from vitkit.training.summary import draw_data, report
 from vitkit.training.suspects import doubt_labels
@@ -66,7 +67,7 @@ def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | Non
     what = "exact match" if table.is_multi else "accuracy"
     run.say(
         f"{what} {evaluation.accuracy:.4f} on {evaluation.described}"
-        f" ({evaluation.loss:.4f} log loss); report: {run.folder / 'report.html'}"
+        f" ({evaluation.loss:.4f} log loss); report: {run.folder / REPORT}"
     )
     return evaluation
 

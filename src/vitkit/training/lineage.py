@@ -22,9 +22,9 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
+from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.words import listed
 from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import SPLIT, fold_folder
 from vitkit.training.setup import weights_of
 from vitkit.weights import inspect
 

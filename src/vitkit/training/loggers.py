@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from vitkit.errors import VitkitError
+from vitkit.system.run_files import BOARD
 from vitkit.training.loop import HOOKS
 from vitkit.training.recipe import Recipe
 from vitkit.training.state import TrainingState
@@ -110,7 +111,7 @@ def check_logger(recipe: Recipe) -> None:
 def _tensorboard(folder: Path, epoch: int) -> Logger:
     from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
-    return cast(Logger, TensorBoardLogger(folder, name="tensorboard", version="", purge_step=epoch))
+    return cast(Logger, TensorBoardLogger(folder, name=BOARD, version="", purge_step=epoch))
 
 
 def _csv(folder: Path, epoch: int) -> Logger:  # noqa: ARG001

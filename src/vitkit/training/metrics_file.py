@@ -12,7 +12,6 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_text
 
-METRICS = "metrics.csv"
 COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds")
 
 

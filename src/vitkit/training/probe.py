@@ -25,6 +25,7 @@ from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.evaluation.regression import regress, regression_loss
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import devices
+from vitkit.system.run_files import METRICS
 from vitkit.training.balance import give_heads, stand
 from vitkit.training.finalize import keep_standing
 from vitkit.training.metrics_file import append_metrics
@@ -140,7 +141,7 @@ def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None
         "val_map": fitted.val_map,
     }
     known = {name: value for name, value in metrics.items() if value is not None}
-    append_metrics(run.folder / "metrics.csv", {"epoch": 0, "step": 0, **known, "seconds": round(seconds, 1)})
+    append_metrics(run.folder / METRICS, {"epoch": 0, "step": 0, **known, "seconds": round(seconds, 1)})
     classifier.provenance["metrics"] = {"epoch": 0, **known}
     classifier.save(run.folder)
     shown = "  ".join(f"{name} {value:.4f}" for name, value in known.items())

@@ -20,6 +20,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import sole_in, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, RECIPE, SPLIT, fold_folder
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
@@ -39,21 +40,16 @@ from vitkit.training.loggers import check_watchers
 from vitkit.training.recipe import Recipe, build, name_of
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import (
-    CLASS_INDICES,
-    RECIPE,
-    SPLIT,
     Run,
     check_free,
     check_place,
     clear,
     discard_if_empty,
-    fold_folder,
     next_free,
     remove_if_empty,
     sweep,
 )
 from vitkit.training.setup import choose_device, start_of, weights_of
-from vitkit.training.summary import FINDINGS, GROUPS
 from vitkit.training.teacher import check_distillation, load_teacher
 from vitkit.weights.read import reading_once
 

@@ -15,29 +15,10 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, unfinished
 from vitkit.system.progress import Progress, Say
-from vitkit.training.checkpoint import LAST
+from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, Team
-from vitkit.training.divergence import BAD_BATCH
-from vitkit.training.summary import EVALUATION, FINDINGS, GROUPS, LABEL_ERRORS, MISTAKES, PICTURES, REPORT
 
-RECIPE, SPLIT, LOG, FOLDS, CLASS_INDICES = "recipe.toml", "split.json", "log.txt", "folds.json", "class_indices.json"
-_OWN_FILES = (
-    *(
-        WEIGHTS,
-        DESCRIPTION,
-        RECORD,
-        RECIPE,
-        SPLIT,
-        FOLDS,
-        CLASS_INDICES,
-        FINDINGS,
-        EVALUATION,
-        LOG,
-        REPORT,
-        "metrics.csv",
-    ),
-    *(GROUPS, LABEL_ERRORS, MISTAKES, *PICTURES.values()),
-)
+_OWN_FILES = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 
 
 @dataclass(frozen=True)
@@ -67,11 +48,6 @@ class Run:
         """Tell the user what is being done, how many are done, of how many."""
         if self.team.is_first:
             self.watch(what, done, total)
-
-
-def fold_folder(folder: Path, fold: int) -> Path:
-    """The run of one fold of a cross-validation, the first being 0."""
-    return folder / f"fold-{fold + 1}"
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
@@ -123,7 +99,7 @@ def remove_if_empty(folder: Path) -> None:
 
 def discard_if_empty(folder: Path) -> None:
     """A run that ended before there was a model leaves nothing behind."""
-    runs = (folder, *folder.glob("fold-*"))
+    runs = (folder, *folds_in(folder))
     if not any((own / name).exists() for own in runs for name in (WEIGHTS, LAST)) and not any(folder.rglob(BAD_BATCH)):
         clear(folder)
 
@@ -135,9 +111,9 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for batch in folder.glob(BAD_BATCH):
         batch.unlink()
-    for grown in (LAST.parent.name, "tensorboard", "csv", "wandb"):
+    for grown in (LAST.parent.name, *LOGGED):
         shutil.rmtree(folder / grown, ignore_errors=True)
-    for fold in folder.glob("fold-*"):
+    for fold in folds_in(folder):
         clear(fold)
         if not any(fold.iterdir()):
             fold.rmdir()
@@ -149,5 +125,5 @@ def sweep(folder: Path) -> None:
         for name, path in unfinished(own):
             if (name in (*_OWN_FILES, LAST.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
                 path.unlink()
-    for fold in folder.glob("fold-*"):
+    for fold in folds_in(folder):
         sweep(fold)

@@ -36,36 +36,35 @@ from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Progress, Say
+from vitkit.system.run_files import (
+    EVALUATION,
+    FINDINGS,
+    GROUPS,
+    LABEL_ERRORS,
+    METRICS,
+    MISTAKES,
+    PICTURES,
+    REPORT,
+    SPLIT,
+)
 from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.weights import load
 
-FINDINGS, EVALUATION, REPORT, LABEL_ERRORS = "findings.json", "evaluation.json", "report.html", "label_errors.csv"
-GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
-MISTAKES = "mistakes.html"
 _EXPLAINED = 12  # mistakes
-PICTURES = {
-    "Curves": "curves.png",
-    "Confusion": "confusion.png",
-    "Confidence and accuracy": "reliability.png",
-    "ROC and precision-recall": "ranking.png",
-    "Held-out images as the model sees them": "embedding.png",
-    "Images per class": "classes.png",
-    "What the model sees in training": "train_batch.png",
-}
 
 
 def draw_data(folder: Path, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int) -> None:
     """classes.png and train_batch.png."""
     counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
-    plots.save_figure(plots.class_counts(counts, table.classes), folder / "classes.png")
+    plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
     images = TrainingImages(table.of_split("train"), preprocess, augment, seed)
     chosen = np.random.default_rng(seed).permutation(len(images))[:32].tolist()
     pictures = [_to_picture(images[0, i][0], preprocess) for i in chosen]
     titles = [images.table.name_of(i) or "none" for i in chosen]
     sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
-    plots.save_figure(sheet, folder / "train_batch.png")
+    plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
 
 
 def _to_picture(image: torch.Tensor, preprocess: Preprocess) -> Image.Image:
@@ -98,7 +97,7 @@ def report(
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
-    seen_before = None if record is None else seen_of(roles_in_run(folder / "split.json", record), evaluation.split)
+    seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
     numbers = all_figures(evaluation, seen_before, classifier.provenance.get(BALANCE))
     spoilt = describe(numbers)
     if spoilt is not None:
@@ -109,7 +108,7 @@ def report(
         if doubts is None:
             doubts = from_predictions(own for own in _held_out(evaluation, seen))
         write_doubts(folder / LABEL_ERRORS, doubts)
-    rows = read_metrics(folder / "metrics.csv")
+    rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
     for caption, picture in draw(classifier, evaluation, table.root, partial(progress, "laying out images")).items():
         plots.save_figure(picture, folder / PICTURES[caption])

@@ -19,10 +19,11 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.doubts import Doubt, from_features
 from vitkit.system.progress import Progress
+from vitkit.system.run_files import RECIPE
 from vitkit.training.probe import Features, compute_features
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
-from vitkit.training.run_folder import RECIPE, Run
+from vitkit.training.run_folder import Run
 from vitkit.training.setup import choose_precision, new_classifier, weights_of
 from vitkit.weights import inspect
 

@@ -32,26 +32,17 @@ from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import sole_in, write_json, write_text
 from vitkit.system.progress import Progress
+from vitkit.system.run_files import EVALUATION, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
 from vitkit.training.distributed import Team, assemble, check_team
 from vitkit.training.finalize import settle_by
 from vitkit.training.loggers import check_watchers
-from vitkit.training.metrics_file import METRICS, read_metrics
+from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.run_folder import (
-    RECIPE,
-    Run,
-    check_free,
-    clear,
-    discard_if_empty,
-    next_free,
-    remove_if_empty,
-    sweep,
-)
+from vitkit.training.run_folder import Run, check_free, clear, discard_if_empty, next_free, remove_if_empty, sweep
 from vitkit.training.setup import augment_of, choose_device, choose_workers, new_classifier, start_of
-from vitkit.training.summary import EVALUATION, PICTURES, REPORT
 from vitkit.training.teacher import check_distillation, teacher_of_run
 from vitkit.weights import load
 from vitkit.weights.read import reading_once

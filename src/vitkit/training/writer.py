@@ -12,12 +12,13 @@ from typing import Any
 from vitkit.classifier import Classifier
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.progress import Say
+from vitkit.system.run_files import LAST, METRICS
 from vitkit.training.balance import standing_so
-from vitkit.training.checkpoint import LAST, save
+from vitkit.training.checkpoint import save
 from vitkit.training.distributed import ALONE, Team
 from vitkit.training.finalize import standing_of
 from vitkit.training.lora import merged
-from vitkit.training.metrics_file import METRICS, append_metrics, truncate_metrics
+from vitkit.training.metrics_file import append_metrics, truncate_metrics
 from vitkit.training.optim import swa_start
 from vitkit.training.recipe import Recipe
 from vitkit.training.state import TrainingState

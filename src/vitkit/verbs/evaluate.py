@@ -14,6 +14,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.findings import findings_of, operating_lines
 from vitkit.verbs.inputs import open_model, path_of
@@ -190,7 +191,7 @@ def _write(
     from vitkit.reporting.writing import write_evaluation
 
     write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
-    return out / "report.html"
+    return out / REPORT
 
 
 def _ask(
@@ -258,9 +259,9 @@ def _table(
         raise VitkitError(f"--layout {layout} is about the folders of DATA: name it, or leave out the flag")
     if folder is None:
         raise VitkitError("a classifier in memory does not remember its data: name it")
-    if not (folder / "split.json").is_file():
+    if not (folder / SPLIT).is_file():
         raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
-    return images_of_run(folder / "split.json", root, progress)
+    return images_of_run(folder / SPLIT, root, progress)
 
 
 def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:

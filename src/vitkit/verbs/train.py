@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import departures, load_fields, resolve
 from vitkit.verbs.inputs import path_of
@@ -37,7 +38,7 @@ class TrainingRun(Result):
     @property
     def report(self) -> Path:
         """The page that tells of the run."""
-        return self.folder / "report.html"
+        return self.folder / REPORT
 
     @cached_property
     def classifier(self) -> Classifier:
@@ -53,15 +54,11 @@ class TrainingRun(Result):
     @cached_property
     def recipe(self) -> Recipe:
         """What the run was trained by, with everything settled that was left open."""
-        from vitkit.training.run_folder import RECIPE
-
         return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
 
     @cached_property
     def folds(self) -> tuple[TrainingRun, ...]:
         """The runs of a cross-validation, in order; of any other run there are none."""
-        from vitkit.training.run_folder import fold_folder
-
         return tuple(TrainingRun(fold_folder(self.folder, number)) for number in range(self.recipe.folds or 0))
 
     @cached_property
@@ -71,9 +68,6 @@ class TrainingRun(Result):
         Raises:
             OSError: the run was stopped before it was evaluated.
         """
-        from vitkit.training.run_folder import FOLDS
-        from vitkit.training.summary import EVALUATION
-
         file = self.folder / (EVALUATION if self.recipe.folds is None else FOLDS)
         return dict(from_json(file.read_text(encoding="utf-8")))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from vitkit.model.names import IMAGENET_21K
 from vitkit.system.files import from_json
-
-INDICES = "class_indices.json"  # as many training scripts write it beside their weights
+from vitkit.system.run_files import CLASS_INDICES
 
 
 def class_names(count: int) -> tuple[tuple[str, ...], str]:
@@ -27,16 +26,16 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     Both ways of writing it are read: {"0": "daisy"} and {"daisy": 0}. There are no names where there is no such file,
     or where it does not number as many classes from 0 on; what is wrong with it is then the note.
     """
-    path = (weights if weights.is_dir() else weights.parent) / INDICES
+    path = (weights if weights.is_dir() else weights.parent) / CLASS_INDICES
     if not path.is_file():
         return None, None
     try:
         numbered = _numbered(from_json(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, AttributeError, OSError) as error:
-        return None, f"{INDICES} beside the weights was passed over: it does not name classes by number ({error})"
+        return None, f"{CLASS_INDICES} beside the weights was passed over: it does not name classes by number ({error})"
     if len(numbered) != count:
-        return None, f"{INDICES} beside the weights was passed over: it names {len(numbered)} classes for {count}"
-    return numbered, f"classes are named by {INDICES} beside the weights"
+        return None, f"{CLASS_INDICES} beside the weights was passed over: it names {len(numbered)} classes for {count}"
+    return numbered, f"classes are named by {CLASS_INDICES} beside the weights"
 
 
 def _numbered(mapping: dict[str, str | int]) -> tuple[str, ...]:

@@ -1,0 +1,52 @@
+"""The names of what lies in a run's folder, beside its model folder (`model_folder`). Nothing here loads anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# What was to be trained, on which images.
+RECIPE = "recipe.toml"
+SPLIT = "split.json"  # the split of each image, and the beginning of its content's SHA-256
+GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
+FINDINGS = "findings.json"  # what the doctor found
+CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
+
+# How it went.
+LOG = "log.txt"
+METRICS = "metrics.csv"
+LAST = Path("checkpoints", "last.ckpt")  # from which the run goes on
+BAD_BATCH = "bad_batch-*.pt"  # what a training that diverged leaves of it
+BOARD = "tensorboard"  # a folder, as the next are
+LOGGED = (BOARD, "csv", "wandb")
+
+# What came of it.
+EVALUATION = "evaluation.json"
+PREDICTIONS = "predictions.csv"  # beside an evaluation that was asked for; no run writes it
+FOLDS = "folds.json"  # of a cross-validation
+REPORT = "report.html"
+MISTAKES = "mistakes.html"
+LABEL_ERRORS = "label_errors.csv"
+PICTURES = {  # by their captions in the report
+    "Curves": "curves.png",
+    "Confusion": "confusion.png",
+    "Confidence and accuracy": "reliability.png",
+    "ROC and precision-recall": "ranking.png",
+    "Held-out images as the model sees them": "embedding.png",
+    "Images per class": "classes.png",
+    "What the model sees in training": "train_batch.png",
+}
+
+FILES = (  # that a run writes into its folder itself, and which go when another is written over it
+    *(RECIPE, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS),
+    *(EVALUATION, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
+)
+
+
+def fold_folder(folder: Path, fold: int) -> Path:
+    """The run of one fold of a cross-validation, the first being 0."""
+    return folder / f"fold-{fold + 1}"
+
+
+def folds_in(folder: Path) -> list[Path]:
+    """The runs of the folds that are there."""
+    return sorted(folder.glob("fold-*"))
