@@ -22,7 +22,7 @@ from vitkit.inference.backends.precision import processor_precision
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import devices
 from vitkit.system.devices import choose_device
-from vitkit.training import setup
+from vitkit.training import distributed, setup
 from vitkit.training.distributed import fabric_of
 from vitkit.training.recipe import Recipe
 from vitkit.verbs.inputs import open_model
@@ -169,3 +169,23 @@ def test_a_verb_does_not_move_what_is_in_memory(monkeypatch: pytest.MonkeyPatch)
     assert open_model(there, lambda _: None, device="auto") is there
     assert own.to("meta") is own
     assert own.device.type == "meta"
+
+
+@pytest.mark.parametrize("asked", ["cpu", "cuda", "auto"])
+def test_processes_are_started_for_the_device(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two on the processor of a machine with one GPU; on the GPU there is room for one."""
+    have(monkeypatch, cuda=True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    started: list[object] = []
+
+    class Started(Exception):
+        pass
+
+    def fabric(**options: object) -> None:
+        started.append(options["accelerator"])
+        raise Started
+
+    monkeypatch.setattr(distributed, "Fabric", fabric)
+    with pytest.raises(Started if asked == "cpu" else VitkitError, match=None if asked == "cpu" else "machine has 1$"):
+        distributed.assemble(2, 1, setup.choose_device(Recipe(device=asked)))
+    assert started == (["cpu"] if asked == "cpu" else [])

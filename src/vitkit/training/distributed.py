@@ -138,12 +138,13 @@ class Team:
 ALONE = Team()
 
 
-def assemble(devices: int | None, nodes: int | None) -> Team:
+def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") -> Team:
     """Find or start the other processes of this run.
 
     Args:
         devices: of each machine; None for what torchrun or SLURM started, else one.
         nodes: machines; None for what torchrun or SLURM started, else one.
+        accelerator: auto, cpu, cuda or mps.
 
     Raises:
         VitkitError: the machine has fewer devices, or another number of processes was started.
@@ -156,11 +157,13 @@ def assemble(devices: int | None, nodes: int | None) -> Team:
     devices, nodes = started or (devices or 1, nodes or 1)
     if devices * nodes == 1:
         return ALONE
-    if torch.cuda.is_available() and devices > torch.cuda.device_count():
-        raise VitkitError(f"--devices {devices}, but this machine has {torch.cuda.device_count()}")
+    there = torch.cuda.device_count() if torch.cuda.is_available() else devices
+    there = {"cpu": devices, "mps": 1}.get(accelerator, there)
+    if devices > there:
+        raise VitkitError(f"--devices {devices}, but this machine has {there}")
     if not dist.is_initialized():
         with _quiet_fabric():
-            Fabric(accelerator="auto", devices=devices, num_nodes=nodes, strategy="ddp").launch()
+            Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Team(dist.get_rank(), dist.get_world_size(), nodes, group)

@@ -91,8 +91,7 @@ def train(
         raise VitkitError("the recipe names no data")
     asked = build(fields, "flags")
     check_watchers(asked, callbacks, loggers)
-    choose_device(asked)  # which may be none of this machine's
-    team = assemble(asked.devices, asked.nodes)
+    team = assemble(asked.devices, asked.nodes, choose_device(asked))
     with ExitStack() as hold, reading_once():
         folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
         _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), settled)
@@ -211,8 +210,7 @@ def resume(
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
     check_watchers(recipe, callbacks, loggers)
-    choose_device(recipe)
-    team = assemble(recipe.devices, recipe.nodes)
+    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
         team.by_first(lambda: _tidy(folder, data_root, progress, hold))

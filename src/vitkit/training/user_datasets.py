@@ -81,8 +81,7 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
     asked = {"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields}
     recipe = build(asked, "flags")
     check_watchers(recipe, run_of.callbacks, run_of.loggers)
-    choose_device(recipe)
-    team = assemble(recipe.devices, recipe.nodes)
+    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     found = survey(datasets, run_of.watch if team.is_first else lambda *_: None)
     check_trainable(found.table)
     recipe, reasons = complete(asked, found.table)
@@ -115,8 +114,7 @@ def resume_on(datasets: Datasets, run_of: Run) -> None:
     if recipe.data is not None:
         raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")
     check_watchers(recipe, run_of.callbacks, run_of.loggers)
-    choose_device(recipe)
-    team = assemble(recipe.devices, recipe.nodes)
+    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
         team.by_first(lambda: hold.enter_context(sole_in(folder)) and sweep(folder))
