@@ -7,6 +7,7 @@ below it, whenever they are loaded. The package's own `__init__` is a door, not 
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import os
 import subprocess
@@ -208,9 +209,11 @@ def test_what_counts_as_an_import(tmp_path: Path, text: str, imported: set[str])
 
 # --- What must start fast ---------------------------------------------------------------------------
 
+_WITH_TORCH = "import json, vitkit.model.vit, vitkit.profiling.model_info"
 _SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "torchvision"}
 
 
+@functools.cache
 def loaded_after(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter has loaded after running `code`."""
     report = "\nimport sys\nsys.stderr.write('\\n' + ' '.join(name for name in list(sys.modules) if '.' not in name))"
@@ -240,8 +243,7 @@ def command(*arguments: str) -> str:
         ("import vitkit.data.sources, vitkit.weights.formats.registry", _SLOW | {"torch", "numpy"}),
         ("import vitkit.exporting.formats", _SLOW | {"torch", "numpy", "onnxruntime", "openvino"}),
         ("import vitkit.classifier, vitkit.exporting.loading", _SLOW | {"torch", "onnxruntime", "openvino"}),
-        ("import vitkit.model.vit", _SLOW),
-        ("import vitkit.profiling.model_info", _SLOW),
+        (_WITH_TORCH, _SLOW),
     ],
 )
 def test_light_modules(code: str, heavy: set[str]) -> None:
@@ -262,7 +264,7 @@ def test_light_commands(arguments: tuple[str, ...], heavy: set[str]) -> None:
 
 
 def test_a_loaded_module_is_seen() -> None:
-    assert {"json", "vitkit", "torch"} <= loaded_after("import json, vitkit.model.vit")
+    assert {"json", "vitkit", "torch"} <= loaded_after(_WITH_TORCH)
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:

@@ -59,21 +59,22 @@ def test_no_verb_shows_the_help(vitkit: Any) -> None:
 # --- What starts fast -------------------------------------------------------------------------------
 
 
-def modules_after(*arguments: object) -> set[str]:
-    """The modules that a fresh interpreter has loaded after a command."""
+def modules_after(*commands: list[object]) -> list[set[str]]:
+    """The modules that a fresh interpreter has loaded after each of the commands."""
     code = (
         "import sys\n"
-        f"sys.argv = ['vitkit', *{list(map(str, arguments))!r}]\n"
         "from vitkit.cli.app import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
-        "sys.stderr.write('\\n' + ' '.join(list(sys.modules)))\n"
+        f"for arguments in {[list(map(str, arguments)) for arguments in commands]!r}:\n"
+        "    sys.argv = ['vitkit', *arguments]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as end:\n        assert not end.code, end.code\n"
+        "    sys.stderr.write('\\nloaded ' + ' '.join(list(sys.modules)) + '\\n')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    return set(done.stderr.splitlines()[-1].split())
+    return [set(line.split()[1:]) for line in done.stderr.splitlines() if line.startswith("loaded ")]
 
 
 def test_the_package_runs_as_a_module() -> None:
@@ -92,15 +93,23 @@ def test_the_package_runs_as_a_module() -> None:
 
 
 def test_help_loads_neither_torch_nor_numpy() -> None:
-    loaded = modules_after("--help")
+    (loaded,) = modules_after(["--help"])
     assert "vitkit.cli.train" in loaded
     assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
 
 
-def test_predict_loads_nothing_that_is_slow_to_import(trained: Path, data: Path) -> None:
-    loaded = modules_after("predict", trained, data / "red" / "img1.png")
-    assert "torch" in loaded
-    assert loaded & (SLOW | {"matplotlib", "sklearn", "scipy"}) == set()
+def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, data: Path, tmp_path: Path) -> None:
+    asked, out = [trained, data / "red"], tmp_path / "out.csv"
+    predicted, resumed, drawn, explained = modules_after(
+        ["predict", trained, data / "red" / "img1.png"],
+        ["predict", *asked, "-o", out, "--resume", "--reject", "0.5"],
+        ["predict", *asked, "-o", out, "--resume", "--reject", "0.5", "--pictures", tmp_path / "drawn"],
+        ["explain", trained, data / "red" / "img1.png", "-o", tmp_path / "explained"],
+    )
+    assert "torch" in predicted
+    assert (predicted | resumed) & (SLOW | {"matplotlib", "sklearn", "scipy"}) == set()
+    assert "matplotlib" in drawn
+    assert (drawn | explained) & (SLOW | {"matplotlib.pyplot"}) == set()
 
 
 # --- Flags ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+import warm
 from photos import noise, save
 from vitkit.classifier import Classifier
 from vitkit.cli.say import HARMLESS, prepare_streams, say
@@ -30,9 +31,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def shell(place: Path, command: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
+def shell(place: Path, command: str, *, begins: str, encoding: str = "utf-8") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        ["bash", "-c", f'vitkit() {{ {sys.executable} -m vitkit "$@"; }}; {command}'],
+        ["bash", "-c", f'vitkit() {{ {begins} "$@"; }}; {command}'],
         cwd=place,
         env=os.environ | {"PYTHONIOENCODING": encoding},
         capture_output=True,
@@ -55,7 +56,7 @@ def test_any_text_can_be_said_on_any_console(encoding: str, monkeypatch: pytest.
 
 
 def test_rows_for_an_ascii_console_hold_escapes(place: Path) -> None:
-    done = shell(place, "vitkit predict model photos --backend eager", "ascii")
+    done = shell(place, "vitkit predict model photos --backend eager", begins=warm.vitkit(), encoding="ascii")
     assert done.returncode == 0, done.stderr
     assert b"\\u0394.png" in done.stdout and b"\x1b" not in done.stdout and len(done.stdout.splitlines()) == 5
 
@@ -69,6 +70,6 @@ def test_rows_for_an_ascii_console_hold_escapes(place: Path) -> None:
     ],
 )
 def test_a_reader_that_is_gone_ends_the_command_quietly(place: Path, command: str, codes: tuple[int, ...]) -> None:
-    done = shell(place, command)
+    done = shell(place, command, begins=f"{sys.executable} -m vitkit")
     assert done.returncode in codes
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr

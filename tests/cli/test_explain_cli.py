@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-import runs
 from photos import fingerprint, noise, save
 from tiny import VARIETY, build
 from vitkit.classifier import Classifier
@@ -252,22 +249,3 @@ def test_no_readable_image_for_an_anatomy_is_an_error(vitkit: Any, model: Path, 
     outcome = vitkit("explain", model, pictures / "broken.png", "--anatomy", "-o", model.parent / "out")
     assert outcome.code == 2
     assert "none of the 1 images can be read" in outcome.err
-
-
-# --- What it loads ----------------------------------------------------------------------------------
-
-
-def test_explaining_loads_neither_lightning_nor_torchvision(model: Path, pictures: Path) -> None:
-    code = (
-        "import sys\n"
-        f"sys.argv = ['vitkit', 'explain', {str(model)!r}, {str(pictures)!r}, '-o', {str(model.parent / 'out')!r}]\n"
-        "from vitkit.cli.app import main\n"
-        "try:\n    main()\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
-        "slow = {'lightning', 'torchvision', 'torchmetrics', 'sklearn', 'matplotlib.pyplot'} & set(sys.modules)\n"
-        "assert not slow, slow\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr

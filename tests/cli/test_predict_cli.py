@@ -568,30 +568,6 @@ def test_strange_names_go_through_a_pipe(vitkit: Any, trained: Path, strange: Pa
     assert {restored(row[0]) for row in rows} == {"path", *map(str, Path("odd").iterdir())}
 
 
-def test_only_pictures_load_what_draws(trained: Path, here: Path) -> None:
-    heavy = ("lightning", "pytorch_lightning", "torchmetrics", "torchvision", "matplotlib")
-    arguments = [
-        "vitkit",
-        "predict",
-        str(trained),
-        "photos/red",
-        "-o",
-        "out.csv",
-        "--resume",
-        "--reject",
-        "0.5",
-    ]
-    code = (
-        "import sys\nfrom vitkit.cli.app import main\n"
-        "for flags in ([], ['--pictures', 'drawn']):\n"
-        f"    sys.argv = {arguments!r} + flags\n"
-        "    try:\n        main()\n    except SystemExit as end:\n        assert not end.code\n"
-        f"    print([name for name in {heavy!r} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert [line for line in done.stdout.splitlines() if line[0] == "["] == ["[]", "['matplotlib']"]
-
-
 # --- Pictures ---------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.inference import backends as backend
@@ -200,7 +201,7 @@ def test_asking_few_images_loads_no_other_backend() -> None:
         "open_runner(build(), images=1)\n"
         "print([name for name in ('openvino', 'onnx', 'onnxruntime') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([warm.python(), "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -223,7 +224,7 @@ os._exit(any(thread.is_alive() for thread in threads))
 def test_threads_that_ask_openvino_first_at_once_do_not_wait_for_one_another() -> None:
     """Every second of these hung, in C, where Python's own timeouts do not reach: hence a process, twice."""
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", _AT_ONCE], timeout=60, check=False)
+        done = subprocess.run([warm.python(), "-c", _AT_ONCE], timeout=60, check=False)
         assert done.returncode == 0
 
 
