@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import JOINT, ImageTable, Row, number_sets, table_of
+from vitkit.data.sources import ImageTable, Row, number_sets, table_of
 from vitkit.data.splitnames import split_of_word
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
-from vitkit.text.cells import restored
+from vitkit.text.cells import JOINT, restored
 
 _COLUMNS = {  # of a CSV file, by what people call them
     **dict.fromkeys(("path", "file", "filename", "image"), "path"),

@@ -18,17 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.error import HTTPError, URLError
 
 from vitkit.data.named_sets import DATASETS, DataSet
 from vitkit.errors import VitkitError
 from vitkit.system.cache import cache_folder, offline
 from vitkit.system.progress import Progress, Say
-
-if TYPE_CHECKING:
-    pass
-
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself waits for ever
 _TROUBLE = (

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
-from vitkit.data import named
 from vitkit.data.layout import LayoutName
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.walk import is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
+from vitkit.text.cells import JOINT
 
-JOINT = ";"  # between the classes of an image
 Row = tuple[str, str, str | None]  # path, class, split
 
 
@@ -216,6 +215,8 @@ def read_source(data: str | Path, progress: Progress | None = None, layout: Layo
         raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
     root = Path(data)
     if not root.exists() and str(data) in DATASETS:
+        from vitkit.data import named  # and with it what downloads
+
         root = named.materialise(str(data), progress=progress)
         if layout == "auto":  # which is known of a named set, and need not be told by its folders
             layout = "splits" if DATASETS[str(data)].splits else "classes"

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.sources import JOINT, ImageTable
+from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
+from vitkit.text.cells import JOINT
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:

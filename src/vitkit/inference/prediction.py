@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.sources import JOINT
+from vitkit.text.cells import JOINT
 
 Place = tuple[str, float]
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
-from vitkit.data.sources import JOINT
 from vitkit.system.files import from_json, to_json
-from vitkit.text.cells import harmless, restored
+from vitkit.text.cells import JOINT, harmless, restored
 
 if TYPE_CHECKING:
     from vitkit.inference.prediction import Place, Prediction

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.classifier import Classifier
-from vitkit.data.sources import JOINT, ImageTable
+from vitkit.data.sources import ImageTable
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
-from vitkit.text.cells import harmless
+from vitkit.text.cells import JOINT, harmless
 from vitkit.text.html import to_png
 
 

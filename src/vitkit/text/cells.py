@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+JOINT = ";"  # between the classes of an image
 _FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # what begins a formula, or would be taken for what is written here
 _MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends, which quotes hold together

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.data.sources import JOINT
 from vitkit.inference.prediction_files import Format
 from vitkit.inference.resumable import read_rows
+from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
