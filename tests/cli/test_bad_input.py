@@ -111,7 +111,7 @@ ALL = {**TRAIN, **REST, **USAGE}
 def test_a_mistake_is_told_in_a_line_or_two_and_leaves_nothing(
     vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(fit, "_fit", lambda *_: pytest.fail("it was taken for right, and trained"))
+    monkeypatch.setattr(fit, "learn", lambda *_: pytest.fail("it was taken for right, and trained"))
     before = pictures.fingerprint(here)
     outcome = vitkit(*command.split())
     assert outcome.code == 2
