@@ -187,6 +187,7 @@ def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) ->
     assert peak < 1.7 * own.probabilities.nbytes  # that at another temperature, or for other shares of the classes
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
     names = [f"class {i}" for i in range(10_000)]
     axis = plots.class_counts({"train": dict.fromkeys(names, 3), "test": dict.fromkeys(names, 2)}, names).axes[0]

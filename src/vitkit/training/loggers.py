@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import BOARD
 from vitkit.training.loop import HOOKS
-from vitkit.training.recipe import Recipe
+from vitkit.training.recipe import Recipe, without_places
 from vitkit.training.state import TrainingState
 
 
@@ -35,8 +35,8 @@ class LogEpochs:
         self._loggers, self._recipe = loggers, recipe
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Tell what is trained."""
-        fields = {name: value for name, value in vars(self._recipe).items() if value is not None}
+        """Tell what is trained, and not where it lies: what loggers keep is read elsewhere."""
+        fields = {name: value for name, value in vars(without_places(self._recipe)).items() if value is not None}
         for logger in self._loggers:
             with suppress(AttributeError, NotImplementedError):  # not every logger has a place for them
                 logger.log_hyperparams(dict(fields))
