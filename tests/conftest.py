@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 import blank as pictures
+
+gc.disable()  # until all is imported that stays
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected, millions of objects, is no garbage: not to be looked through again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
