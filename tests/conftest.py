@@ -21,6 +21,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Extensions count at the end what is left of their own."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing that another run of the tests, or the user, has put into the cache decides what happens here."""
