@@ -80,8 +80,10 @@ class Runner:
 def backends(monkeypatch: pytest.MonkeyPatch) -> None:
     """eager and onnx; onnx knows float32 alone."""
 
-    def open_runner(_model: Any, backend: str, precision: str, images: int | None = None) -> Runner:
-        assert images is not None and images > 1000
+    def open_runner(
+        _model: Any, backend: str, precision: str, images: int | None = None, device: str = "auto"
+    ) -> Runner:
+        assert images is not None and images > 1000 and device == "auto"
         if backend not in ("eager", "onnx"):
             raise VitkitError(f"backend {backend} is not installed")
         return Runner(backend, "float32" if backend == "onnx" else precision)
