@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import binomtest
 
 import runs
 import vitkit
+from vitkit.data.user_datasets import item_of
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.training.state import TrainingState
 
@@ -101,7 +103,7 @@ def test_tensors_are_taken_as_they_are_and_others_refused(tmp_path: Path) -> Non
     run = train(tmp_path / "run", Coloured(tensors=True), Coloured(9, seed=1, tensors=True))
     assert run.evaluation["images"] == 9
     with pytest.raises(
-        VitkitError, match=r"train_dataset\[\d+\] is torch.float32 \(3, 16, 16\): give .* \(3, 32, 32\)"
+        VitkitError, match=r"train_dataset\[0\] is a tensor of shape \(3, 16, 16\), and the model reads \(3, 32, 32\)"
     ):
         train(tmp_path / "other", Coloured(tensors=True), Coloured(9, tensors=True), image_size=32)
     assert not (tmp_path / "other" / "model.safetensors").exists()
@@ -117,6 +119,7 @@ def test_without_validation_there_is_a_model_and_no_figure(tmp_path: Path) -> No
     run = vitkit.train(train_dataset=Coloured(), out=tmp_path / "run", epochs=1, **SMALL, **QUIET)
     assert run.classifier.temperature == 1.0
     assert not (run.folder / "evaluation.json").exists()
+    assert "no figures" in repr(run) and "no figures" in run._repr_html_()
 
 
 class Labels(Coloured):
@@ -134,7 +137,7 @@ class Labels(Coloured):
         ({"train_dataset": Labels([0, 1, 3])}, r"train_dataset\[2\] has label 3, but there are 3 classes"),
         ({"train_dataset": Labels([0, 1, "red"])}, r"train_dataset\[2\] has label 'red': a label must be the number"),
         ({"train_dataset": Labels([0, 1, True])}, "has label True"),
-        ({"train_dataset": [1, 2, 3], "class_names": "ab"}, r"train_dataset\[0\] is int, not \(image, label\)"),
+        ({"train_dataset": [1, 2, 3], "class_names": ["a", "b"]}, r"train_dataset\[0\] is int, not \(image, label\)"),
         ({"train_dataset": [(1, 0)]}, "has no attribute `classes`: give class_names="),
         ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
         ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
@@ -167,6 +170,99 @@ def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Pa
     runs.assert_same_weights(tmp_path / "run", trained.folder)
     with pytest.raises(VitkitError, match="is of another run, or the recipe was changed since"):
         vitkit.train(resume=tmp_path / "run", **{**given, "train_dataset": Coloured(27)}, **QUIET)
+
+
+class Fails(Coloured):
+    """What the caller's code does wrong, from its second pass on."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.asked = how, 0
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        self.asked += 1
+        image, label = super().__getitem__(index)
+        if self.asked <= len(self) + 1 or index != 5:
+            return image, label
+        if self.how == "label":
+            return image, (label + 1) % 3
+        raise {"stop": StopIteration, "end": EOFError, "connection": ConnectionResetError}[self.how]("gone")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("label", r"train_dataset\[5\] has label 0 now, and had 2"),
+        ("stop", r"train_dataset\[5\]: StopIteration: gone"),
+        ("end", r"train_dataset\[5\]: EOFError: gone"),
+        ("connection", r"train_dataset\[5\]: ConnectionResetError: gone"),
+    ],
+)
+def test_a_dataset_that_fails_later_is_named(tmp_path: Path, how: str, said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        train(tmp_path / "run", Fails(how))
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (Image.new("I;16", (16, 16)), "mode I;16, whose numbers may stand for anything"),
+        (torch.zeros(3, 16, 16, dtype=torch.uint8), r"torch.uint8 \(3, 16, 16\): give PIL images, or float tensors"),
+        (np.zeros((16, 16, 3), dtype=np.uint8), "is ndarray: give PIL images"),
+        (torch.full((3, 16, 16), float("nan")), "pixels that are not finite"),
+    ],
+    ids=["16 bits", "uint8", "array", "nan"],
+)
+def test_what_is_no_picture_is_refused_before_anything_is_built(tmp_path: Path, image: Any, said: str) -> None:
+    class One(Coloured):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return (image if index == 2 else super().__getitem__(index)[0]), index % 3
+
+    with pytest.raises(VitkitError, match=said):
+        train(tmp_path / "run", One())
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (16, 16), (10, 0, 0, 0))
+    assert np.asarray(item_of([(clear, 0)], 0, "train")[0]).min() == 255, "on white"  # type: ignore[arg-type]
+    doubles, label = item_of([(torch.zeros(3, 2, 2, dtype=torch.float64), np.array(1))], 0, "train")  # type: ignore[arg-type]
+    assert isinstance(doubles, torch.Tensor)
+    assert (doubles.dtype, label) == (torch.float32, 1)
+
+
+def test_the_weights_it_begins_from_are_not_written_over(tmp_path: Path) -> None:
+    first = train(tmp_path / "run", epochs=1).folder
+    before = (first / "model.safetensors").read_bytes()
+    with pytest.raises(VitkitError, match="would write over the weights"):
+        train(first, weights=str(first), force=True, model=None)
+    assert (first / "model.safetensors").read_bytes() == before
+
+
+def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path) -> None:
+    class Stop:
+        def on_epoch_end(self, state: TrainingState) -> None:
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", callbacks=[Stop()])
+    others: dict[str, Any] = {"train_dataset": Coloured(seed=77), "val_dataset": Coloured(9, seed=1)}
+    with pytest.raises(VitkitError, match="is of another run"):
+        vitkit.train(resume=tmp_path / "run", **others, **QUIET)
+
+
+def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
+    """Over seeds, as one run of 30 pictures tells little; the exact interval of all must hold 1/3."""
+
+    class Shuffled(Coloured):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return super().__getitem__(index)[0], int(np.random.default_rng((self.seed, 9, index)).integers(3))
+
+    right = sum(
+        round(30 * train(tmp_path / str(s), Shuffled(24, s), Shuffled(30, s + 50), epochs=1).accuracy) for s in range(4)
+    )
+    interval = binomtest(right, 120, 1 / 3).proportion_ci(0.999)
+    assert interval.low <= 1 / 3 <= interval.high
 
 
 # --- Callbacks and loggers ----------------------------------------------------------------------------
@@ -225,11 +321,55 @@ def test_a_callback_may_end_the_training(tmp_path: Path) -> None:
     assert [row["step"] for row in runs.metrics(run.folder)] == [3, 4]
 
 
+class Breaks:
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        if self.where == "metrics":
+            raise OSError("the service is gone")
+
+    def finalize(self, status: str) -> None:
+        if self.where == "finalize":
+            raise OSError("the service is gone")
+
+
+@pytest.mark.parametrize("where", ["metrics", "finalize"])
+def test_a_logger_that_fails_costs_no_training(tmp_path: Path, where: str) -> None:
+    lines: list[str] = []
+    run = train(tmp_path / "run", loggers=[Breaks(where)], say=lines.append)
+    assert lines.count("note: Breaks failed and hears no more: the service is gone") == 1
+    assert len(runs.metrics(run.folder)) == 2 and run.report.is_file()
+
+
+@pytest.mark.parametrize("what", ["clear", "pollute", "nan", "spoil"])
+def test_what_a_callback_does_to_the_state_reaches_no_file(tmp_path: Path, what: str, trained: Any) -> None:
+    """But for the weights, which are the training's own: those of an epoch that is over are written before."""
+
+    class Meddle:
+        def on_epoch_end(self, state: TrainingState) -> None:
+            if what == "clear":
+                state.metrics.clear()
+            elif what == "pollute":
+                state.metrics.update({"epoch": 7, "val_map": 0.9, "x": torch.zeros(3), "y": "word"})  # type: ignore[dict-item]
+            elif what == "nan":
+                state.metrics["val_acc"] = float("nan")
+            elif state.epoch == 3:
+                for parameter in state.model.parameters():
+                    parameter.data.fill_(float("nan"))
+
+    run = train(tmp_path / "run", epochs=4, callbacks=[Meddle()])
+    runs.assert_same_weights(run.folder, trained.folder)
+    assert runs.metrics(run.folder) == runs.metrics(trained.folder)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"callbacks": [object()]}, "object has none of on_fit_start"),
         ({"loggers": [object()]}, "object has no log_metrics"),
+        ({"callbacks": [Witness]}, r"Witness is a class; give an object: Witness\(\)"),
+        ({"callbacks": Witness()}, "callbacks must be a list of objects, not Witness"),
         ({"logger": "wandb"}, "--logger wandb needs the package wandb: pip install wandb"),
         ({"logger": "carrier pigeon"}, "logger must be one of"),
     ],

@@ -258,12 +258,12 @@ def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Imag
     elif not samples.are_bytes:
         image, doubt = to_grey(image, samples, is_png=is_png)
     if image.has_transparency_data:
-        return _in_strips(image, _on_white), doubt
+        return in_strips(image, on_white), doubt
     is_done = image.mode == "RGB" and image.format == "JPEG"  # others may keep their file open, or in memory
     return image if is_done else image.convert("RGB"), doubt
 
 
-def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """The picture changed a few rows at a time: what a change needs beside the picture does not grow with it."""
     if image.width * image.height <= STRIP:
         return change(image)
@@ -273,7 +273,8 @@ def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image])
     return changed
 
 
-def _on_white(image: Image.Image) -> Image.Image:
+def on_white(image: Image.Image) -> Image.Image:
+    """Where a picture is transparent, white is seen."""
     rgba = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
 

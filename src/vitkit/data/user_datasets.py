@@ -10,14 +10,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitkit.data.augment import Augment, apply_seeded
 from vitkit.data.batches import Images
+from vitkit.data.decode import in_strips, on_white
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import Progress
 
 NAME = "datasets given from Python"
@@ -58,6 +59,8 @@ class Datasets:
         names = self.class_names if self.class_names is not None else getattr(self.train, "classes", None)
         if names is None:
             raise VitkitError("train_dataset has no attribute `classes`: give class_names=, in the order of the labels")
+        if isinstance(names, str) or not isinstance(names, Sequence):  # a set has no order
+            raise VitkitError(f"class_names must be a list of names, in the order of the labels, not {names!r}")
         named = tuple(map(str, names))
         if len(set(named)) < len(named) or len(named) < 2:
             raise VitkitError(f"class_names must be two or more different names, not {list(named)}")
@@ -82,29 +85,27 @@ class _Images(Images):
     def __len__(self) -> int:
         return len(self._labels)
 
-    def fitting(self, image: Any, index: int) -> Tensor:
-        """A tensor of the caller's, if it is what the model reads.
+    def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
+        """The image at this place, and its label, which must be the one that it had.
 
         Raises:
-            VitkitError: it is not.
+            VitkitError: it is not, or there is no such image any more.
         """
-        expected = (len(self.preprocess.mean), *self.preprocess.size)
-        if not isinstance(image, Tensor) or not image.is_floating_point() or tuple(image.shape) != expected:
-            what = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+        image, label = item_of(self.images, index, self.name)
+        if label != self._labels[index]:
+            then = self._labels[index]
             raise VitkitError(
-                f"{self.name}_dataset[{index}] is {what}: give PIL images, or float tensors of shape {expected}"
+                f"{self.name}_dataset[{index}] has label {label} now, and had {then}: an index must be one image's"
             )
-        return image
+        return image, label
 
 
 class EvaluationOf(_Images):
     """As every command but training sees them."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, _ = self.images[index]
-        if not isinstance(image, Image.Image):
-            return self.fitting(image, index), self.labels[index]
-        return torch.from_numpy(self.preprocess(image.convert("RGB"))), self.labels[index]
+        image, label = self.item(index)
+        return image if isinstance(image, Tensor) else torch.from_numpy(self.preprocess(image)), label
 
 
 class TrainingOf(_Images):
@@ -118,11 +119,10 @@ class TrainingOf(_Images):
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
-        image, _ = self.images[key[1]]
-        if not isinstance(image, Image.Image):
-            return self.fitting(image, key[1]), self.labels[key[1]]
-        reduced = self.augment.reduce(image.convert("RGB"), self.preprocess)
-        return apply_seeded(self._augment, reduced, self.seed, *key), self.labels[key[1]]
+        image, label = self.item(key[1])
+        if isinstance(image, Tensor):
+            return image, label
+        return apply_seeded(self._augment, self.augment.reduce(image, self.preprocess), self.seed, *key), label
 
     def _augment(self, image: Image.Image) -> Tensor:
         return self.transform_pixels(torch.from_numpy(self.preprocess.normalise(self.transform(image))))
@@ -134,49 +134,120 @@ class Survey:
 
     Attributes:
         table: of stand-ins for files: `train/0` and so on, with labels and splits.
-        shared: how many validation pictures are training pictures too, byte for byte.
-        digest: of labels.
+        shared: how many validation pictures are training pictures too, pixel for pixel.
+        contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
+        shapes: of tensors (C, height, width), with the first that has each.
     """
 
     table: ImageTable
     shared: int
-    digest: str
+    contents: dict[str, str]
+    shapes: dict[tuple[int, ...], str]
+
+    @property
+    def digest(self) -> str:
+        """Of labels and, as far as they are known, pictures."""
+        whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
+        return hashlib.sha256(repr(whole).encode()).hexdigest()
+
+    def check(self, preprocess: Preprocess) -> None:
+        """Refuse tensors that a model does not read.
+
+        Raises:
+            VitkitError: one has another shape.
+        """
+        expected = (len(preprocess.mean), *preprocess.size)
+        for shape, where in self.shapes.items():
+            if shape != expected:
+                raise VitkitError(f"{where} is a tensor of shape {shape}, and the model reads {expected}: resize it")
 
 
 def survey(datasets: Datasets, progress: Progress) -> Survey:
-    """One pass over all images: a dataset need not say its labels in any other way."""
-    names, labels, paths, splits = datasets.names(), list[int](), list[str](), list[str]()
-    seen: dict[str, set[bytes]] = {"train": set(), "val": set()}
-    total, shared = len(datasets.train) + (0 if datasets.val is None else len(datasets.val)), 0
-    for name, dataset in (("train", datasets.train), ("val", datasets.val)):
-        for index in range(0 if dataset is None else len(dataset)):
-            assert dataset is not None
-            image, label = _item(dataset, index, name)
+    """One pass over all images: a dataset need not say its labels in any other way.
+
+    Raises:
+        VitkitError: something is no image, or no label.
+    """
+    names, labels, splits = datasets.names(), list[int](), list[str]()
+    contents, shapes = dict[str, str](), dict[tuple[int, ...], str]()
+    given = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
+    lengths = {name: _length(dataset, name) for name, dataset in given.items()}
+    for name, dataset in given.items():
+        for index in range(lengths[name]):
+            image, label = item_of(dataset, index, name)
             if not 0 <= label < len(names):
                 raise VitkitError(f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes")
-            content = _content(image)
-            shared += name == "val" and content in seen["train"]
-            seen[name].add(content)
+            contents[f"{name}/{index}"] = _content(image)
+            if isinstance(image, Tensor):
+                shapes.setdefault(tuple(image.shape), f"{name}_dataset[{index}]")
             labels.append(label)
-            paths.append(f"{name}/{index}")
             splits.append(name)
-            progress("reading labels", len(labels), total)
-    table = ImageTable(NAME, Path(), names, tuple(paths), tuple(labels), tuple(splits))
-    return Survey(table, shared, hashlib.sha256(repr((names, labels, splits)).encode()).hexdigest())
+            progress("reading labels", len(labels), sum(lengths.values()))
+    trained = {digest for path, digest in contents.items() if path.startswith("train/")}
+    shared = sum(digest in trained for path, digest in contents.items() if path.startswith("val/"))
+    is_fixed = all(
+        _content(item_of(dataset, 0, name)[0]) == contents[f"{name}/0"]
+        for name, dataset in given.items()
+        if lengths[name]
+    )
+    table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
+    return Survey(table, shared, contents if is_fixed else {}, shapes)
 
 
-def _item(dataset: Labelled, index: int, name: str) -> tuple[Any, int]:
-    item = dataset[index]
-    if not isinstance(item, Sequence) or len(item) != 2:
-        raise VitkitError(f"{name}_dataset[{index}] is {type(item).__name__}, not (image, label)")
-    image, label = item
-    if isinstance(label, (Tensor, np.generic)) and getattr(label, "ndim", 0) == 0:
+def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
+    """An image, in RGB or as float32 (C, height, width), and the number of its class.
+
+    Raises:
+        VitkitError: the dataset fails, or gives something else.
+    """
+    where = f"{name}_dataset[{index}]"
+    try:
+        item = dataset[index]
+        image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)
+        if isinstance(image, Image.Image):
+            image = _rgb_of(image)
+    except Exception as error:  # of the caller's code, even StopIteration, which would end an epoch
+        raise VitkitError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
+    if image is None or label is None:
+        raise VitkitError(f"{where} is {type(item).__name__}, not (image, label)")
+    if isinstance(label, (Tensor, np.generic, np.ndarray)) and getattr(label, "ndim", 0) == 0:
         label = label.item()
     if not isinstance(label, int) or isinstance(label, bool):
-        raise VitkitError(f"{name}_dataset[{index}] has label {label!r}: a label must be the number of its class")
-    return image, label
+        raise VitkitError(f"{where} has label {label!r}: a label must be the number of its class")
+    if isinstance(image, Image.Image):
+        if not all(image.size):
+            raise VitkitError(f"{where} is a picture without pixels")
+        return image, label
+    if not isinstance(image, Tensor) or not image.is_floating_point() or image.ndim != 3 or image.is_meta:
+        what = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+        raise VitkitError(f"{where} is {what}: give PIL images, or float tensors (C, height, width)")
+    pixels = image.detach().cpu().float()
+    if not pixels.isfinite().all():
+        raise VitkitError(f"{where} has pixels that are not finite")
+    return pixels, label
 
 
-def _content(image: Any) -> bytes:
-    raw = image.numpy().tobytes() if isinstance(image, Tensor) else np.asarray(image).tobytes()
-    return hashlib.sha256(raw).digest()
+def _length(dataset: Labelled, name: str) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:  # of the caller's code
+        raise VitkitError(f"{name}_dataset has no length, which a dataset needs: {first_line(error)}") from error
+
+
+def _content(image: Image.Image | Tensor) -> str:
+    raw = image.numpy() if isinstance(image, Tensor) else np.asarray(image)
+    return hashlib.sha256(repr(raw.shape).encode() + raw.tobytes()).hexdigest()
+
+
+def _rgb_of(image: Image.Image) -> Image.Image:
+    """A picture in memory as `decode` gives one from a file: upright, in RGB, transparency on white.
+
+    Raises:
+        VitkitError: its numbers have more than 8 bits, and nobody says what they stand for.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise VitkitError(f"a picture of mode {image.mode}, whose numbers may stand for anything: bring it to 8 bits")
+    upright = ImageOps.exif_transpose(image)
+    if upright.has_transparency_data:
+        return in_strips(upright, on_white)
+    return upright.convert("RGB")

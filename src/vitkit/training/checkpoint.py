@@ -55,6 +55,8 @@ def identity(
         teacher: a digest of the one that the run imitates.
     """
     fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
+    if recipe.swa:
+        fields["epochs"] = recipe.epochs  # which says when averaging begins
     images = [table.splits.count(name) for name in ("train", "val", "test")]
     digest = hashlib.sha256()
     for i, (path, split) in enumerate(zip(table.paths, table.splits, strict=True)):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -58,6 +59,7 @@ def learn(
     classifier: Classifier,
     teacher: Teacher | None,
     data: BatchedImages | None = None,
+    contents: Mapping[str, str] | None = None,
 ) -> None:
     """Train the classifier's model on the training images of the table.
 
@@ -68,6 +70,7 @@ def learn(
         classifier: before its training.
         teacher: whom it imitates.
         data: the images in batches; None to read the table's files.
+        contents: with `data`: a digest of each image, as far as they are known.
     """
     in_train = list(table.of_split("train").counts().values())
     balance, why = settle_balance(recipe.balance, in_train)
@@ -106,7 +109,8 @@ def learn(
         assert isinstance(data, ImageData)
         recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data, objective))
         spent += run.team.by_first(lambda: time.monotonic() - began)
-    _fit(run, recipe, data, classifier, objective, fabric, spent)
+    own = _identity(run, recipe, table, classifier, contents)
+    _fit(run, recipe, data, classifier, objective, fabric, spent, own)
 
 
 def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor) -> float:
@@ -176,6 +180,7 @@ def _fit(
     objective: Objective,
     fabric: Fabric,
     spent: float,
+    own: dict[str, Any],
 ) -> None:
     """Build the loop, let it go on from where the run is, and say how it ended."""
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
@@ -184,23 +189,20 @@ def _fit(
     guard = Guard(run.say, run.folder if team.is_first else None)
     state = TrainingState.begin(classifier.model, recipe, steps * recipe.epochs, guard, team)
     state.clock.spent = state.clock.ahead = spent
-    contents = read_contents(run.folder / SPLIT) if (run.folder / SPLIT).is_file() else {}
-    imitated = classifier.provenance.get("teacher", {})
-    own = identity(recipe, data.table, contents, imitated.get("sha256"))
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, own)
     if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):
         run.say("the run had finished training")
         return
     stop = Deferral()
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_first else []
-    curves = LogEpochs(loggers, recipe)
+    curves = LogEpochs(loggers, recipe, run.say)
     loop = Loop(
         state,
         objective,
         data,
         fabric,
         team=team,
-        callbacks=[*run.callbacks, curves, writer],
+        callbacks=[writer, *run.callbacks, curves],
         interruption=Interruption(stop, team),
         progress=run.progress,
     )
@@ -222,7 +224,7 @@ def _fit(
             run.say(f"the best model so far is in {run.folder}")
         raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
     except (RuntimeError, ConnectionError, EOFError) as error:
-        if not is_worker_lost(error):
+        if not data.workers or not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
         cure = f"set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
@@ -232,6 +234,15 @@ def _fit(
         curves.close(status)
     if not writer.has_kept:
         raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
+
+
+def _identity(
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, contents: Mapping[str, str] | None
+) -> dict[str, Any]:
+    imitated = classifier.provenance.get("teacher", {})
+    return identity(
+        recipe, table, read_contents(run.folder / SPLIT) if contents is None else contents, imitated.get("sha256")
+    )
 
 
 def _place(model: VisionTransformer, recipe: Recipe, fabric: Fabric, team: Team) -> None:

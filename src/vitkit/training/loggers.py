@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
+from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD
 from vitkit.training.loop import HOOKS
 from vitkit.training.recipe import Recipe, without_places
@@ -29,28 +30,44 @@ class Logger(Protocol):
 
 
 class LogEpochs:
-    """A callback that gives loggers the recipe, and the figures of each epoch."""
+    """A callback that gives loggers the recipe, and the figures of each epoch.
 
-    def __init__(self, loggers: Sequence[Logger], recipe: Recipe) -> None:
-        self._loggers, self._recipe = loggers, recipe
+    A logger that fails is told of in a line, and hears no more: no training is lost for a curve.
+    """
+
+    def __init__(self, loggers: Sequence[Logger], recipe: Recipe, say: Say) -> None:
+        self._loggers, self._recipe, self._say = list(loggers), recipe, say
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Tell what is trained, and not where it lies: what loggers keep is read elsewhere."""
         fields = {name: value for name, value in vars(without_places(self._recipe)).items() if value is not None}
-        for logger in self._loggers:
-            with suppress(AttributeError, NotImplementedError):  # not every logger has a place for them
-                logger.log_hyperparams(dict(fields))
+        self._each("log_hyperparams", dict(fields))
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Tell the figures."""
-        for logger in self._loggers:
-            logger.log_metrics(dict(state.metrics), state.epoch)
+        """Tell the figures, and what callbacks have added to them that is a number."""
+        numbers = {name: float(own) for name, own in state.metrics.items() if _is_number(own)}
+        self._each("log_metrics", numbers, state.epoch)
 
     def close(self, status: str) -> None:
         """The training is over: success or failed."""
-        for logger in self._loggers:
-            if hasattr(logger, "finalize"):
-                logger.finalize(status)
+        self._each("finalize", status)
+
+    def _each(self, method: str, *told: Any) -> None:
+        for logger in list(self._loggers):
+            try:
+                with suppress(NotImplementedError):  # not every logger has a place for the recipe
+                    getattr(logger, method, lambda *_: None)(*told)
+            except Exception as error:  # of the caller's code, or a service that is gone
+                self._loggers.remove(logger)
+                self._say(f"note: {type(logger).__name__} failed and hears no more: {first_line(error)}")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return not isinstance(value, str)
 
 
 def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[Any]) -> None:
@@ -69,6 +86,8 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
         if importlib.util.find_spec(package) is None:
             raise VitkitError(f"--logger {recipe.logger} needs the package {package}: pip install {package}")
     for callback in callbacks:
+        if isinstance(callback, type):
+            raise VitkitError(f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()")
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
             raise VitkitError(f"callbacks: {type(callback).__name__} has none of {', '.join(HOOKS)}")
     for logger in loggers:
@@ -96,28 +115,17 @@ def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
     return [LOGGERS[name][1](folder, epoch)] if name in LOGGERS else []
 
 
-def check_logger(recipe: Recipe) -> None:
-    """Refuse a logger whose package is not installed.
-
-    Raises:
-        VitkitError: it is not.
-    """
-    if recipe.logger in LOGGERS:
-        package = LOGGERS[recipe.logger][0]
-        if importlib.util.find_spec(package) is None:
-            raise VitkitError(f"--logger {recipe.logger} needs the package {package}: pip install {package}")
-
-
 def _tensorboard(folder: Path, epoch: int) -> Logger:
     from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
     return cast(Logger, TensorBoardLogger(folder, name=BOARD, version="", purge_step=epoch))
 
 
-def _csv(folder: Path, epoch: int) -> Logger:  # noqa: ARG001
+def _csv(folder: Path, epoch: int) -> Logger:
     from lightning_fabric.loggers.csv_logs import CSVLogger
 
-    return cast(Logger, CSVLogger(folder, name="csv", version="", flush_logs_every_n_steps=1))
+    part = "" if epoch == 0 else f"from-epoch-{epoch}"  # a file that is there would be written over
+    return cast(Logger, CSVLogger(folder, name="csv", version=part, flush_logs_every_n_steps=1))
 
 
 class _WandB:

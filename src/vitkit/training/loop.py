@@ -104,7 +104,7 @@ class Loop:
             self.train_epoch()
             self.judge(self.validate())
             self._tell("on_epoch_end")
-            if state.should_stop:
+            if self.interruption.after_step(should_stop=state.should_stop):
                 break
         self._tell("on_fit_end")
 
@@ -123,9 +123,8 @@ class Loop:
         for first in range(0, self.data.batches, accumulated):
             self.take_step(first, islice(batches, accumulated))
             state.clock.look()  # here, so that a step whose rate has fallen to 0 is not begun
-            state.should_stop |= state.clock.is_up
             self._tell("on_step_end")
-            self.interruption.after_step()
+            state.should_stop = self.interruption.after_step(should_stop=state.should_stop or state.clock.is_up)
             self._show(first)
             if state.should_stop:
                 break
@@ -133,7 +132,7 @@ class Loop:
 
     def begin_epoch(self) -> None:
         """Nothing of the last epoch counts any more."""
-        self._sums, self.state.went_back = EpochSums(), False
+        self._sums, self.state.went_back, self.state.metrics = EpochSums(), False, {}
         self.state.epoch_began = self.state.clock.part
         if self.state.recipe.method == "probe-sgd":  # what does not learn should not drop either
             self.state.model.eval()
@@ -142,6 +141,7 @@ class Loop:
 
     def end_epoch(self) -> None:
         """Take the weights into their average, and sum up how the training images went."""
+        self.soundness.settle()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
             state.average.update(state.model)
@@ -176,7 +176,7 @@ class Loop:
         state.step += 1
         if state.average is not None and state.recipe.ema:
             state.average.update(state.model)
-        self.soundness.end(is_last=first + state.recipe.grad_accum >= self.data.batches)
+        self.soundness.end()
 
     def _add_gradient(self, batch: Batch, number: int, first: int) -> None:
         """Add to the gradient what a batch, computed in pieces where memory is short, is of its step's mean."""

@@ -57,8 +57,14 @@ def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, 
         raise VitkitError(
             f"the run would be written among the photographs, in {folder}: name another folder with --out"
         )
+    check_overwritten(out, teacher, weights)
+
+
+def check_overwritten(out: str | Path | None, teacher: str | None, weights: str) -> None:
+    """Refuse a run folder that is a file, or above the teacher or the weights that it is to begin from."""
     if out is None:
         return
+    folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder that does not exist")
     for what, name in (("teacher", teacher), ("weights", weights)):

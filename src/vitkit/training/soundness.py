@@ -56,9 +56,12 @@ class AskAtOnce:
         self._guard.skip_step(what, self._bad or self._describe(*self._last))
         return False
 
-    def end(self, *, is_last: bool) -> None:
+    def end(self) -> None:
         """The step was taken."""
         self._guard.pass_step()
+
+    def settle(self) -> None:
+        """The epoch is over; nothing is open."""
 
 
 class AskLater:
@@ -87,14 +90,21 @@ class AskLater:
         self._later.prepare(optimizer, norm, self._last)
         return True
 
-    def end(self, *, is_last: bool) -> None:
-        """The step was taken, or left out.
+    def end(self) -> None:
+        """The step was taken, or left out; ask now and then.
 
         Raises:
-            DivergedError: three in a row were.
+            DivergedError: three in a row were left out.
         """
-        if not is_last and not self._later.is_due:
-            return
+        if self._later.is_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """The epoch is over: ask of all steps since the last time.
+
+        Raises:
+            DivergedError: three in a row were left out.
+        """
         for place in self._later.settle():
             if place is None:
                 self._guard.pass_step()

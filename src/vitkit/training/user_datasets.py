@@ -31,7 +31,7 @@ from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import sole_in, write_json, write_text
-from vitkit.system.progress import Progress
+from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
@@ -41,13 +41,22 @@ from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.run_folder import Run, check_free, clear, discard_if_empty, next_free, remove_if_empty, sweep
-from vitkit.training.setup import augment_of, choose_device, choose_workers, new_classifier, start_of
+from vitkit.training.run_folder import (
+    Run,
+    check_free,
+    check_overwritten,
+    clear,
+    discard_if_empty,
+    next_free,
+    remove_if_empty,
+    sweep,
+)
+from vitkit.training.setup import augment_of, choose_device, choose_workers, new_classifier, start_of, weights_of
 from vitkit.training.teacher import check_distillation, teacher_of_run
 from vitkit.weights import load
 from vitkit.weights.read import reading_once
 
-_OF_FILES = (
+OF_FILES = (
     "data",
     "layout",
     "split",
@@ -82,12 +91,14 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
     recipe = build(asked, "flags")
     check_watchers(recipe, run_of.callbacks, run_of.loggers)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    found = survey(datasets, run_of.watch if team.is_first else lambda *_: None)
+    check_overwritten(out, recipe.teacher, weights_of(recipe))
+    found = survey(datasets, run_of.watch if team.is_first else silent)
     check_trainable(found.table)
     recipe, reasons = complete(asked, found.table)
     check_distillation(recipe)
     check_team(recipe, team)
-    config, _ = start_of(recipe, found.table.classes, run_of.watch)
+    config, preprocess = start_of(recipe, found.table.classes, run_of.watch)
+    found.check(preprocess)
     recipe = spare_patches(recipe, asked, config)
     with ExitStack() as hold, reading_once():
         folder = team.by_first(partial(_begin, out, force, recipe, hold))
@@ -122,7 +133,7 @@ def resume_on(datasets: Datasets, run_of: Run) -> None:
 
 
 def _refuse(fields: dict[str, Any]) -> None:
-    given = [name for name in _OF_FILES if fields.get(name) not in (None, False)]
+    given = [name for name in OF_FILES if fields.get(name) not in (None, False)]
     if given:
         raise VitkitError(f"{given[0]} is about files, and train_dataset has none: leave it out")
     if fields.get("method") in _UNFIT or fields.get("lp_ft"):
@@ -154,7 +165,7 @@ def _go(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
         data = _data_of(recipe, datasets, table, classifier, team)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")
-        learn(run, recipe, table, classifier, teacher, data)
+        learn(run, recipe, table, classifier, teacher, data, found.contents)
         team.by_first(partial(_conclude, run, recipe, data.val))
     except Interrupted:
         if not (run.folder / WEIGHTS).is_file():

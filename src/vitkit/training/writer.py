@@ -39,7 +39,7 @@ class RunWriter:
         identity: of the run, which its checkpoints carry (`checkpoint.identity`).
     """
 
-    _STATE = ("best", "last_rise", "has_kept", "finished")
+    _STATE = ("best", "last_rise", "has_kept", "finished", "limits")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class RunWriter:
         self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here
         self.has_kept = False
         self.finished = False
+        self.limits = [recipe.time, recipe.patience]
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must know of the epochs before."""
@@ -63,8 +64,11 @@ class RunWriter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what `state_dict` gave."""
+        limits = self.limits
         for name in self._STATE:
             setattr(self, name, state[name])
+        self.finished &= self.limits == limits  # else it was over by others
+        self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Forget rows of epochs that are done again."""
@@ -73,7 +77,7 @@ class RunWriter:
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write down the epoch, and end the training where it is not worth going on."""
-        epoch, metrics = state.epoch, dict(state.metrics)
+        epoch, metrics = state.epoch, self._figures(state)
         if self.team.is_first:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
             append_metrics(self.folder / METRICS, row)
@@ -93,6 +97,12 @@ class RunWriter:
         if is_stale:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
 
+    def _figures(self, state: TrainingState) -> dict[str, float]:
+        """What the loop has measured, without what callbacks have added."""
+        own = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
+        names = (*own, "val_map") if self.classifier.thresholds is not None else own
+        return {name: state.metrics[name] for name in names if name in state.metrics}
+
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
         """Whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more.
 
@@ -102,7 +112,7 @@ class RunWriter:
         if value is None:
             self.last_rise = epoch
             return True
-        if not math.isfinite(metrics.get("val_loss", value)):
+        if not math.isfinite(value) or not math.isfinite(metrics.get("val_loss", value)):
             return False
         sign = -1.0 if self.recipe.monitor == "val_loss" else 1.0
         if self.best is None or sign * value > sign * self.best:

@@ -88,6 +88,10 @@ class TrainingRun(Result):
 
     def lines(self) -> list[str]:
         """What came of it, in a line."""
+        try:
+            self.evaluation  # noqa: B018  # which may not be there
+        except FileNotFoundError:
+            return [f"no figures; the model is in {self.folder}"]
         return [f"{self._outcome()}; report: {self.report}"]
 
     def _outcome(self) -> str:
@@ -104,6 +108,8 @@ class TrainingRun(Result):
         from vitkit.evaluation.registry import METRICS
         from vitkit.text.html import table
 
+        if not (self.folder / EVALUATION).is_file() and not self.folds:
+            return f"<p>{escape(self.lines()[0])}</p>"
         shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
         figures = {} if self.folds else {name: self.evaluation[name] for name in shown if name in self.evaluation}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
@@ -163,10 +169,13 @@ def train(
     """
     from vitkit.training import run
 
+    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
+        if not isinstance(given, (list, tuple)):
+            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
     watching: dict[str, Any] = {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}
     if train_dataset is not None:
-        given = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
-        if named := [name for name, value in given.items() if value is not None]:
+        files = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
+        if named := [name for name, value in files.items() if value is not None]:
             raise VitkitError(f"train_dataset takes the place of files: leave out {named[0]}")
         return _train_on_datasets(
             (train_dataset, val_dataset, class_names), fields, recipe, out, force, resume, say, progress, watching
@@ -198,11 +207,13 @@ def _train_on_datasets(
 ) -> TrainingRun:
     from vitkit.data.user_datasets import Datasets
     from vitkit.training.run_folder import Run
-    from vitkit.training.user_datasets import resume_on, train_on
+    from vitkit.training.user_datasets import OF_FILES, resume_on, train_on
 
     run_of = Run(Path("." if resume is None else resume), say, progress, **watching)
     if resume is None:
-        asked = fields if recipe is None else {**load_fields(recipe), **fields}
+        # What a recipe file says of files is of no account here; what the caller says of them is refused.
+        read = {} if recipe is None else load_fields(recipe)
+        asked = {**{name: value for name, value in read.items() if name not in OF_FILES}, **fields}
         return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of))
     if out is not None or force or fields:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
