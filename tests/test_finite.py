@@ -183,8 +183,8 @@ def test_one_function_makes_json() -> None:
     assert callers == {
         "system/files.py",
         "data/doctor/readers.py",
-        "data/splits.py",
+        "data/split_file.py",
         "inference/backends/plans.py",
         "exporting/program.py",
-        "weights/read.py",
+        "weights/npz_file.py",
     }

@@ -51,7 +51,7 @@ images = [(torch.full((1, 1, 1), float(i)), i % 3) for i in range(BATCHES * TOKE
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux for the memory it holds")
 def test_features_of_many_images_are_one_array() -> None:
-    recipe: Any = SimpleNamespace(batch_size=TOKENS[0], workers=0)
+    recipe: Any = SimpleNamespace(batch_size=TOKENS[0], workers=0, device="cpu")
     more, (features, labels) = grown(lambda: compute_features(Wide(), images, recipe, "float32", lambda *_: None))  # type: ignore[arg-type]
     assert more < 12 * SIZE
     assert features[:, 0].tolist() == [float(i) for i in range(len(images))]

@@ -19,6 +19,7 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.training import run
 from vitkit.training.lora import add_low_rank, merged
 from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_files import load_of_run
 from vitkit.weights import load
 
 MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
@@ -146,7 +147,7 @@ def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, 
     assert [float(lr) for lr in tried] == pytest.approx([1e-5, 3e-5, 1e-4, 3e-4, 1e-3])
     best = min(tried, key=lambda lr: float(tried[lr]))
     assert line.endswith(f"taking {best}")
-    settled = run.build(run.load_fields(folder / "recipe.toml"))
+    settled = load_of_run(folder / "recipe.toml")
     assert settled.lr == pytest.approx(float(best)) and not settled.find_lr
     description = json.loads((folder / "model.json").read_text())
     assert description["provenance"]["recipe"]["lr"] == settled.lr

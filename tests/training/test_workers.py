@@ -20,6 +20,7 @@ from vitkit.training import probe, run, setup
 from vitkit.training.recipe import Recipe
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own word may come late
 def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 

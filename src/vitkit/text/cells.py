@@ -12,6 +12,7 @@ JOINT = ";"  # between the classes of an image
 _FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # what begins a formula, or would be taken for what is written here
 _MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends, which quotes hold together
+_ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
 _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 
 
@@ -28,7 +29,7 @@ def harmless(text: str) -> str:
 
 def restored(cell: str) -> str:
     """What `harmless` was given; any other text as it is."""
-    if cell.startswith("'\\"):
+    if cell.startswith("'\\") and _ESCAPE.search(cell):  # without one `harmless` would not have marked it so
         return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", cell[2:])
     return cell[1:] if _MARKED.match(cell) else cell
 
