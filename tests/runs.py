@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 from pathlib import Path
@@ -40,6 +41,18 @@ def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> 
             pixels = np.clip(np.array(colour) + rng.normal(0, noise, (16, 16, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"img{i + 1}.png")
     return root
+
+
+def several(data: Path) -> Path:
+    """A table of the images below train/ and val/, with up to two classes each: nearly all have a, few have c."""
+    rows = []
+    for split, named in {"train": "ab;a;a;a;ab;a;ac;b;;a", "val": "ab;c;;a"}.items():
+        for i, path in enumerate(sorted((data / split).rglob("*.png"))):
+            names = named.split(";")[i % len(named.split(";"))]
+            rows.append((path.relative_to(data), ";".join(names), split))
+    with (data / "several.csv").open("w", newline="") as text:
+        csv.writer(text).writerows([("path", "labels", "split"), *rows])
+    return data / "several.csv"
 
 
 def quick(data: Path, **fields: Any) -> Recipe:

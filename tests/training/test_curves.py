@@ -6,7 +6,6 @@ differently, hence the tolerance; on one processor a change that leaves the orde
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -61,25 +60,13 @@ def pictures(root: Path) -> Path:
     return root
 
 
-def several(data: Path) -> Path:
-    """The same with up to two classes each."""
-    rows = []
-    for split, named in {"train": "ab;a;a;a;ab;a;ac;b;;a", "val": "ab;c;;a"}.items():
-        for i, path in enumerate(sorted((data / split).rglob("*.png"))):
-            names = named.split(";")[i % len(named.split(";"))]
-            rows.append((path.relative_to(data), ";".join(names), split))
-    with (data / "several.csv").open("w", newline="") as text:
-        csv.writer(text).writerows([("path", "labels", "split"), *rows])
-    return data / "several.csv"
-
-
 class Places:
     """What the cases name, made below a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.data = pictures(folder / "data")
-        self.several = several(self.data)
+        self.several = runs.several(self.data)
         self.start = train(runs.quick(self.data, epochs=1, seed=7), folder / "start", say=lambda line: None)
 
     def fields(self, case: dict[str, Any]) -> dict[str, Any]:

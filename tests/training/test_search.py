@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +124,7 @@ def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def several(data: Path) -> Path:
-    """The same images with up to two classes, or none: nearly all have a, few have c, and b comes and goes."""
-    rows = []
-    for split, named in {"train": "ab;a;a;a;ab;a;ac;b;;a", "val": "ab;c;;a"}.items():
-        for i, path in enumerate(sorted((data / split).rglob("*.png"))):
-            names = named.split(";")[i % len(named.split(";"))]
-            rows.append((path.relative_to(data), ";".join(names), split))
-    with (data / "several.csv").open("w", newline="") as text:
-        csv.writer(text).writerows([("path", "labels", "split"), *rows])
-    return data / "several.csv"
+    return runs.several(data)
 
 
 def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> dict[str, Any]:

@@ -257,13 +257,18 @@ def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Imag
         image, doubt = stretch_bytes(image, samples)
     elif not samples.are_bytes:
         image, doubt = to_grey(image, samples, is_png=is_png)
+    return flattened(image), doubt
+
+
+def flattened(image: Image.Image) -> Image.Image:
+    """A picture of 8 bits in RGB; where it is transparent, white is seen."""
     if image.has_transparency_data:
-        return in_strips(image, on_white), doubt
+        return _in_strips(image, _on_white)
     is_done = image.mode == "RGB" and image.format == "JPEG"  # others may keep their file open, or in memory
-    return image if is_done else image.convert("RGB"), doubt
+    return image if is_done else image.convert("RGB")
 
 
-def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """The picture changed a few rows at a time: what a change needs beside the picture does not grow with it."""
     if image.width * image.height <= STRIP:
         return change(image)
@@ -273,8 +278,7 @@ def in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) 
     return changed
 
 
-def on_white(image: Image.Image) -> Image.Image:
-    """Where a picture is transparent, white is seen."""
+def _on_white(image: Image.Image) -> Image.Image:
     rgba = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
 

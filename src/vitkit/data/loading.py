@@ -21,11 +21,10 @@ from vitkit.data.splits import in_proportion
 from vitkit.errors import ShortageError, VitkitError
 
 
-class EvaluationImages(Images):
-    """Images as every command but training sees them: (C, height, width) float32 and the label."""
+class _TableImages(Images):
+    """Images that a table names."""
 
-    def __init__(self, table: ImageTable, preprocess: Preprocess, keeper: Keeper | None = None) -> None:
-        self.table, self.preprocess, self.keeper = table, preprocess, keeper or NoKeeper()
+    table: ImageTable
 
     @property
     def labels(self) -> Sequence[int]:
@@ -39,6 +38,13 @@ class EvaluationImages(Images):
 
     def __len__(self) -> int:
         return len(self.table)
+
+
+class EvaluationImages(_TableImages):
+    """Images as every command but training sees them: (C, height, width) float32 and the label."""
+
+    def __init__(self, table: ImageTable, preprocess: Preprocess, keeper: Keeper | None = None) -> None:
+        self.table, self.preprocess, self.keeper = table, preprocess, keeper or NoKeeper()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = self.keeper.picture(
@@ -49,7 +55,7 @@ class EvaluationImages(Images):
         return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
 
 
-class TrainingImages(Images):
+class TrainingImages(_TableImages):
     """Augmented images, asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more."""
 
     def __init__(
@@ -58,19 +64,6 @@ class TrainingImages(Images):
         self.table, self.preprocess, self.augment, self.seed = table, preprocess, augment, seed
         self.keeper, self.decoded_side = keeper or NoKeeper(), augment.decoded_side(preprocess)
         self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
-
-    @property
-    def labels(self) -> Sequence[int]:
-        """Of the images, as the table has them."""
-        return self.table.labels
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """Of the images, below the data's folder."""
-        return self.table.paths
-
-    def __len__(self) -> int:
-        return len(self.table)
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
         index = key[1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.data.augment import Augment, apply_seeded
 from vitkit.data.batches import Images
-from vitkit.data.decode import in_strips, on_white
+from vitkit.data.decode import flattened
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError, first_line
@@ -247,7 +247,4 @@ def _rgb_of(image: Image.Image) -> Image.Image:
     """
     if image.mode.startswith(("I", "F")):
         raise VitkitError(f"a picture of mode {image.mode}, whose numbers may stand for anything: bring it to 8 bits")
-    upright = ImageOps.exif_transpose(image)
-    if upright.has_transparency_data:
-        return in_strips(upright, on_white)
-    return upright.convert("RGB")
+    return flattened(ImageOps.exif_transpose(image))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import images_of_run
@@ -20,7 +21,7 @@ from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, new_classifier
 from vitkit.training.summary import draw_data, report
 from vitkit.training.suspects import doubt_labels
-from vitkit.training.teacher import teacher_of_run
+from vitkit.training.teacher import Teacher, teacher_of_run
 from vitkit.weights import load
 
 
@@ -28,18 +29,9 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
-    for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
-        if name != "classes":  # they go with the head that is replaced
-            run.say(f"note: {name} assumed: {taken}")
+    classifier, teacher = before_training(run, recipe, table, data_hash)
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
-    teacher = None
-    if recipe.teacher is not None:
-        teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
-        classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
-        for note in teacher.notes:
-            run.say(f"note: {note}")
     if run.team.is_first:
         draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
@@ -55,6 +47,21 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     except Interrupted:
         run.say(f"stopped; the model is in {run.folder}, its report is not finished")
         raise
+
+
+def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
+    """The classifier that is to be trained, and whom it imitates; what had to be assumed of either is told."""
+    classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
+    for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
+        if name != "classes":  # they go with the head that is replaced
+            run.say(f"note: {name} assumed: {taken}")
+    if recipe.teacher is None:
+        return classifier, None
+    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
+    for note in teacher.notes:
+        run.say(f"note: {note}")
+    return classifier, teacher
 
 
 def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation:

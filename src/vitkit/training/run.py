@@ -16,9 +16,9 @@ from vitkit.data.sources import read_source
 from vitkit.data.split_file import groups_to_list, split_to_dict
 from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
 from vitkit.data.whereabouts import move_run
-from vitkit.errors import Interrupted, VitkitError
-from vitkit.model_folder import RECORD, WEIGHTS
-from vitkit.system.files import sole_in, write_bytes, write_json, write_text
+from vitkit.errors import VitkitError
+from vitkit.model_folder import RECORD
+from vitkit.system.files import write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, RECIPE, SPLIT, fold_folder
 from vitkit.training.cross_validation import cross_validate
@@ -41,13 +41,13 @@ from vitkit.training.recipe import Recipe, build, name_of
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import (
     Run,
-    check_free,
     check_place,
     clear,
     discard_if_empty,
-    next_free,
-    remove_if_empty,
-    sweep,
+    going_on,
+    hold_again,
+    hold_given,
+    hold_next,
 )
 from vitkit.training.setup import choose_device, start_of, weights_of
 from vitkit.training.teacher import check_distillation, load_teacher
@@ -116,8 +116,7 @@ def _prepare(
     check_team(recipe, team)
     check_place(out, table, recipe.teacher, weights_of(recipe))
     if out is not None:
-        hold.enter_context(sole_in(Path(out)))
-        check_free(Path(out), force=force)
+        hold_given(out, hold, force=force)
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
     recipe = spare_patches(recipe, fields, config)
@@ -134,10 +133,7 @@ def _prepare(
     parts = _parts(images, recipe, before, progress)
     if recipe.max_images is not None:
         parts = [_limit(own, recipe.max_images, recipe.seed) for own in parts]
-    run = Run(Path(out) if out is not None else next_free(table.root.name), say, progress)
-    if out is None:
-        hold.callback(remove_if_empty, run.folder)
-        hold.enter_context(sole_in(run.folder))
+    run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
     try:
         clear(run.folder)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
@@ -165,20 +161,11 @@ def _prepare(
 
 def _go(run: Run, recipe: Recipe) -> None:
     """Train and report, from what the folder says."""
-    try:
+    with going_on(run, f"vitkit train --resume {run.folder}"):
         if recipe.folds is None:
             fit_and_report(run, recipe)
         else:
             cross_validate(run, recipe)
-    except Interrupted:
-        if not any(run.folder.rglob(WEIGHTS)):
-            run.say("stopped before there was a model")
-        run.say(f"to go on: vitkit train --resume {run.folder}")
-        raise
-    except BaseException:
-        if run.team.is_first:
-            discard_if_empty(run.folder)
-        raise
 
 
 def resume(
@@ -219,8 +206,7 @@ def resume(
 
 
 def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
-    hold.enter_context(sole_in(folder))
-    sweep(folder)
+    hold_again(folder, hold)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root, progress)

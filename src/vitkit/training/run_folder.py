@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.sources import ImageTable
-from vitkit.errors import VitkitError
+from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
-from vitkit.system.files import is_empty, unfinished
+from vitkit.system.files import is_empty, sole_in, unfinished
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, Team
@@ -81,6 +82,51 @@ def check_free(folder: Path, *, force: bool) -> None:
         raise VitkitError(f"--out {folder} exists and is not empty: choose a new name, or --force to write over it")
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"--out {folder} is not empty and no run of vitkit's: choose a new name")
+
+
+def hold_given(out: str | Path, hold: ExitStack, *, force: bool) -> None:
+    """Hold the folder that is asked for, if a run may be written there.
+
+    Raises:
+        VitkitError: another process holds it, or there is something in it.
+    """
+    hold.enter_context(sole_in(Path(out)))
+    check_free(Path(out), force=force)
+
+
+def hold_next(name: str, hold: ExitStack) -> Path:
+    """Hold a new folder `runs/NAME-N`, whose name is given back where the run never begins."""
+    folder = next_free(name)
+    hold.callback(remove_if_empty, folder)
+    hold.enter_context(sole_in(folder))
+    return folder
+
+
+def hold_again(folder: Path, hold: ExitStack) -> None:
+    """Hold a run that is to go on, and remove what a killed process was writing there."""
+    hold.enter_context(sole_in(folder))
+    sweep(folder)
+
+
+@contextmanager
+def going_on(run: Run, again: str) -> Iterator[None]:
+    """A run that is stopped says how to go on; one that fails before there is a model leaves nothing behind.
+
+    Args:
+        run: which.
+        again: what to call.
+    """
+    try:
+        yield
+    except Interrupted:
+        if not any(run.folder.rglob(WEIGHTS)):
+            run.say("stopped before there was a model")
+        run.say(f"to go on: {again}")
+        raise
+    except BaseException:
+        if run.team.is_first:
+            discard_if_empty(run.folder)
+        raise
 
 
 def next_free(name: str) -> Path:

@@ -23,52 +23,32 @@ from vitkit.data.batches import BatchedImages
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
-from vitkit.system.files import sole_in, write_json, write_text
+from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
 from vitkit.training.distributed import Team, assemble, check_team
 from vitkit.training.finalize import settle_by
+from vitkit.training.fit import before_training
 from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.run_folder import (
-    Run,
-    check_free,
-    check_overwritten,
-    clear,
-    discard_if_empty,
-    next_free,
-    remove_if_empty,
-    sweep,
-)
-from vitkit.training.setup import augment_of, choose_device, choose_workers, new_classifier, start_of, weights_of
-from vitkit.training.teacher import check_distillation, teacher_of_run
+from vitkit.training.run_folder import Run, check_overwritten, clear, going_on, hold_again, hold_given, hold_next
+from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of, weights_of
+from vitkit.training.teacher import check_distillation
 from vitkit.weights import load
 from vitkit.weights.read import reading_once
 
-OF_FILES = (
-    "data",
-    "layout",
-    "split",
-    "split_from",
-    "group_by",
-    "folds",
-    "max_images",
-    "views",
-    "find_lr",
-    "cache",
-)  # fields
-_UNFIT = ("probe",)
+_DEALING = ("layout", "split", "split_from", "group_by", "folds", "max_images")
+OF_FILES = ("data", *_DEALING, "views", "find_lr", "cache")  # fields
 
 
 def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None, *, force: bool, run_of: Run) -> Path:
@@ -128,7 +108,7 @@ def resume_on(datasets: Datasets, run_of: Run) -> None:
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
-        team.by_first(lambda: hold.enter_context(sole_in(folder)) and sweep(folder))
+        team.by_first(partial(hold_again, folder, hold))
         _go(replace(run_of, team=team), recipe, datasets, survey(datasets, run_of.watch))
 
 
@@ -136,20 +116,15 @@ def _refuse(fields: dict[str, Any]) -> None:
     given = [name for name in OF_FILES if fields.get(name) not in (None, False)]
     if given:
         raise VitkitError(f"{given[0]} is about files, and train_dataset has none: leave it out")
-    if fields.get("method") in _UNFIT or fields.get("lp_ft"):
+    if fields.get("method") == "probe" or fields.get("lp_ft"):
         what = "lp_ft" if fields.get("lp_ft") else f"method {fields['method']}"
         raise VitkitError(f"{what} reads its images from files: with train_dataset take method full, lora or probe-sgd")
 
 
 def _begin(out: str | Path | None, force: bool, recipe: Recipe, hold: ExitStack) -> Path:
     if out is not None:
-        folder = Path(out)
-        hold.enter_context(sole_in(folder))
-        check_free(folder, force=force)
-    else:
-        folder = next_free("datasets")
-        hold.callback(remove_if_empty, folder)
-        hold.enter_context(sole_in(folder))
+        hold_given(out, hold, force=force)
+    folder = Path(out) if out is not None else hold_next("datasets", hold)
     clear(folder)
     write_text(folder / RECIPE, recipe.to_toml())
     return folder
@@ -157,25 +132,13 @@ def _begin(out: str | Path | None, force: bool, recipe: Recipe, hold: ExitStack)
 
 def _go(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
     table, team = found.table, run.team
-    try:
-        classifier = team.in_turn(lambda: new_classifier(recipe, table, found.digest, run.progress))
-        teacher = None
-        if recipe.teacher is not None:
-            teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+    with going_on(run, f'vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)'):
+        classifier, teacher = before_training(run, recipe, table, found.digest)
         data = _data_of(recipe, datasets, table, classifier, team)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")
         learn(run, recipe, table, classifier, teacher, data, found.contents)
         team.by_first(partial(_conclude, run, recipe, data.val))
-    except Interrupted:
-        if not (run.folder / WEIGHTS).is_file():
-            run.say("stopped before there was a model")
-        run.say(f'to go on: vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)')
-        raise
-    except BaseException:
-        if team.is_first:
-            discard_if_empty(run.folder)
-        raise
 
 
 def _data_of(
