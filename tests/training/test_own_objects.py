@@ -251,6 +251,24 @@ def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path) -> None:
         vitkit.train(resume=tmp_path / "run", **others, **QUIET)
 
 
+def test_a_teacher_is_told_of_and_recorded_and_leftovers_are_swept_as_in_runs_on_files(tmp_path: Path) -> None:
+    class Stop:
+        def on_epoch_end(self, state: TrainingState) -> None:
+            raise Interrupted(2)
+
+    teacher = train(tmp_path / "teacher", epochs=1).folder
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", teacher=str(teacher), callbacks=[Stop()])
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["run"]["teacher"], "which another teacher would not match"
+    leftover = tmp_path / "run" / ".recipe.toml.123.tmp"
+    leftover.write_text("half")
+    given: dict[str, Any] = {"train_dataset": Coloured(), "val_dataset": Coloured(9, seed=1)}
+    run = vitkit.train(resume=tmp_path / "run", **given, **QUIET)
+    assert run.classifier.provenance["teacher"]["sha256"].startswith(state["run"]["teacher"])
+    assert not leftover.exists()
+
+
 def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
     """Over seeds, as one run of 30 pictures tells little; the exact interval of all must hold 1/3."""
 
