@@ -210,10 +210,22 @@ def _fit(
         loop.compile_steps()
     status = "failed"
     try:
-        with stop, _quiet_workers():
+        with _telling_what_is_kept(run, state, writer, data.workers), stop, _quiet_workers():
             loop.fit()
             stop.received = max(team.gather(stop.received or 0)) or None
         status = "success"
+    finally:
+        data.close()
+        curves.close(status)
+    if not writer.has_kept:
+        raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
+
+
+@contextmanager
+def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
+    """Whatever ends a training early: the user is told which model there is, and of lost processes what to do."""
+    try:
+        yield
     except Interrupted:
         if not writer.has_kept:
             writer.save(run.folder, state.kept)
@@ -224,16 +236,11 @@ def _fit(
             run.say(f"the best model so far is in {run.folder}")
         raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
     except (RuntimeError, ConnectionError, EOFError) as error:
-        if not data.workers or not is_worker_lost(error):
+        if not workers or not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
         cure = f"set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
-        raise VitkitError(f"{worker_lost(data.workers)}; {cure}") from error
-    finally:
-        data.close()
-        curves.close(status)
-    if not writer.has_kept:
-        raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
+        raise VitkitError(f"{worker_lost(workers)}; {cure}") from error
 
 
 def _identity(
