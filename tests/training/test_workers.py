@@ -12,6 +12,7 @@ import pytest
 
 import runs
 import tiny
+from vitkit.data.batches import tell_lost_workers_once
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
@@ -69,3 +70,32 @@ def test_a_worker_lost_where_features_are_computed_is_told_in_a_line(
     images = EvaluationImages(table, Preprocess(size=(16, 16)))
     with pytest.raises(VitkitError, match=r"process that prepares images ended.* --workers 2; take --workers 0"):
         probe.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
+
+
+def test_of_processes_that_die_together_the_program_is_told_once() -> None:
+    def tell(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    before = signal.signal(signal.SIGCHLD, tell)
+    try:
+        tell_lost_workers_once()
+        with pytest.raises(RuntimeError, match="pid 7"):
+            signal.raise_signal(signal.SIGCHLD)
+        signal.raise_signal(signal.SIGCHLD)  # in the midst of what is told of the first
+        tell_lost_workers_once()  # the next training
+        with pytest.raises(RuntimeError, match="pid 7"):
+            signal.raise_signal(signal.SIGCHLD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_process_that_ends_as_it_should_leaves_the_handler_awake() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
+    try:
+        tell_lost_workers_once()
+        signal.raise_signal(signal.SIGCHLD)
+        signal.raise_signal(signal.SIGCHLD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert heard == [signal.SIGCHLD, signal.SIGCHLD]

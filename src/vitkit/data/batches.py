@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 import torch
@@ -148,7 +151,7 @@ class BatchedImages:
         """This process's shares of an epoch's batches, in order."""
         sampler, loader = self._train_loader
         sampler.set_epoch(epoch)
-        return iter(loader)
+        return self._begin(loader)
 
     @cached_property
     def _train_loader(self) -> tuple[EpochSampler, DataLoader[Any]]:
@@ -198,7 +201,7 @@ class BatchedImages:
 
     def val_batches(self) -> Iterator[Batch]:
         """This process's share of the validation images."""
-        return iter(self._val_loader)
+        return self._begin(self._val_loader)
 
     @cached_property
     def _val_loader(self) -> DataLoader[Any]:
@@ -221,6 +224,12 @@ class BatchedImages:
         for name in ("_train_loader", "_val_loader"):
             self.__dict__.pop(name, None)
 
+    def _begin(self, loader: DataLoader[Any]) -> Iterator[Batch]:
+        batches = iter(loader)
+        if self.workers:
+            tell_lost_workers_once()
+        return batches
+
     def _loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
         return DataLoader(
             images,
@@ -230,6 +239,34 @@ class BatchedImages:
             pin_memory=torch.cuda.is_available(),  # copied to the GPU while it computes
             **options,
         )
+
+
+class TellOnce:
+    """A handler of SIGCHLD that breaks into the program only once when processes that prepare images die together.
+
+    PyTorch's own raises for each of them, wherever the program just is: of the second in the midst of what is told of
+    the first. Those lost later are noticed where their images are awaited.
+    """
+
+    def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
+        self.tell, self.told = tell, False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.told:
+            self.told = True
+            self.tell(number, frame)  # raises when one was lost
+            self.told = False
+
+
+def tell_lost_workers_once() -> None:
+    """Have PyTorch tell once of lost processes, from now on: they have been started, and so its handler installed."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        return  # Windows has no such signal, and only the main thread may set handlers
+    tell = signal.getsignal(signal.SIGCHLD)
+    if isinstance(tell, TellOnce):
+        tell.told = False
+    elif callable(tell):
+        signal.signal(signal.SIGCHLD, TellOnce(tell))
 
 
 def is_worker_lost(error: BaseException) -> bool:
