@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.training.divergence import Guard, Outcome, all_finite, has_collapsed
+from vitkit.training.later import Place
+from vitkit.training.soundness import AskAtOnce
 
 TRUE = torch.arange(60) % 3
 
@@ -133,3 +137,24 @@ def test_one_number_among_many_is_found(value: float) -> None:
     assert all_finite(weights)
     weights["b"][2] = value
     assert not all_finite(weights)
+
+
+def test_a_bad_share_of_another_process_is_the_one_that_is_kept() -> None:
+    class Pair:
+        """A process whose partner's loss is not finite."""
+
+        def any(self, own: bool) -> bool:
+            return True
+
+        def gather(self, own: Any) -> list[Any]:
+            return [own, {"images": "theirs", "epoch": 0, "step": 3}]
+
+    kept: list[Any] = []
+    guard: Any = SimpleNamespace(skip_step=lambda what, batch: kept.append((what, batch["images"])))
+    team: Any = Pair()
+    optimizer: Any = None
+    soundness = AskAtOnce(guard, lambda *_: {"images": "ours"}, team)
+    soundness.begin()
+    soundness.note_loss(torch.tensor(0.5), (torch.zeros(1), torch.zeros(1)), Place(0, 1, 3))
+    assert not soundness.allows(optimizer, torch.tensor(1.0))
+    assert kept == [("loss", "theirs")]

@@ -19,6 +19,7 @@ import runs
 import vitkit
 from vitkit.data.user_datasets import item_of
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.training.loggers import loggers_of
 from vitkit.training.state import TrainingState
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
@@ -418,8 +419,10 @@ def test_weights_and_biases_and_mlflow_are_told_as_they_want_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
+    known: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
 
     class WandBRun:
+        id = "7"
         config = types.SimpleNamespace(update=lambda params, allow_val_change: told["wandb"].append(params["lr"]))
 
         def log(self, metrics: dict[str, float], step: int) -> None:
@@ -429,9 +432,11 @@ def test_weights_and_biases_and_mlflow_are_told_as_they_want_it(
             told["wandb"].append(exit_code)
 
     wandb: Any = types.ModuleType("wandb")
-    wandb.init = lambda **options: WandBRun()
+    wandb.init = lambda **options: known["wandb"].append((options.get("id"), options.get("resume"))) or WandBRun()
     mlflow: Any = types.ModuleType("mlflow")
-    mlflow.set_experiment = mlflow.start_run = lambda *_, **__: None
+    mlflow.set_experiment = lambda *_, **__: None
+    begun = types.SimpleNamespace(info=types.SimpleNamespace(run_id="8"))
+    mlflow.start_run = lambda run_id, run_name: known["mlflow"].append(run_id) or begun
     mlflow.log_params = lambda params: told["mlflow"].append(params["lr"])
     mlflow.log_metrics = lambda metrics, step: told["mlflow"].append((step, metrics["val_loss"]))
     mlflow.end_run = lambda status: told["mlflow"].append(0 if status == "FINISHED" else 1)
@@ -441,6 +446,9 @@ def test_weights_and_biases_and_mlflow_are_told_as_they_want_it(
         run = train(tmp_path / module.__name__, logger=module.__name__)
         losses = [row["val_loss"] for row in runs.metrics(run.folder)]
         assert told[module.__name__] == [run.recipe.lr, *enumerate(losses), 0]
+        loggers_of(run.recipe, run.folder, epoch=1)  # a run that goes on is the same one there too
+        loggers_of(run.recipe, run.folder, epoch=0)
+    assert known == {"wandb": [(None, None), ("7", "allow"), (None, None)], "mlflow": [None, "8", None]}
 
 
 # --- Lightning's Trainer ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ LAST = Path("checkpoints", "last.ckpt")  # from which the run goes on
 BAD_BATCH = "bad_batch-*.pt"  # what a training that diverged leaves of it
 BOARD = "tensorboard"  # a folder, as the next are
 LOGGED = (BOARD, "csv", "wandb")
+LOGGER_RUNS = "loggers.json"  # by what name a service knows the run
 
 # What came of it.
 EVALUATION = "evaluation.json"
@@ -37,7 +38,7 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
-    *(RECIPE, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS),
+    *(RECIPE, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
 )
 

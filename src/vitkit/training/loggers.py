@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from vitkit.errors import VitkitError, first_line
+from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say
-from vitkit.system.run_files import BOARD
+from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.loop import HOOKS
 from vitkit.training.recipe import Recipe, without_places
 from vitkit.training.state import TrainingState
@@ -128,11 +129,28 @@ def _csv(folder: Path, epoch: int) -> Logger:
     return cast(Logger, CSVLogger(folder, name="csv", version=part, flush_logs_every_n_steps=1))
 
 
+def _run_of(folder: Path, logger: str, epoch: int) -> str | None:
+    """The run that a logger has for this folder, to go on with; None at the beginning of a training."""
+    if epoch == 0:
+        return None
+    try:
+        return str(from_json((folder / LOGGER_RUNS).read_text(encoding="utf-8"))[logger])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it begins another
+
+
+def _keep_run(folder: Path, logger: str, known: str) -> None:
+    write_json(folder / LOGGER_RUNS, {logger: known})
+
+
 class _WandB:
     def __init__(self, folder: Path, epoch: int) -> None:
         import wandb
 
-        self._run = wandb.init(project="vitkit", name=folder.name, dir=str(folder))
+        known = _run_of(folder, "wandb", epoch)
+        going_on = {} if known is None else {"id": known, "resume": "allow"}
+        self._run = wandb.init(project="vitkit", name=folder.name, dir=str(folder), **going_on)
+        _keep_run(folder, "wandb", self._run.id)
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         self._run.config.update(params, allow_val_change=True)
@@ -150,10 +168,13 @@ class _MLflow:
 
         self._mlflow = mlflow
         mlflow.set_experiment("vitkit")
-        mlflow.start_run(run_name=folder.name)
+        self._known = _run_of(folder, "mlflow", epoch)
+        run = mlflow.start_run(run_id=self._known, run_name=folder.name)
+        _keep_run(folder, "mlflow", run.info.run_id)
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        self._mlflow.log_params(params)
+        if self._known is None:  # what it was told once it lets nobody change, as the number of workers is
+            self._mlflow.log_params(params)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self._mlflow.log_metrics(metrics, step=step)

@@ -50,10 +50,14 @@ class AskAtOnce:
         Raises:
             DivergedError: it is the third in a row that is left out.
         """
-        what = "loss" if self._team.any(self._bad is not None) else "gradient" if not norm.isfinite() else None
-        if what is None:
+        if self._team.any(self._bad is not None):
+            shares = self._team.gather(self._bad)
+            what, bad = "loss", next(own for own in shares if own is not None)  # the first process may have none of it
+        elif not norm.isfinite():
+            what, bad = "gradient", self._describe(*self._last)
+        else:
             return True
-        self._guard.skip_step(what, self._bad or self._describe(*self._last))
+        self._guard.skip_step(what, bad)
         return False
 
     def end(self) -> None:
