@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from vitkit.training.recipe_model import read_sets
+
 PANELS = {  # the first flag of each panel of the help
     "model": "What to train",
     "epochs": "Schedule and optimiser",
@@ -35,6 +37,8 @@ def with_flags_of(
         @functools.wraps(command)
         def with_flags(**values: Any) -> None:
             flags = {option.name: values.pop(option.name) for option in options}
+            if "model_fields" in flags:
+                flags["model_fields"] = read_sets(flags["model_fields"] or ()) or None
             command(**values, flags={name: value for name, value in flags.items() if value is not None})
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
@@ -58,12 +62,22 @@ def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool) -> inspect.Parameter:
+    if field.name == "model_fields":
+        return _set(panel)
     flag = "--" + field.name.replace("_", "-")
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     option = typer.Option(declaration, help=text, show_default=shown, rich_help_panel=panel)
     optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[optional, option]
+    )
+
+
+def _set(panel: str) -> inspect.Parameter:
+    text = "Change a field of the model, as in --set model.position=none --set model.layers=6."
+    option = typer.Option("--set", metavar="model.FIELD=VALUE", help=text, show_default=False, rich_help_panel=panel)
+    return inspect.Parameter(
+        "model_fields", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option]
     )
 
 

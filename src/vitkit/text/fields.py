@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,6 +60,34 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
     if kind is str and isinstance(value, Path):
         return str(value)
     raise VitkitError(f"{name} must be {_expected(kind)}, not {value!r:.80}")
+
+
+def from_text(name: str, hint: Any, text: str) -> Any:
+    """A text, such as a flag's, as the field's type: `3,4,9` is a tuple, and `none` no value where there may be none.
+
+    Args:
+        name: of the field, for the message.
+        hint: as for `as_typed`.
+        text: as it was typed.
+
+    Raises:
+        VitkitError: it is no such value.
+    """
+    kind = hint
+    if type(None) in get_args(hint):
+        if text == "none":
+            return None
+        kind = next(option for option in get_args(hint) if option is not type(None))
+    if get_origin(kind) is tuple:
+        own = get_args(kind)[0]
+        return as_typed(name, kind, [from_text(name, own, part.strip()) for part in text.split(",")] if text else [])
+    value: Any = text
+    if kind is bool:
+        value = {"true": True, "false": False}.get(text.lower(), text)
+    elif kind in (int, float):
+        with suppress(ValueError):
+            value = kind(text)
+    return as_typed(name, kind, value)
 
 
 def _expected(kind: Any) -> str:

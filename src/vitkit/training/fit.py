@@ -55,6 +55,11 @@ def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str)
     for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
         if name != "classes":  # they go with the head that is replaced
             run.say(f"note: {name} assumed: {taken}")
+    for resized in () if classifier.report is None else classifier.report.resized:
+        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
+            was, now = ("x".join(map(str, own)) for own in (resized.old, resized.new))
+            size = "x".join(map(str, classifier.preprocess.size))
+            run.say(f"note: patches of {was} pixels are made {now} ({resized.convention}), of images of {size}")
     if recipe.teacher is None:
         return classifier, None
     teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)

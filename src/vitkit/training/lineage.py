@@ -24,8 +24,8 @@ from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.words import listed
+from vitkit.training.architecture import weights_of
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import weights_of
 from vitkit.weights import inspect
 
 _MOST_RUNS = 10

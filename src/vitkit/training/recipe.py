@@ -17,6 +17,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
 from vitkit.text.fields import Between, hints_of, settle_types
+from vitkit.training.recipe_model import check_model_fields, in_words, to_table, unfold
 from vitkit.training.recipe_values import (
     BY_METHOD,
     METHODS_RENAMED,
@@ -35,6 +36,11 @@ class Recipe:
         None
     )
     model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the one of --weights."] = None
+    model_fields: Annotated[
+        dict[str, Any] | None,
+        "Fields of the model that differ from its name's, as in {'position': 'none', 'layers': 6}; in TOML the table "
+        "[model], whose name is the model.",
+    ] = None
     image_size: Annotated[
         int | None, "Side of the input in pixels, instead of the one in the model's name.", Between(1, 1e5)
     ] = None
@@ -226,7 +232,8 @@ class Recipe:
     ] = None
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        settle_types(self, but=("model_fields",))
+        object.__setattr__(self, "model_fields", check_model_fields(self.model_fields))
         check_values(self)
         check_together(self)
 
@@ -239,10 +246,13 @@ class Recipe:
         return build({**dataclasses.asdict(self), **changes})
 
     def to_toml(self) -> str:
-        """The recipe as TOML; fields that are None have no key."""
+        """The recipe as TOML; fields that are None have no key, and those of the model are in its table."""
         import tomli_w
 
         fields = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
+        del fields["model_fields"]
+        if self.model_fields is not None:
+            fields["model"] = to_table(self.model, self.model_fields)
         return tomli_w.dumps({name: value for name, value in fields.items() if value is not None})
 
     @property
@@ -262,8 +272,9 @@ def without_places(recipe: Recipe) -> Recipe:
 
 
 def name_of(recipe: Recipe) -> str:
-    """What to call the model: its name, or that of the weights it starts from."""
-    return recipe.model or Path(recipe.weights).name
+    """What to call the model: its name, or that of the weights it starts from, and what of it was changed."""
+    name = recipe.model or Path(recipe.weights).name
+    return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 
 
 def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
@@ -273,6 +284,10 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
     """
     hints = hints_of(Recipe)
+    try:
+        fields = unfold(fields)
+    except VitkitError as error:
+        raise VitkitError(f"{source}: {error}") from error
     for name in fields:
         if name in RENAMED:
             raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")

@@ -9,13 +9,14 @@ from typing import Any
 from vitkit.data.named_sets import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_model import in_words, overlay, unfold
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
     """The fields of a TOML recipe: a file, or the name of one that vitkit brings along (see `bundled`).
 
     Raises:
-        VitkitError: there is no such file or name, or it is not TOML.
+        VitkitError: there is no such file or name, or it is not TOML, or its `[model]` cannot be understood.
     """
     path = Path(recipe)
     text = bundled().get(str(recipe))
@@ -24,13 +25,20 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
             text = path.read_text(encoding="utf-8")
         if text is None:
             raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
-        return tomllib.loads(text)
+        return _unfold(tomllib.loads(text), str(recipe))
     except RecursionError as error:
         raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:
         if isinstance(error, VitkitError):
             raise
         raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
+
+
+def _unfold(fields: dict[str, Any], source: str) -> dict[str, Any]:
+    try:
+        return unfold(fields)
+    except VitkitError as error:
+        raise VitkitError(f"{source}: {error}") from error
 
 
 def load_of_run(path: Path) -> Recipe:
@@ -41,7 +49,7 @@ def load_of_run(path: Path) -> Recipe:
     """
     fields = load_fields(path)
     recipe = build(fields, str(path))
-    missing = sorted(tomllib.loads(recipe.to_toml()).keys() - fields.keys())
+    missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - fields.keys())
     if missing:
         raise VitkitError(f"{path} is damaged: a run's recipe has every field, and it lacks {', '.join(missing)}")
     return recipe
@@ -67,7 +75,7 @@ def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
-    name = published(flags, recipe)
+    flags, name = _unfold(flags, "flags"), published(flags, recipe)
     chosen = name or recipe
     fields = {} if chosen is None else load_fields(chosen)
     data = flags.get("data") or fields.get("data")
@@ -76,7 +84,7 @@ def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str
     build(fields, str(chosen))
     if name is not None and "model" in flags and fields.get("weights") != "none":
         fields = {**fields, "weights": "auto"}  # those of the recipe are another model's
-    fields = {**fields, **flags, "data": data}
+    fields = {**overlay(fields, flags), "data": data}
     build(fields, "flags")
     return fields
 
@@ -97,6 +105,11 @@ def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[
     if name is None:
         return []
     original, asked = (build(own, name).__dict__ for own in (load_fields(name), resolve(flags, recipe)))
-    changed = [field for field in asked if field != "data" and asked[field] != original[field]]
-    told = ", ".join(f"{field} {asked[field]} (published: {original[field]})" for field in changed)
-    return [f"recipe {name}, changed: {told}"] if changed else []
+    changed = [field for field in asked if field not in ("data", "model_fields") and asked[field] != original[field]]
+    told = ", ".join(
+        [
+            *(f"{field} {asked[field]} (published: {original[field]})" for field in changed),
+            *(f"model.{in_words({field: value})}" for field, value in (asked["model_fields"] or {}).items()),
+        ]
+    )
+    return [f"recipe {name}, changed: {told}"] if told else []

@@ -68,6 +68,8 @@ def check_values(recipe: Any) -> None:
 
 def check_together(recipe: Any) -> None:
     """Refuse fields of which one leaves another nothing to act on."""
+    if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
+        raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
         raise VitkitError("ema and swa both average the weights; choose one")
     if recipe.split_from is not None and recipe.folds is not None:

@@ -21,6 +21,7 @@ from vitkit.model_folder import RECORD
 from vitkit.system.files import write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, RECIPE, SPLIT, fold_folder
+from vitkit.training.architecture import weights_of
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
@@ -49,7 +50,7 @@ from vitkit.training.run_folder import (
     hold_given,
     hold_next,
 )
-from vitkit.training.setup import choose_device, start_of, weights_of
+from vitkit.training.setup import choose_device, start_of
 from vitkit.training.teacher import check_distillation, load_teacher
 from vitkit.weights.read import reading_once
 

@@ -16,21 +16,21 @@ import torch
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, mix_seeds
-from vitkit.data.preprocess import Preprocess
+from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import NO_THRESHOLD
 from vitkit.inference.backends.precision import best_precision
 from vitkit.inference.pipeline import cores
 from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import devices
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
+from vitkit.training.architecture import config_of, load_options, plan_of, weights_of
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, without_places
-from vitkit.weights import inspect, load
+from vitkit.weights import load
 
 _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
@@ -42,21 +42,15 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
         VitkitError: the model cannot be built, or its weights cannot be had or understood.
     """
     if recipe.weights == "none":
-        if recipe.model is None:
-            raise VitkitError("the recipe names neither a model nor weights")
-        config = config_for(recipe.model, len(classes), init=recipe.init, **_rates(recipe))
-        config = config if recipe.image_size is None else config.replace(image_size=recipe.image_size)
+        config = config_of(recipe, len(classes))
         _check(config, recipe)
-        return config, _preprocess(recipe, Preprocess(size=config.image_size))
+        return config, _preprocess(recipe, _plain_pixels(config))
     try:
-        plan = inspect(weights_of(recipe), image_size=recipe.image_size, use="training", progress=progress)
+        config, plan = plan_of(recipe, len(classes), progress)
     except VitkitError as error:
-        if recipe.weights != "auto":
+        if recipe.weights != "auto" or "--weights none" in str(error):
             raise
         raise VitkitError(f"{error}; or train from scratch with --weights none") from error
-    config = plan.config.replace(num_classes=len(classes), representation_size=None, **_rates(recipe))
-    if recipe.method == "probe" and config.pool == "token" and not (config.fc_norm or config.distill_head):
-        config = config.replace(pool="token+gap")
     _check(config, recipe)
     return config, _preprocess(recipe, plan.preprocess)
 
@@ -64,11 +58,6 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
 def _check(config: ViTConfig, recipe: Recipe) -> None:
     if recipe.patch_dropout:
         check_patch_dropout(config)
-
-
-def weights_of(recipe: Recipe) -> str:
-    """What `vitkit.load` is asked for."""
-    return str(recipe.model) if recipe.weights == "auto" else recipe.weights
 
 
 def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: Progress) -> Classifier:
@@ -87,7 +76,7 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     }
     report = None
     if recipe.weights != "none":
-        source = load(weights_of(recipe), 0, recipe.image_size, use="training", progress=progress)
+        source = load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress)
         report = source.report
         take_weights(model, source.model)
         provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
@@ -105,9 +94,10 @@ def take_weights(model: VisionTransformer, source: VisionTransformer) -> None:
             model.get_parameter(name).zero_()
 
 
-def _rates(recipe: Recipe) -> dict[str, Any]:
-    names = ("dropout", "attention_dropout", "drop_path")
-    return {name: getattr(recipe, name) for name in names}
+def _plain_pixels(config: ViTConfig) -> Preprocess:
+    """Those of a model that starts from no weights."""
+    values = HALF[: config.in_channels]
+    return Preprocess(size=config.image_size, mean=values, std=values)
 
 
 def _preprocess(recipe: Recipe, own: Preprocess) -> Preprocess:

@@ -20,15 +20,16 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.doubts import Doubt, from_features
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import RECIPE
+from vitkit.training.architecture import weights_of
 from vitkit.training.probe import Features, compute_features
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import Run
-from vitkit.training.setup import choose_precision, new_classifier, weights_of
+from vitkit.training.setup import choose_precision, new_classifier
 from vitkit.weights import inspect
 
 MOST = 20_000  # images; more would take long, and memory
-_BEGAN_FROM = ("model", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed")
+_BEGAN_FROM = ("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed")
 
 
 def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> list[Doubt] | None:

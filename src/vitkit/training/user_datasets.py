@@ -32,6 +32,7 @@ from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, METRICS, PICTURES, RECIPE, REPORT
+from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
 from vitkit.training.distributed import Team, assemble, check_team
@@ -42,7 +43,7 @@ from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import Run, check_overwritten, clear, going_on, hold_again, hold_given, hold_next
-from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of, weights_of
+from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of
 from vitkit.training.teacher import check_distillation
 from vitkit.weights import load
 from vitkit.weights.read import reading_once

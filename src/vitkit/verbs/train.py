@@ -17,6 +17,7 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import departures, load_fields, resolve
+from vitkit.training.recipe_model import overlay, unfold
 from vitkit.verbs.inputs import path_of
 from vitkit.verbs.result import Result
 
@@ -213,7 +214,7 @@ def _train_on_datasets(
     if resume is None:
         # What a recipe file says of files is of no account here; what the caller says of them is refused.
         read = {} if recipe is None else load_fields(recipe)
-        asked = {**{name: value for name, value in read.items() if name not in OF_FILES}, **fields}
+        asked = overlay({name: value for name, value in read.items() if name not in OF_FILES}, unfold(fields))
         return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of))
     if out is not None or force or fields:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")

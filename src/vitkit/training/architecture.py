@@ -1,0 +1,95 @@
+"""Which Vision Transformer a recipe asks for: the one of a name with its changes, or the one that weights are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for, is_model_name
+from vitkit.system.progress import Progress
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_model import in_words
+from vitkit.weights import inspect
+from vitkit.weights.plan import Plan
+
+_BY_LOAD = ("patch_size", "position_resize")  # to which `load` fits the weights
+_AFTER = ("pool", "position_dropout")  # which need no other weights
+
+
+def weights_of(recipe: Recipe) -> str:
+    """What `vitkit.load` is asked for."""
+    return str(recipe.model) if recipe.weights == "auto" else recipe.weights
+
+
+def config_of(recipe: Recipe, num_classes: int) -> ViTConfig:
+    """The configuration of a model that starts from no weights.
+
+    Raises:
+        VitkitError: the recipe names none, or it cannot be built.
+    """
+    if recipe.model is None:
+        raise VitkitError("the recipe names neither a model nor weights")
+    fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
+    config = config_for(recipe.model, num_classes, **fields)
+    if config.in_channels not in (1, 3):
+        raise VitkitError(f"model.in_channels must be 3, or 1 for pictures in grey, not {config.in_channels}")
+    return config
+
+
+def load_options(recipe: Recipe, progress: Progress) -> dict[str, Any]:
+    """What `load` and `inspect` are told beside the weights: what they fit, and what had to be assumed of them."""
+    changes = recipe.model_fields or {}
+    options = {"image_size": recipe.image_size, **{k: v for k, v in changes.items() if k in ("image_size", *_BY_LOAD)}}
+    if changes.keys() - {"image_size", *_BY_LOAD, *_AFTER}:
+        plan = inspect(weights_of(recipe), use="training", progress=progress, **options)
+        options |= {name: value for name, value in changes.items() if name in plan.report.assumed}
+    return options
+
+
+def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[ViTConfig, Plan]:
+    """The configuration of a model that starts from weights, and what is known of these; they are not read.
+
+    Raises:
+        VitkitError: they cannot be had or understood, or a change is one that they cannot follow.
+    """
+    changes = recipe.model_fields or {}
+    if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
+        _refuse_others(config_for(str(recipe.model)), changes, str(recipe.model))
+    plan = inspect(weights_of(recipe), **load_options(recipe, progress), use="training", progress=progress)
+    _refuse_others(plan.config, changes, weights_of(recipe))
+    after = {name: changes[name] for name in _AFTER if name in changes}
+    after["class_token"] = plan.config.class_token  # which the mean of the patches need not read
+    config = plan.config.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
+    if recipe.method == "probe" and config.pool == "token" and not (config.fc_norm or config.distill_head):
+        config = config if "pool" in changes else config.replace(pool="token+gap")
+    return config, plan
+
+
+def _refuse_others(own: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
+    """Refuse what changes the shapes of weights, or what they mean."""
+    others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
+    changed = own.replace(**others)
+    for name, value in own.to_dict().items():
+        if name != "representation_size" and (wanted := changed.to_dict()[name]) != value:
+            raise VitkitError(
+                f"{source} has {name} {_shown(value)}, and its weights can follow no model.{name} {_shown(wanted)}: "
+                "leave that out, or train from scratch with --weights none"
+            )
+    if others.get("representation_size") is not None or others.get("has_logits"):
+        raise VitkitError(
+            "model.representation_size: a new head on weights is one Linear; leave that out, or take --weights none"
+        )
+
+
+def _shown(value: Any) -> str:
+    return in_words({"": value}).strip()
+
+
+def _rates(recipe: Recipe) -> dict[str, Any]:
+    return {name: getattr(recipe, name) for name in ("dropout", "attention_dropout", "drop_path")}
+
+
+def _size(recipe: Recipe) -> dict[str, Any]:
+    return {} if recipe.image_size is None else {"image_size": recipe.image_size}

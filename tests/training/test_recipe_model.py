@@ -1,0 +1,321 @@
+"""`[model]` and `--set`: any field of the model, each in one place, typed, recorded, and never loaded by half."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import runs
+import tiny
+import vitkit as package
+from vitkit.classifier import Classifier
+from vitkit.cli.app import app
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.errors import VitkitError
+from vitkit.model.changes import read_change
+from vitkit.model.config import ViTConfig
+from vitkit.training.checkpoint import identity
+from vitkit.training.recipe import Recipe, build, name_of
+from vitkit.training.recipe_files import departures, load_fields, resolve
+from vitkit.training.recipe_model import read_sets
+from vitkit.training.setup import new_classifier, start_of
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module")
+def table(photos: Path) -> ImageTable:
+    return read_source(photos)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that reads its class token."""
+    folder = tmp_path_factory.mktemp("weights")
+    model = tiny.build(image_size=(16, 16), num_classes=3)
+    Classifier(model, ("ant", "bee", "cow"), Preprocess(size=(16, 16))).save(folder)
+    return folder
+
+
+# --- One place for each field ---------------------------------------------------------------------------
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "mine.toml").write_text(text)
+    return tmp_path / "mine.toml"
+
+
+def test_a_table_is_the_model_and_what_is_changed_of_it(tmp_path: Path) -> None:
+    path = file(tmp_path, 'epochs = 3\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\ndropout = 0.1\n')
+    recipe = build(load_fields(path))
+    assert (recipe.model, recipe.model_fields) == ("vit_micro_patch4_16", {"position": "none"})
+    assert (recipe.dropout, recipe.epochs) == (0.1, 3), "what the recipe has itself is there"
+    assert name_of(recipe) == "vit_micro_patch4_16 with position none"
+
+
+def test_flags_go_before_the_table_field_by_field(tmp_path: Path) -> None:
+    path = file(
+        tmp_path, 'data = "d"\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\nlayers = 2\ndropout = 0.1\n'
+    )
+    recipe = build(resolve({"model_fields": {"layers": 3}, "dropout": 0.2}, path))
+    assert recipe.model_fields == {"position": "none", "layers": 3}
+    assert recipe.dropout == 0.2
+    assert build(resolve({"model": {"name": "vit_tiny_patch4_16", "layers": 5}}, path)).model == "vit_tiny_patch4_16"
+    assert build(resolve({"model_fields": {"dropout": 0.3}}, path)).dropout == 0.3
+
+
+def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_round(tmp_path: Path) -> None:
+    path = file(tmp_path, 'data = "d"\n[model]\nname = "vit_micro_patch4_16"\nimage_size = [8, 16]\n')
+    assert build(load_fields(path)).model_fields == {"image_size": (8, 16)}
+    square = build(resolve({"image_size": 32}, path))
+    assert (square.image_size, square.model_fields) == (32, None)
+    path = file(tmp_path, 'data = "d"\nimage_size = 32\nmodel = "vit_micro_patch4_16"\n')
+    assert build(resolve({"model_fields": {"image_size": (8, 16)}}, path)).image_size is None
+    with pytest.raises(VitkitError, match="image_size is given twice"):
+        build({"image_size": 32, "model_fields": {"image_size": (8, 16)}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"model_fields": {"positon": "none"}}, r"unknown field model\.positon \(did you mean position "),
+        ({"model_fields": {"zzz": 1}}, r"unknown field model\.zzz; known: image_size, patch_size"),
+        ({"model_fields": {"position": "no"}}, "model.position must be one of learned_1d, .*none, not 'no'"),
+        ({"model_fields": {"layers": "6"}}, "model.layers must be a whole number, not '6'"),
+        ({"model_fields": {"patch_size": [4]}}, "model.patch_size must be a positive whole number or a pair"),
+        ({"model_fields": {"num_classes": 3}}, "model.num_classes is what the data have: leave it out"),
+        ({"model_fields": {"dropout": 0.1}, "dropout": 0.1}, "dropout is given twice, as dropout and as model.dropout"),
+        ({"model": "a", "model_fields": {"name": "b"}}, "model is given twice, as a and as b"),
+        ({"model": {"layers": 2}, "model_fields": {"layers": 2}}, "model.layers is given twice"),
+        ({"model": {"depth": 2, "layers": 2}}, "depth|layers"),
+        ({"model": {"name": 3}}, "model must be text, not 3"),
+        ({"model_fields": 3}, "model_fields must be a table of the model's fields, not 3"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_line(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(VitkitError, match=told) as caught:
+        build(fields, "mine.toml")
+    assert str(caught.value).startswith("mine.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("position=none", {"position": "none"}),
+        ("layers=6", {"layers": 6}),
+        ("depth=6", {"layers": 6}),
+        ("layer_scale=1e-5", {"layer_scale": 1e-5}),
+        ("layer_scale=none", {"layer_scale": None}),
+        ("stem=3,4,9", {"stem": (3, 4, 9)}),
+        ("stem=", {"stem": ()}),
+        ("stem=none", {"stem": None}),
+        ("patch_size=4", {"patch_size": (4, 4)}),
+        ("patch_size=4,8", {"patch_size": (4, 8)}),
+        ("qkv_bias=False", {"qkv_bias": False}),
+        ("class_token=true", {"class_token": True}),
+        ("mlp_ratio=2", {"mlp_ratio": 2.0}),
+        ("has_logits=true", {"has_logits": True}),
+        ("img_size=32", {"image_size": (32, 32)}),
+        ("name=vit_micro_patch4_16", {"name": "vit_micro_patch4_16"}),
+    ],
+)
+def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
+    assert read_sets([f"model.{text}"]) == meant
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["position=none"], "it sets fields of the model, as in --set model.position=none"),
+        (["model.position"], "it sets fields of the model"),
+        (["model.layers=two"], "model.layers must be a whole number, not 'two'"),
+        (["model.layers=2.0"], "model.layers must be a whole number"),
+        (["model.qkv_bias=1"], "model.qkv_bias must be true or false"),
+        (["model.layers=2", "model.depth=3"], "--set model.layers is given twice"),
+        (["model.layer_scale=nan"], "model.layer_scale must be a finite number"),
+        (["model.drop_rate=0.1"], "drop_rate is dropout before the head in timm"),
+    ],
+)
+def test_a_flag_that_says_nothing_is_refused(texts: list[str], told: str) -> None:
+    with pytest.raises(VitkitError, match=told):
+        read_sets(texts)
+
+
+@pytest.mark.parametrize("name", tiny.VARIETY)
+def test_what_is_typed_of_any_model_is_that_model(name: str) -> None:
+    """Every field that a model of the variety has, as a flag would say it."""
+    given, found = tiny.VARIETY[name], dict[str, Any]()
+    for field, value in given.items():
+        found |= read_change(field, ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower())
+    assert found == {**given, **{k: tuple(v) for k, v in given.items() if isinstance(v, (list, tuple))}}
+
+
+def test_a_published_recipe_says_what_of_its_model_is_changed() -> None:
+    flags = {"data": "digits", "model_fields": {"position": "none", "drop_path": 0.0}}
+    assert departures(flags) == ["recipe digits, changed: drop_path 0.0 (published: 0.1), model.position none"]
+
+
+# --- The model that is built ----------------------------------------------------------------------------
+
+
+def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
+    changes: dict[str, Any] = {"position": "relative", "layers": 2, "mlp_ratio": 2, "in_channels": 1, "pool": "gap"}
+    recipe = runs.quick(table.root, model_fields=changes, drop_path=0.0)
+    config, preprocess = start_of(recipe, table.classes, quiet)
+    assert config == package.create_model(str(recipe.model), 3, **changes).config
+    assert (preprocess.mean, preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
+
+
+def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTable) -> None:
+    for changes, told in (
+        ({"heads": 5}, "hidden_size 128 is not divisible by heads 5"),
+        ({"patch_size": 5}, "not divisible by patch_size 5x5"),
+        ({"in_channels": 4}, "in_channels must be 3, or 1"),
+    ):
+        with pytest.raises(VitkitError, match=told):
+            start_of(runs.quick(table.root, model_fields=changes), table.classes, quiet)
+
+
+def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table: ImageTable, tmp_path: Path) -> None:
+    said: list[str] = []
+    fields = {**runs.QUICK, "model": {"name": runs.QUICK["model"], "position": "none", "layers": 1}, "epochs": 1}
+    run = package.train(photos, out=tmp_path / "run", **fields, say=said.append)
+    assert run.classifier.model.config.position == "none"
+    assert run.recipe.model_fields == {"position": "none", "layers": 1}
+    assert any("training vit_micro_patch8_16 with position none, layers 1 on" in line for line in said)
+    provenance = json.loads((run.folder / "model.json").read_text())["provenance"]
+    assert provenance["recipe"]["model_fields"] == {"position": "none", "layers": 1}
+    text = (run.folder / "recipe.toml").read_text()
+    assert '[model]\nname = "vit_micro_patch8_16"\nposition = "none"\nlayers = 1\n' in text
+    (run.folder / "recipe.toml").write_text(
+        text.replace('position = "none"', 'position = "sincos_2d"').replace("epochs = 1", "epochs = 2")
+    )
+    with pytest.raises(VitkitError, match=r"it has model_fields \{'position': 'none', 'layers': 1\}, not \{"):
+        package.train(resume=tmp_path / "run", say=quiet)
+
+
+def test_the_identity_of_a_run_has_each_field_of_its_model(table: ImageTable) -> None:
+    plain = Recipe(data="d", model="vit_micro_patch8_16")
+    changed = dataclasses.replace(plain, model_fields={"layers": 3})
+    assert identity(plain, table, {}) != identity(changed, table, {})
+
+
+# --- With weights ---------------------------------------------------------------------------------------
+
+
+def from_weights(weights: Path, table: ImageTable, **changes: Any) -> Classifier:
+    recipe = Recipe(data=str(table.root), weights=str(weights), method="full", model_fields=changes)
+    classifier = new_classifier(recipe, table, "hash", quiet)
+    assert start_of(recipe, table.classes, quiet) == (classifier.model.config, classifier.preprocess)
+    return classifier
+
+
+ASKED: dict[str, Any] = {
+    "position": "none",
+    "layers": 2,
+    "hidden_size": 64,
+    "heads": 8,
+    "norm": "post",
+    "gelu": "tanh",
+    "registers": 2,
+    "layer_scale": 0.1,
+    "qkv_bias": False,
+    "representation_size": 32,
+    "distilled": True,
+    "mlp_ratio": 4,
+    "stem": (),
+    "norm_eps": 1e-5,
+}
+
+
+@pytest.mark.parametrize("field", ASKED)
+def test_what_weights_cannot_follow_is_refused(weights: Path, table: ImageTable, field: str) -> None:
+    with pytest.raises(VitkitError, match="--weights none") as caught:
+        from_weights(weights, table, **{field: ASKED[field]})
+    assert "\n" not in str(caught.value)
+
+
+def test_every_field_is_followed_or_refused(weights: Path, table: ImageTable) -> None:
+    """None is taken, and then left as it was."""
+    own = package.load(weights).model.config
+    others: dict[str, Any] = {
+        **{name: not value for name, value in own.to_dict().items() if isinstance(value, bool)},
+        **{name: 2 * value for name, value in own.to_dict().items() if type(value) in (int, float) and value},
+        **ASKED,
+        "pool": "gap",
+        "position_resize": "timm",
+        "position_dropout": 0.1,
+        "patch_size": (8, 8),
+    }
+    for name in ("num_classes", "mlp_ratio", "distilled"):
+        others.pop(name)
+    for name, value in others.items():
+        try:
+            config = from_weights(weights, table, **{name: value}).model.config
+        except VitkitError:
+            continue
+        assert getattr(config, name) == value
+
+
+def test_what_the_weights_are_anyway_is_no_change(weights: Path, table: ImageTable) -> None:
+    own = package.load(weights).model.config
+    changes = {name: getattr(own, name) for name in ("position", "layers", "norm", "heads", "stem")}
+    assert from_weights(weights, table, **changes).model.config.layers == own.layers
+
+
+def test_the_mean_of_the_patches_may_be_read_in_the_place_of_the_token(weights: Path, table: ImageTable) -> None:
+    ours, theirs = from_weights(weights, table, pool="gap").model, package.load(weights).model
+    assert (ours.config.pool, ours.config.class_token) == ("gap", True)
+    for name, tensor in theirs.state_dict().items():
+        assert name.startswith("head") or torch.equal(tensor, ours.state_dict()[name]), name
+
+
+def test_patches_of_another_size_are_made_of_the_weights(weights: Path, table: ImageTable) -> None:
+    classifier = from_weights(weights, table, patch_size=8)
+    assert classifier.report is not None
+    assert [own.name for own in classifier.report.resized] == ["patch_embed.proj.weight"]
+    assert classifier.model.config.image_size == (32, 32), "the grid stays"
+
+
+def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_path: Path) -> None:
+    model = tiny.build(image_size=(16, 16), num_classes=3)
+    torch.save(model.state_dict(), tmp_path / "bare.pth")
+    taken = from_weights(tmp_path / "bare.pth", table)
+    assert taken.model.config.heads == 1
+    said = from_weights(tmp_path / "bare.pth", table, heads=4)
+    assert said.model.config.heads == 4
+
+
+def test_weights_of_a_name_are_refused_before_they_are_fetched(
+    table: ImageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitkit.training.architecture.inspect", lambda *_, **__: pytest.fail("it looks for weights"))
+    recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
+    with pytest.raises(
+        VitkitError, match="vit_tiny_patch16_224 has position learned_1d, and its weights can follow no"
+    ):
+        start_of(recipe, table.classes, quiet)
+
+
+# --- The command line -----------------------------------------------------------------------------------
+
+
+def test_set_is_a_flag_of_train(photos: Path, tmp_path: Path) -> None:
+    flags = [*runs.FLAGS, "--epochs", "1", "--set", "model.position=sincos_2d", "--set", "model.layers=1"]
+    app(["train", str(photos), *flags, "-o", str(tmp_path / "run")], standalone_mode=False)
+    config = ViTConfig.from_dict(json.loads((tmp_path / "run" / "model.json").read_text())["config"])
+    assert (config.position, config.layers) == ("sincos_2d", 1)
