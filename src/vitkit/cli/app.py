@@ -25,7 +25,7 @@ class _Verbs(TyperGroup):
         self.rich_markup_mode = None
         super().format_help(ctx, formatter)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
         """Each with its whole sentence, which click would cut to a line."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, own.get_short_help_str(limit=1000)) for name, own in self.commands.items()])
