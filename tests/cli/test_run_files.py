@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import csv
+import json
 from pathlib import Path
 
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
@@ -28,3 +30,11 @@ def test_a_run_writes_nothing_that_the_list_lacks(trained: Path) -> None:
     """So that writing another run over it leaves nothing of it behind."""
     known = {*run_files.FILES, *run_files.LOGGED, run_files.LAST.parts[0], WEIGHTS, DESCRIPTION, RECORD}
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} <= known
+
+
+def test_a_run_writes_down_what_it_said_of_each_held_out_image(trained: Path) -> None:
+    figures = json.loads((trained / run_files.EVALUATION).read_text(encoding="utf-8"))
+    with (trained / run_files.PREDICTIONS).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == figures["images"]
+    assert sum(row["label"] == row["predicted"] for row in rows) / len(rows) == figures["accuracy"]

@@ -66,6 +66,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "cutmix": st.floats(0, 100),
     "rand_augment": st.integers(0, 10),
     "find_lr": st.just(False),
+    "split_seed": st.none() | st.integers(0, 2**63 - 1),
     "folds": st.none() | st.integers(2, 10**4),
     "split_from": st.none(),  # not together with folds
     "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
@@ -190,6 +191,7 @@ OPEN |= {
     "group_by",
     "folds",
     "max_images",
+    "split_seed",
     "patience",
     "logger",
     "device",

@@ -22,7 +22,7 @@ LOGGER_RUNS = "loggers.json"  # by what name a service knows the run
 
 # What came of it.
 EVALUATION = "evaluation.json"
-PREDICTIONS = "predictions.csv"  # beside an evaluation that was asked for; no run writes it
+PREDICTIONS = "predictions.csv"  # what was said of each held-out image
 FOLDS = "folds.json"  # of a cross-validation
 REPORT = "report.html"
 MISTAKES = "mistakes.html"
@@ -39,7 +39,7 @@ PICTURES = {  # by their captions in the report
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
     *(RECIPE, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
-    *(EVALUATION, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
+    *(EVALUATION, PREDICTIONS, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
 )
 
 

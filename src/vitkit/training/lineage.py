@@ -127,7 +127,7 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
     elif overlap.seen():
         kept_of = overlap
     if kept_of is None:
-        table = split(images.table, recipe.split, recipe.seed, images.groups)
+        table = split(images.table, recipe.split, recipe.seed_of_split, images.groups)
         return Divided(replace(images, table=table), overlap)
     kept, torn = inherit(kept_of, images.groups)
     findings = _of_torn(images.table, torn, source)
@@ -139,7 +139,7 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
             kept_of.take(rest),
             [kept[i] for i in rest],
         )
-    table = split(images.table, recipe.split, recipe.seed, images.groups, kept)
+    table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
     findings += _of_kept(images.table, table, kept, images.groups, source)
     if "train" not in table.splits:
         raise VitkitError(

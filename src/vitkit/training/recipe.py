@@ -202,6 +202,11 @@ class Recipe:
     ] = "auto"
     precision: Annotated[Literal["auto", "float32", "bfloat16"], "auto: bfloat16 where the hardware has it."] = "auto"
     seed: Annotated[int, "Of weights, split, order and augmentation: one seed, one result.", Between(0, 2**63 - 1)] = 0
+    split_seed: Annotated[
+        int | None,
+        "Of the split alone, so that other seeds train and test on the same images; by default the seed.",
+        Between(0, 2**63 - 1),
+    ] = None
     device: Annotated[DeviceName, "Where it is computed; auto: a GPU if there is one, else the CPU."] = "auto"
     devices: Annotated[
         int | None,
@@ -254,6 +259,11 @@ class Recipe:
         if self.model_fields is not None:
             fields["model"] = to_table(self.model, self.model_fields)
         return tomli_w.dumps({name: value for name, value in fields.items() if value is not None})
+
+    @property
+    def seed_of_split(self) -> int:
+        """`split_seed`, or else `seed`."""
+        return self.seed if self.split_seed is None else self.split_seed
 
     @property
     def budget(self) -> float | None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import vitkit
-from vitkit.data.doctor.examine import examine
-from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
+from vitkit.data.doctor.findings import Finding, of_splits
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import read_source
+from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_to_list, split_to_dict
-from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
 from vitkit.data.whereabouts import move_run
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
@@ -23,19 +20,13 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, RECIPE, SPLIT, fold_folder
 from vitkit.training.architecture import weights_of
 from vitkit.training.cross_validation import cross_validate
-from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
 from vitkit.training.fit import fit_and_report
 from vitkit.training.lineage import (
     Divided,
-    Images,
-    ancestry_of,
     contents_of,
-    divide,
-    of_ancestry,
     of_earlier_runs,
     record_after,
-    refuse_folds,
 )
 from vitkit.training.loggers import check_watchers
 from vitkit.training.recipe import Recipe, build, name_of
@@ -50,8 +41,8 @@ from vitkit.training.run_folder import (
     hold_given,
     hold_next,
 )
-from vitkit.training.setup import choose_device, start_of
-from vitkit.training.teacher import check_distillation, load_teacher
+from vitkit.training.settling import settle
+from vitkit.training.setup import choose_device
 from vitkit.weights.read import reading_once
 
 
@@ -110,50 +101,34 @@ def _prepare(
     hold: ExitStack,
 ) -> tuple[Path, Recipe]:
     """Settle everything that the recipe leaves open, and write it into the run's folder, which is held from then on."""
-    table = read_source(fields["data"], progress, fields.get("layout", "auto"))
-    check_trainable(table)
-    recipe, reasons = complete(fields, table)
-    check_distillation(recipe)
-    check_team(recipe, team)
-    check_place(out, table, recipe.teacher, weights_of(recipe))
-    if out is not None:
-        hold_given(out, hold, force=force)
-    # What cannot be built should fail before the images are read.
-    config, preprocess = start_of(recipe, table.classes, progress)
-    recipe = spare_patches(recipe, fields, config)
-    taught = None
-    if recipe.teacher is not None:
-        taught = load_teacher(recipe.teacher, table.classes, config.image_size).pictures
-    diagnosis = examine(table, preprocess, progress)
-    groups = list(diagnosis.twins)
-    if recipe.group_by is not None:
-        groups = scenes(diagnosis.table, recipe.group_by, groups)
-    torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
-    images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, tuple(groups))
-    before = ancestry_of(recipe, taught, progress)
-    parts = _parts(images, recipe, before, progress)
-    if recipe.max_images is not None:
-        parts = [_limit(own, recipe.max_images, recipe.seed) for own in parts]
+
+    def take_place(table: ImageTable, recipe: Recipe) -> None:
+        check_team(recipe, team)
+        check_place(out, table, recipe.teacher, weights_of(recipe))
+        if out is not None:
+            hold_given(out, hold, force=force)
+
+    settled = settle(fields, progress, take_place)
+    recipe, table = settled.recipe, settled.table
     run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
     try:
         clear(run.folder)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
-        for reason in [*filter(None, [table.layout]), *notes, *reasons, *describe_team(recipe, team)]:
+        for reason in [*filter(None, [table.layout]), *notes, *settled.reasons, *describe_team(recipe, team)]:
             run.say(reason)
         if recipe.folds is None:
-            (own,) = parts
-            found = [*of_ancestry(own, recipe), *torn, *own.findings, *diagnosis.findings, *of_splits(own.images.table)]
-            _settle(run.folder, recipe, own, before, _tell(run, found))
+            (own,) = settled.parts
+            _write(run.folder, recipe, own, settled.before, _tell(run, settled.findings_of(own)))
             if (line := of_earlier_runs(out, own)) is not None:
                 run.say(line)
         else:
-            told = _tell(run, diagnosis.findings)
+            told = _tell(run, settled.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
-            for number, own in enumerate(parts):
+            for number, own in enumerate(settled.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
                 lacking = map(str, of_splits(own.images.table))
-                _settle(folder, recipe.replace(folds=None), own, before, [*told, *lacking])
+                _write(folder, recipe.replace(folds=None), own, settled.before, [*told, *lacking])
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -213,36 +188,6 @@ def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitSt
             move_run(split_file, data_root, progress)
 
 
-def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> list[Divided]:
-    """The images split as the recipe says: once, or with each fold in turn as its test images."""
-    if recipe.folds is None:
-        return [divide(images, recipe, before, progress)]
-    table, groups = images.table, images.groups
-    if any(table.splits):
-        raise VitkitError(
-            f"{table.name} comes already split; --folds makes its own parts: name a folder of class folders"
-        )
-    if recipe.split[0] <= 0:
-        raise VitkitError(f"split must be three parts with something to train on, not {recipe.split}")
-    overlap = refuse_folds(images, recipe, before, progress)
-    fold_of = fold(table, recipe.folds, recipe.seed, groups)
-    train, val, _ = recipe.split
-    shares = (train / (train + val), val / (train + val), 0.0)
-    parts = []
-    for own in range(recipe.folds):
-        tested = replace(table, splits=tuple("test" if other == own else "train" for other in fold_of))
-        parts.append(Divided(replace(images, table=split(tested, shares, recipe.seed, groups)), overlap))
-    return parts
-
-
-def _limit(own: Divided, limit: int, seed: int) -> Divided:
-    """The same with fewer training images."""
-    limited = limit_training(own.images.table, limit, seed)
-    place = {path: i for i, path in enumerate(own.images.table.paths)}
-    kept = [place[path] for path in limited.paths]
-    return replace(own, images=replace(own.images.take(kept), table=limited), overlap=own.overlap.take(kept))
-
-
 def _tell(run: Run, findings: Iterable[Finding]) -> list[str]:
     told = list(dict.fromkeys(map(str, findings)))
     for finding in told:
@@ -250,7 +195,7 @@ def _tell(run: Run, findings: Iterable[Finding]) -> list[str]:
     return told
 
 
-def _settle(folder: Path, recipe: Recipe, own: Divided, before: PictureRecord, findings: list[str]) -> None:
+def _write(folder: Path, recipe: Recipe, own: Divided, before: PictureRecord, findings: list[str]) -> None:
     """Write down all that training starts from, so that it can be resumed from here on."""
     table = own.images.table
     write_json(folder / FINDINGS, findings)

@@ -34,6 +34,7 @@ from vitkit.evaluation.unseen import all_figures, describe, seen_of
 from vitkit.explanation import worst_mistakes_page
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.reporting.writing import write_predictions
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import (
@@ -44,6 +45,7 @@ from vitkit.system.run_files import (
     METRICS,
     MISTAKES,
     PICTURES,
+    PREDICTIONS,
     REPORT,
     SPLIT,
 )
@@ -112,6 +114,7 @@ def report(
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
     for caption, picture in draw(classifier, evaluation, table.root, partial(progress, "laying out images")).items():
         plots.save_figure(picture, folder / PICTURES[caption])
+    write_predictions(folder / PREDICTIONS, evaluation)
     write_json(folder / EVALUATION, numbers)
     pictures = {caption: folder / name for caption, name in PICTURES.items()}
     write_report(

@@ -1,0 +1,60 @@
+"""Which images a run trains on and is judged by, settled before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+from vitkit.errors import VitkitError
+from vitkit.system.progress import silent
+from vitkit.training.recipe import Recipe
+from vitkit.training.settling import settle
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("settling") / "photos", images=20)
+
+
+def images(data: Path, **fields: Any) -> dict[str, set[str]]:
+    """The paths of each split."""
+    (own,) = settle({"data": str(data), **runs.QUICK, **fields}, silent).parts
+    table = own.images.table
+    return {name: set(table.of_split(name).paths) for name in ("train", "val", "test")}
+
+
+def test_a_split_seed_keeps_the_split_whatever_the_seed(data: Path) -> None:
+    one, two = (images(data, seed=seed, split_seed=7) for seed in (0, 1))
+    assert one == two
+    assert one == images(data, seed=7)  # without it the seed decides
+    assert one != images(data, seed=1)
+
+
+def test_smaller_subsets_are_nested_for_each_seed_and_fresh_for_another(data: Path) -> None:
+    whole = images(data, split_seed=7)
+    few, more, other = (
+        images(data, split_seed=7, seed=seed, max_images=limit) for seed, limit in ((1, 9), (1, 20), (2, 9))
+    )
+    assert len(few["train"]) == 9
+    assert few["train"] < more["train"] < whole["train"]
+    assert few["train"] != other["train"]
+    for own in (few, more, other):
+        assert (own["val"], own["test"]) == (whole["val"], whole["test"])
+
+
+def test_folds_go_by_the_split_seed_too(data: Path) -> None:
+    def tested(**fields: Any) -> list[set[str]]:
+        settled = settle({"data": str(data), **runs.QUICK, "folds": 3, **fields}, silent)
+        return [set(own.images.table.of_split("test").paths) for own in settled.parts]
+
+    assert tested(seed=0, split_seed=5) == tested(seed=1, split_seed=5) != tested(seed=1)
+
+
+def test_the_seed_of_the_split_is_the_seed_where_none_is_given() -> None:
+    assert Recipe(seed=3).seed_of_split == 3
+    assert Recipe(seed=3, split_seed=0).seed_of_split == 0
+    with pytest.raises(VitkitError, match="split_seed"):
+        Recipe(split_seed=-1)
