@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
+    from vitkit.experiments.compare import compare
+    from vitkit.experiments.comparison_result import Comparison
     from vitkit.inference.prediction import Prediction
     from vitkit.model.config import ViTConfig
     from vitkit.model.load_report import LoadReport
@@ -36,6 +38,7 @@ __all__ = [
     "Benchmark",
     "Checkup",
     "Classifier",
+    "Comparison",
     "Conversion",
     "Embeddings",
     "EvaluationResult",
@@ -53,6 +56,7 @@ __all__ = [
     "VitkitError",
     "WeightList",
     "bench",
+    "compare",
     "convert",
     "create_model",
     "doctor",
@@ -73,6 +77,7 @@ _HOMES = {
     "Benchmark": "verbs.bench",
     "Checkup": "verbs.doctor",
     "Classifier": "classifier",
+    "Comparison": "experiments.comparison_result",
     "Conversion": "verbs.convert",
     "Embeddings": "verbs.embed",
     "EvaluationResult": "verbs.evaluate",
@@ -90,6 +95,7 @@ _HOMES = {
     "VitkitError": "errors",
     "WeightList": "verbs.models",
     "bench": "verbs.bench",
+    "compare": "experiments.compare",
     "convert": "verbs.convert",
     "create_model": "weights.create",
     "doctor": "verbs.doctor",

@@ -33,7 +33,20 @@ def test_the_version_is_the_packages(vitkit: Any) -> None:
 
 
 def test_the_verbs() -> None:
-    asked = {"train", "eval", "predict", "info", "models", "convert", "doctor", "embed", "explain", "export", "bench"}
+    asked = {
+        "train",
+        "compare",
+        "eval",
+        "predict",
+        "info",
+        "models",
+        "convert",
+        "doctor",
+        "embed",
+        "explain",
+        "export",
+        "bench",
+    }
     assert set(VERBS) == asked
 
 

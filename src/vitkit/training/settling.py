@@ -12,6 +12,7 @@ from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable, read_source
 from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
 from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
 from vitkit.system.progress import Progress
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.lineage import Divided, Images, ancestry_of, divide, of_ancestry, refuse_folds
@@ -26,6 +27,7 @@ class Settled:
 
     Attributes:
         recipe: with nothing left open.
+        config: the architecture.
         reasons: why it is what it is where nobody said, a line each.
         table: the data as they were found.
         parts: the images split, once, or for each fold of a cross-validation.
@@ -35,6 +37,7 @@ class Settled:
     """
 
     recipe: Recipe
+    config: ViTConfig
     reasons: tuple[str, ...]
     table: ImageTable
     parts: tuple[Divided, ...]
@@ -84,7 +87,7 @@ def settle(
     parts = _parts(images, recipe, before, progress)
     if recipe.max_images is not None:
         parts = [_limit(own, recipe.max_images, recipe.seed) for own in parts]
-    return Settled(recipe, tuple(reasons), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
+    return Settled(recipe, config, tuple(reasons), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
 
 
 def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> list[Divided]:

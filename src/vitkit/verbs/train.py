@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -222,10 +222,15 @@ def _train_on_datasets(
     return TrainingRun(run_of.folder)
 
 
-def _tell_of_fields(function: Callable[..., Any]) -> None:
-    """Let the signature and the help of a function have the recipe's fields in the place of its `**fields`."""
+def tell_of_fields(function: Callable[..., Any], but: Collection[str] = ("data",)) -> None:
+    """Let the signature and the help of a function have the recipe's fields in the place of its `**fields`.
+
+    Args:
+        function: which.
+        but: fields that it does not take.
+    """
     hints = get_type_hints(Recipe, include_extras=True)
-    fields = [field for field in dataclasses.fields(Recipe) if field.name != "data"]
+    fields = [field for field in dataclasses.fields(Recipe) if field.name not in but]
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     kind = inspect.Parameter.KEYWORD_ONLY
     further = [
@@ -237,4 +242,4 @@ def _tell_of_fields(function: Callable[..., Any]) -> None:
     function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Fields of the recipe:{told}\n    "
 
 
-_tell_of_fields(train)
+tell_of_fields(train)

@@ -1,0 +1,207 @@
+"""`vitkit.compare`: which of several models is the better one for these photographs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import vitkit
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.experiments.comparison_plan import NOT_COMPARED, Plan, make_plan
+from vitkit.experiments.comparison_result import COMPARISON, TABLE, Comparison, to_csv
+from vitkit.system.files import from_json, is_empty, sole_in, without_place, write_json, write_text
+from vitkit.system.progress import Progress, Say, silent
+from vitkit.verbs.choices import check_least
+from vitkit.verbs.train import tell_of_fields
+
+PLAN = "plan.json"  # what the comparison will do, written before it begins
+_SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
+
+
+def compare(
+    data: str | Path | None = None,
+    models: str | Sequence[str] | None = None,
+    *,
+    recipe: str | Path | None = None,
+    seeds: int = 3,
+    budget: str | None = None,
+    fractions: str | float | Sequence[float] = "1",
+    out: str | Path | None = None,
+    resume: bool = False,
+    devices: int = 1,
+    say: Say = print,
+    progress: Progress = silent,
+    **fields: Any,
+) -> Comparison:
+    """Train several models alike, several times, and say which is better on the same test images, and how surely.
+
+        import vitkit
+
+        found = vitkit.compare("digits", ["vit_micro_patch4_16", "vit_micro_r_s4_16"], epochs=1, max_images=200)
+        print(found.verdicts)
+
+    Args:
+        data: folder of class folders, folder with train/ and val/, or a name such as digits.
+        models: names as `vitkit.train` takes them, or NAME@WEIGHTS; text has commas.
+        recipe: TOML file, or the name of a bundled recipe, for all models.
+        seeds: trainings of each model, with seeds that follow one another from `seed` on.
+        budget: of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
+        fractions: of the training images; smaller subsets are in the larger ones. Text has commas.
+        out: folder of the comparison; by default the next runs/compare-NAME-N.
+        resume: go on with the comparison in `out`; what it was asked for need not be said again.
+        devices: trainings at a time, each on a GPU of its own, or on its part of the cores.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+        fields: of the recipe, see below, with the same meaning for all models.
+
+    Returns:
+        The comparison, whose folder holds comparison.json, comparison.csv and the runs.
+
+    Raises:
+        VitkitError: a model or the data cannot be trained on, `out` is not free, or it holds another comparison.
+        Interrupted: a signal stopped it; `resume` goes on.
+        OSError: the folder cannot be written.
+    """
+    from vitkit.experiments.comparison_runs import make_all
+
+    check_least("--seeds", seeds, 1)
+    check_least("--devices", devices, 1)
+    if refused := [name for name in NOT_COMPARED if name in fields]:
+        raise VitkitError(f"{refused[0]} is no choice of a comparison: leave it out")
+    asked = _asked(data, models, recipe, seeds, fractions, budget)
+    with ExitStack() as hold:
+        if resume:
+            folder, plan = _taken_up(out, asked, fields, hold)
+        else:
+            folder, plan = _begun(out, asked, fields, say, progress, hold)
+        try:
+            make_all(plan.runs(), folder, devices, say, progress)
+        except Interrupted:
+            say(f"to go on: vitkit compare --resume --out {folder}")
+            raise
+        return _conclude(plan, folder, fields.get("device", "auto"), progress)
+
+
+def _asked(
+    data: str | Path | None,
+    models: str | Sequence[str] | None,
+    recipe: str | Path | None,
+    seeds: int,
+    fractions: str | float | Sequence[float],
+    budget: str | None,
+) -> dict[str, Any]:
+    """In plain JSON types."""
+    from vitkit.experiments.comparison_plan import fractions_of, names_of
+
+    return {
+        "data": None if data is None else str(data),
+        "models": None if models is None else names_of(models),
+        "recipe": None if recipe is None else str(recipe),
+        "seeds": seeds,
+        "fractions": list(fractions_of(fractions)),
+        "budget": budget,
+    }
+
+
+def _begun(
+    out: str | Path | None,
+    asked: dict[str, Any],
+    fields: dict[str, Any],
+    say: Say,
+    progress: Progress,
+    hold: ExitStack,
+) -> tuple[Path, Plan]:
+    """A folder that is held, with a plan in it."""
+    from vitkit.data.sources import read_source
+    from vitkit.training.run_folder import check_place, hold_next
+    from vitkit.weights.read import reading_once
+
+    for name in ("data", "models"):
+        if asked[name] is None:
+            raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
+    table = read_source(asked["data"], progress, fields.get("layout", "auto"))
+    check_place(out, table, None, "none")
+    if out is not None:
+        hold.enter_context(sole_in(Path(out)))
+        if (Path(out) / PLAN).is_file():
+            raise VitkitError(f"--out {out} holds a comparison: --resume to go on with it, or choose a new name")
+        if not is_empty(Path(out)):
+            raise VitkitError(f"--out {out} is not empty: choose a new name")
+    with reading_once():
+        plan = make_plan(asked, fields, progress)
+    folder = Path(out) if out is not None else hold_next(f"compare-{table.root.name}", hold)
+    write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
+    for note in plan.notes:
+        say(note)
+    say(f"{len(plan.runs())} runs, in {folder}")
+    return folder, plan
+
+
+def _taken_up(
+    out: str | Path | None, asked: dict[str, Any], fields: dict[str, Any], hold: ExitStack
+) -> tuple[Path, Plan]:
+    """The folder of a comparison that was begun, held again, and its plan; what is said anew must be as it was."""
+    if out is None:
+        raise VitkitError("--resume goes on with the comparison in --out: name it")
+    if not (Path(out) / PLAN).is_file():
+        raise VitkitError(f"--out {out} holds no comparison to go on with: it has no {PLAN}")
+    hold.enter_context(sole_in(Path(out)))
+    try:
+        stored = from_json((Path(out) / PLAN).read_text(encoding="utf-8"))
+        before, plan = stored["fields"], Plan.from_dict(stored["plan"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise VitkitError(f"{Path(out) / PLAN} is damaged: begin the comparison anew in another folder") from error
+    usual = _asked(None, None, None, 3, "1", None)
+    for name in _SETTINGS:
+        if asked[name] not in (usual[name], plan.asked[name]):
+            raise VitkitError(f"--{name} {asked[name]}: the comparison in {out} was begun with {plan.asked[name]}")
+    for name, value in fields.items():
+        plain = list(value) if isinstance(value, tuple) else value
+        if plain != before.get(name):
+            was = before.get(name, "none given")
+            raise VitkitError(f"{name} {value}: the comparison in {out} was begun with {was}; leave it out")
+    return Path(out), plan
+
+
+def _conclude(plan: Plan, folder: Path, device: str, progress: Progress) -> Comparison:
+    """Read all runs, compare, and write it down."""
+    from vitkit.experiments.comparison_costs import costs_of
+    from vitkit.experiments.comparison_figures import findings_of, of_model, pairs_of, read_judged
+
+    judged = [read_judged(plan, folder, fraction) for fraction in plan.fractions]
+    costs = costs_of(plan, folder, device, progress)
+    models = [of_model(name, plan, folder, judged, costs[name]) for name in plan.models]
+    by_fraction = [pairs_of(plan, own) for own in judged]
+    figures = {
+        "data": without_place(plan.asked["data"]),
+        "vitkit": vitkit.__version__,
+        "seeds": list(plan.seeds),
+        "fractions": list(plan.fractions),
+        "budget": plan.asked["budget"],
+        "split": _split(plan, folder),
+        "test_images": len(judged[-1].paths),
+        "test_hash": plan.test_hash,
+        "chance": judged[-1].chance,
+        "models": models,
+        "pairs": by_fraction[-1],
+        "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
+        "findings": findings_of(models, judged[-1]),
+        "notes": list(plan.notes),
+    }
+    write_text(folder / TABLE, to_csv(models))
+    write_json(folder / COMPARISON, figures)
+    return Comparison(folder, figures)
+
+
+def _split(plan: Plan, folder: Path) -> str:
+    """Which images judged: test, or else val."""
+    from vitkit.data.split_file import split_from_file
+    from vitkit.evaluation.metrics import held_out_split
+    from vitkit.system.run_files import SPLIT
+
+    return held_out_split(split_from_file(folder / plan.jobs[0].folder / SPLIT))
+
+
+tell_of_fields(compare, NOT_COMPARED)

@@ -1,0 +1,347 @@
+"""What a comparison will train: every model at every fraction of the data with every seed, settled before the first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vitkit.data.splits import limit_training
+from vitkit.errors import VitkitError
+from vitkit.evaluation.metrics import held_out_split
+from vitkit.system.files import fitting
+from vitkit.system.progress import Progress
+from vitkit.training.lineage import Divided, contents_of
+from vitkit.training.recipe_files import resolve
+from vitkit.training.settling import Settled, settle
+from vitkit.training.setup import weights_of
+
+# Fields that a comparison sets itself, or that would make of one run several.
+NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
+_PASSES = 3  # a training step is a forward pass and a backward pass of twice its products
+_WHOLE = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Attributes:
+        model: its name in the comparison.
+        seed: of the training.
+        fraction: of the training images.
+        images: how many they are.
+        fields: of its recipe.
+        folder: of the run, below the comparison's.
+    """
+
+    model: str
+    seed: int
+    fraction: float
+    images: int
+    fields: dict[str, Any]
+    folder: str
+
+    @property
+    def described(self) -> str:
+        """In a few words."""
+        part = "" if self.fraction == _WHOLE else f", {self.fraction:.3g} of the images"
+        return f"{self.model}, seed {self.seed}{part}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All trainings of a comparison, and what they are judged by.
+
+    Attributes:
+        asked: what was asked for, in plain JSON types.
+        models: their names, in the order asked for.
+        seeds: of the trainings.
+        fractions: of the training images, the smallest first.
+        jobs: the trainings in their order; configurations that are the same share theirs.
+        test_hash: of the images that judge, and of their labels.
+        notes: what the reader should know, a line each.
+    """
+
+    asked: dict[str, Any]
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+    fractions: tuple[float, ...]
+    jobs: tuple[Job, ...]
+    test_hash: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
+        """What `to_dict` gave."""
+        names = ("models", "seeds", "fractions", "notes")
+        jobs = tuple(Job(**job) for job in stored["jobs"])
+        return cls(**{**stored, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
+
+    def runs(self) -> list[Job]:
+        """One job for each folder: what is to be trained."""
+        first: dict[str, Job] = {}
+        for job in self.jobs:
+            first.setdefault(job.folder, job)
+        return list(first.values())
+
+
+def names_of(models: str | Sequence[str]) -> list[str]:
+    """The models asked for, one by one, with commas between them if in one text.
+
+    Raises:
+        VitkitError: there is none, or one is empty.
+    """
+    names = [name.strip() for name in (models.split(",") if isinstance(models, str) else models)]
+    if not names or not all(names):
+        raise VitkitError("--models must be names with commas between them, such as vit_tiny_patch16_224,NAME@WEIGHTS")
+    return names
+
+
+def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
+    """The parts of the training images asked for, the smallest first.
+
+    Raises:
+        VitkitError: one is no number above 0 and up to 1.
+    """
+    parts = fractions.split(",") if isinstance(fractions, str) else fractions
+    try:
+        found = sorted({float(part) for part in ([parts] if isinstance(parts, (int, float)) else parts)})
+    except (TypeError, ValueError):
+        found = []
+    if not found or not all(0 < part <= 1 for part in found):
+        raise VitkitError(
+            f"--fractions must be parts of 1 with commas between them, such as 0.1,0.3,1, not {fractions!r}"
+        )
+    return tuple(found)
+
+
+def budget_of(budget: str | None, fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What each training may take, and how much of it.
+
+    Raises:
+        VitkitError: it is none of the three kinds, or a field says otherwise.
+    """
+    if budget is None:
+        return None
+    kind, equals, amount = budget.partition("=")
+    if kind not in ("epochs", "time", "flops") or not equals:
+        raise VitkitError(f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}")
+    other = {"epochs": "epochs", "time": "time", "flops": "epochs"}[kind]
+    if other in fields:
+        raise VitkitError(f"--budget {budget} and --{other} {fields[other]} both say how long: leave out one of them")
+    try:
+        if kind == "epochs" and not 1 <= int(amount) <= 1e9:
+            raise ValueError
+        if kind == "flops" and not 1 <= float(amount) <= 1e30:
+            raise ValueError
+    except ValueError:
+        wanted = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
+        raise VitkitError(f"--budget {kind}= must be {wanted}, not {amount!r}") from None
+    return kind, amount
+
+
+def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Progress) -> Plan:
+    """Settle every model before anything is trained.
+
+    Args:
+        asked: data, models, recipe, seeds, fractions and budget, as `compare` takes them.
+        fields: of the recipe, for all models.
+        progress: told what is being done, how many are done, of how many.
+
+    Raises:
+        VitkitError: a model cannot be built or trained on these images, or would be judged by others than the rest.
+    """
+    names, fractions = names_of(asked["models"]), fractions_of(asked["fractions"])
+    budget = budget_of(asked["budget"], fields)
+    entries, notes, first = [], [], None
+    for place, name in enumerate(names):
+        progress("looking at the models", place, len(names))
+        label = name if name not in names[:place] else f"{name} ({names[:place].count(name) + 1})"
+        resolved = _fields(name, asked, fields, budget)
+        try:
+            settled = settle({**resolved, "max_images": None}, progress)
+            check_weights_name(settled)
+        except VitkitError as error:
+            raise VitkitError(f"{name}: {error}") from error
+        entry = _Entry(label, resolved, settled)
+        first = first or entry
+        if entry.judged_by != first.judged_by:
+            raise VitkitError(
+                f"{label} would be judged by other images than {first.label}: its weights know some of the data, and "
+                "keep their split; give --split-from that run, for all models, or other weights"
+            )
+        entries.append(entry)
+    assert first is not None
+    notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.settled.reasons]
+    seeds = tuple(first.seed + k for k in range(int(asked["seeds"])))
+    _check_subsets(first, fractions, seeds)
+    jobs, told = _jobs(entries, fractions, seeds, budget)
+    notes += told
+    if len(seeds) == 1:
+        notes.append("one seed: intervals and verdicts are of these images alone, not of another training's luck")
+    return Plan(
+        dict(asked), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
+    )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A model, with what is settled of its training on all images."""
+
+    label: str
+    fields: dict[str, Any]
+    settled: Settled
+
+    @property
+    def own(self) -> Divided:
+        (own,) = self.settled.parts
+        return own
+
+    @property
+    def seed(self) -> int:
+        return self.settled.recipe.seed
+
+    @property
+    def judged_by(self) -> str:
+        table = self.own.images.table
+        return hash_of_images(self.own, held_out_split(table))
+
+    @property
+    def images(self) -> int:
+        """Training images of the whole."""
+        there = self.own.images.table.splits.count("train")
+        return min(there, self.fields.get("max_images") or there)
+
+    @property
+    def configuration(self) -> str:
+        """What decides how a training goes, but for its seed and its images; the same text, the same training."""
+        return replace(self.settled.recipe, seed=0).to_toml()
+
+
+def hash_of_images(own: Divided, split: str) -> str:
+    """Of the images of a split, by their content and their class, whatever they are called."""
+    table, contents = own.images.table, contents_of(own.images)
+    chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
+    return hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
+
+
+def hash_of(rows: Sequence[tuple[str, str]]) -> str:
+    """Of the classes of images and the digests of their content, sorted."""
+    return hashlib.sha256(json.dumps([list(row) for row in rows]).encode()).hexdigest()
+
+
+def _fields(
+    name: str, asked: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
+) -> dict[str, Any]:
+    """Of a recipe for one model, as `vitkit train` would resolve them."""
+    model, at, weights = name.partition("@")
+    if at and not weights:
+        raise VitkitError(f"{name}: after @ comes where the weights are, or none")
+    own = {
+        **fields,
+        "data": asked["data"],
+        **({"model": model} if model else {}),
+        **({"weights": weights} if at else {}),
+    }
+    if budget is not None and budget[0] != "flops":
+        own[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
+    resolved = resolve(own, asked["recipe"])
+    if not model:
+        resolved["model"] = None
+    for refused in ("folds", "devices", "nodes"):
+        if resolved.get(refused) is not None:
+            raise VitkitError(f"{refused} makes several processes or runs of one training: leave it out to compare")
+    resolved["split_seed"] = resolved.get("split_seed", resolved.get("seed", 0))
+    return {field: value for field, value in resolved.items() if value is not None}
+
+
+def _check_subsets(entry: _Entry, fractions: Sequence[float], seeds: Sequence[int]) -> None:
+    """Refuse a fraction that leaves a class without an image."""
+    for seed in seeds:
+        try:
+            limit_training(entry.own.images.table, _count(entry.images, fractions[0]), seed)
+        except VitkitError as error:
+            raise VitkitError(f"--fractions {fractions[0]:g}: {error}") from error
+
+
+def _count(images: int, fraction: float) -> int:
+    return max(round(fraction * images), 1)
+
+
+def _jobs(
+    entries: Sequence[_Entry],
+    fractions: Sequence[float],
+    seeds: Sequence[int],
+    budget: tuple[str, str] | None,
+) -> tuple[tuple[Job, ...], list[str]]:
+    """All trainings, those of one seed side by side, and what is to be told of the budget."""
+    folders: dict[tuple[str, float, int], str] = {}
+    jobs, notes = [], []
+    for fraction in fractions:
+        for place, entry in enumerate(entries):
+            fields, images = dict(entry.fields), _count(entry.images, fraction)
+            fields |= {"method": entry.settled.recipe.method}  # settled on the whole data, for every part of it
+            if images < entry.own.images.table.splits.count("train"):
+                fields["max_images"] = images
+            if budget is not None and budget[0] == "flops":
+                fields["epochs"], note = _epochs(entry, images, float(budget[1]))
+                notes.append(note)
+            for seed in seeds:
+                key = (f"{entry.configuration} {fields.get('epochs')}", fraction, seed)
+                folder = folders.setdefault(key, _folder(place, entry.label, fraction, seed))
+                jobs.append(Job(entry.label, seed, fraction, images, {**fields, "seed": seed}, folder))
+    jobs.sort(key=lambda job: (job.fraction, job.seed))  # of one seed the models follow one another
+    return tuple(jobs), list(dict.fromkeys(notes))
+
+
+def _folder(place: int, label: str, fraction: float, seed: int) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label)
+    return f"runs/{fitting(f'{place + 1}-{plain}', f'-{fraction:g}-seed{seed}')}"
+
+
+def _epochs(entry: _Entry, images: int, flops: float) -> tuple[int, str]:
+    """How many epochs of so many images a budget of computation is, at least one, and a line about it."""
+    epoch = _PASSES * forward_flops(entry.settled) * images
+    epochs = max(int(flops // epoch), 1)
+    spent = (
+        f"{epochs} epochs of {images} images are {epochs * epoch:.3g} FLOPs"
+        if epochs > 1
+        else (f"1 epoch of {images} images is {epoch:.3g} FLOPs")
+    )
+    over = f", more than the budget of {flops:.3g}: the least there is" if epoch > flops else ""
+    return epochs, f"{entry.label}: {spent}{over}"
+
+
+def forward_flops(settled: Settled) -> float:
+    """Operations of a forward pass of one image; a multiply-accumulate is two."""
+    from vitkit.profiling.model_info import describe
+
+    return 2e9 * describe(settled.config).gmacs
+
+
+def check_weights_name(settled: Settled) -> None:
+    """Refuse weights of another architecture than the model is called: the name would be of no account.
+
+    Raises:
+        VitkitError: they are.
+    """
+    from vitkit.model.names import config_for, is_model_name
+
+    recipe = settled.recipe
+    if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
+        return
+    named, found = config_for(recipe.model), settled.config
+    for field in ("layers", "hidden_size", "heads", "patch_size"):
+        if getattr(named, field) != getattr(found, field):
+            raise VitkitError(
+                f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} {getattr(found, field)}:"
+                " name the model that the weights are of"
+            )

@@ -1,0 +1,74 @@
+"""The trainings of a comparison, one after the other or side by side. Each is an ordinary run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vitkit.errors import VitkitError
+from vitkit.experiments.comparison_job import is_finished, make
+from vitkit.experiments.comparison_plan import Job
+from vitkit.system.files import from_json
+from vitkit.system.progress import Progress, Say
+from vitkit.system.run_files import EVALUATION
+
+
+def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: Progress) -> None:
+    """Train all jobs that are not finished.
+
+    Args:
+        jobs: one for each folder.
+        out: of the comparison.
+        devices: how many are trained at a time, each by a process of its own where there are several.
+        say: takes a line for each run that is finished.
+        progress: told which run is under way.
+
+    Raises:
+        VitkitError: one cannot be trained; the others can go on later.
+        Interrupted: a signal stopped it.
+    """
+    left = [job for job in jobs if not is_finished(out / job.folder)]
+    if len(left) < len(jobs):
+        say(f"{len(jobs) - len(left)} of {len(jobs)} runs are there already")
+    watch = _Watch(len(jobs), left, out, say)
+    if devices > 1 and len(left) > 1:
+        from vitkit.experiments.workers import make_side_by_side
+
+        make_side_by_side(left, out, devices, watch.finished, progress)
+        return
+    for job in left:
+        number = watch.number
+
+        def tell(what: str, done: int, total: int | None, number: int = number, job: Job = job) -> None:
+            progress(f"run {number} of {len(jobs)}: {job.described}: {what}", done, total)
+
+        try:
+            make(job, out, tell)
+        except VitkitError as error:
+            raise VitkitError(f"run {number} of {len(jobs)} ({job.described}): {error}") from error
+        watch.finished(job)
+
+
+class _Watch:
+    """Counts the runs, and reckons how long the rest will take: by images, as the finished ones took."""
+
+    def __init__(self, runs: int, left: Sequence[Job], out: Path, say: Say, now: Callable[[], float] = time.monotonic):
+        self.number, self._runs, self._out, self._say, self._now = runs - len(left) + 1, runs, out, say, now
+        self._images_left, self._images_done, self._began = sum(job.images for job in left), 0, now()
+
+    def finished(self, job: Job) -> None:
+        figures = from_json((self._out / job.folder / EVALUATION).read_text(encoding="utf-8"))
+        self._images_done += job.images
+        self._images_left -= job.images
+        left = (self._now() - self._began) / self._images_done * self._images_left
+        rest = f"; about {in_words(left)} left" if self._images_left else ""
+        self._say(f"run {self.number} of {self._runs}: {job.described}: accuracy {figures['accuracy']:.4f}{rest}")
+        self.number += 1
+
+
+def in_words(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,158 @@
+"""Trainings side by side: processes that take jobs, a line of JSON each, until there are no more.
+
+A worker lives on a pipe from who started it. When that process ends, however it ends, the pipe does too, and the worker
+stops its training in good order: nobody is left at work in a folder that another process wants to go on in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.experiments.comparison_plan import Job
+from vitkit.system.devices import choose_device
+from vitkit.system.progress import Progress
+
+
+def make_side_by_side(
+    jobs: Sequence[Job], out: Path, devices: int, finished: Callable[[Job], None], progress: Progress
+) -> None:
+    """Train jobs by several processes, each on a GPU of its own, or on its part of the cores.
+
+    Args:
+        jobs: to be trained.
+        out: of the comparison.
+        devices: how many processes.
+        finished: called with each job that is finished.
+        progress: told how many are.
+
+    Raises:
+        VitkitError: there are not as many GPUs, or a job cannot be trained.
+    """
+    count = min(devices, len(jobs))
+    workers = [_start(environment) for environment in _environments(count, jobs[0].fields.get("device", "auto"))]
+    told: queue.Queue[tuple[int, str]] = queue.Queue()
+    for number, worker in enumerate(workers):
+        threading.Thread(target=_listen, args=(number, worker, told), daemon=True).start()
+    left, busy = list(reversed(jobs)), dict[int, Job]()
+    try:
+        for number in range(count):
+            busy[number] = left.pop()
+            _give(workers[number], busy[number], out)
+        while busy:
+            progress("training", len(jobs) - len(left) - len(busy), len(jobs))
+            number, line = told.get()
+            if number not in busy:
+                continue
+            job = busy.pop(number)
+            answer = json.loads(line) if line else {"error": "its process ended"}
+            if answer["error"] is not None:
+                raise VitkitError(f"{job.described}: {answer['error']}")
+            finished(job)
+            if left:
+                busy[number] = left.pop()
+                _give(workers[number], busy[number], out)
+    finally:
+        _end(workers)
+
+
+def _environments(count: int, device: str) -> list[dict[str, str]]:
+    """Where each worker computes."""
+    if choose_device(device) != "cuda":
+        threads = max((os.cpu_count() or 1) // count, 1)
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * count
+    import torch
+
+    there = torch.cuda.device_count()
+    if count > there:
+        raise VitkitError(f"--devices {count}, but this machine has {there}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(there)))).split(",")
+    return [{"CUDA_VISIBLE_DEVICES": visible[number]} for number in range(count)]
+
+
+def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603  # this program
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        start_new_session=True,  # Ctrl-C reaches them through who started them
+    )
+
+
+def _give(worker: subprocess.Popen[str], job: Job, out: Path) -> None:
+    assert worker.stdin is not None
+    with suppress(BrokenPipeError):  # its end is told by the other pipe
+        worker.stdin.write(json.dumps({"out": str(out), "job": vars(job)}) + "\n")
+        worker.stdin.flush()
+
+
+def _listen(number: int, worker: subprocess.Popen[str], told: queue.Queue[tuple[int, str]]) -> None:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        told.put((number, line))
+    told.put((number, ""))
+
+
+def _end(workers: Sequence[subprocess.Popen[str]]) -> None:
+    """Let those that are at work stop in good order, and wait for all."""
+    for worker in workers:
+        assert worker.stdin is not None
+        with suppress(BrokenPipeError):
+            worker.stdin.close()
+    for worker in workers:
+        worker.wait()
+
+
+# --- In a worker ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train the jobs that come, until the pipe ends; at its end in the midst of one, stop it in good order."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no answer
+    lines: queue.Queue[str] = queue.Queue()
+    at_work = threading.Event()
+    threading.Thread(target=_read, args=(sys.stdin, lines, at_work), daemon=True).start()
+    while line := lines.get():
+        at_work.set()
+        error = _make(json.loads(line))
+        at_work.clear()
+        with suppress(BrokenPipeError):
+            print(json.dumps({"error": error}), file=answers, flush=True)
+
+
+def _read(pipe: IO[str], lines: queue.Queue[str], at_work: threading.Event) -> None:
+    for line in pipe:
+        lines.put(line)
+    lines.put("")
+    if at_work.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _make(asked: dict[str, Any]) -> str | None:
+    """Train a job; why it could not be."""
+    from vitkit.experiments.comparison_job import make
+
+    try:
+        make(Job(**asked["job"]), Path(asked["out"]))
+    except (VitkitError, OSError, RuntimeError) as error:
+        return str(error)
+    except Interrupted:
+        sys.exit(0)
+    return None
+
+
+if __name__ == "__main__":
+    main()

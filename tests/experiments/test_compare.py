@@ -1,0 +1,279 @@
+"""Comparisons from beginning to end: one split for all, nothing lost when killed, and what is refused at once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+import warm
+from vitkit.data.split_file import split_from_file
+from vitkit.errors import VitkitError
+from vitkit.experiments import comparison_costs, comparison_runs
+from vitkit.experiments.compare import compare
+from vitkit.experiments.comparison_result import Comparison
+
+A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
+FIELDS: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name != "model"} | {"epochs": 1}
+CLOCKS = {"seconds", "train_images_per_s", "seconds_to_90", "seconds_to_best", "peak_memory", "predict_images_per_s"}
+
+
+def quiet(line: str) -> None:
+    """Says nothing."""
+
+
+def timeless(value: Any) -> Any:
+    """Figures without those of the clock and the memory."""
+    if isinstance(value, dict):
+        return {key: timeless(own) for key, own in value.items() if key not in CLOCKS}
+    return [timeless(own) for own in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("compare") / "photos", images=20, noise=120)
+
+
+@pytest.fixture(scope="module")
+def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Two models, one of them by two names, at two fractions, that tests may read but not change."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_costs, "ROUNDS", 1)
+        out = tmp_path_factory.mktemp("compared") / "out"
+        return compare(data, [A, f"{A}@none", B], seeds=2, fractions=[0.5, 1], out=out, say=quiet, seed=3, **FIELDS)
+
+
+def test_every_run_is_judged_by_the_same_images(found: Comparison) -> None:
+    tables = [split_from_file(folder / "split.json") for folder in (found.folder / "runs").iterdir()]
+    assert len(tables) == 2 * 2 * 2
+    judged = {name: {frozenset(own.of_split(name).paths) for own in tables} for name in ("train", "val", "test")}
+    assert (len(judged["val"]), len(judged["test"])) == (1, 1)
+    whole = max(judged["train"], key=len)
+    halves = judged["train"] - {whole}
+    assert len(halves) == 2  # a fresh one for each seed, the same for the models
+    assert all(own < whole and len(own) == len(whole) // 2 for own in halves)
+
+
+def test_the_figures_are_those_of_the_runs(found: Comparison) -> None:
+    stored = json.loads((found.folder / "comparison.json").read_text(encoding="utf-8"))
+    assert stored == found.to_dict()
+    assert [own["name"] for own in stored["models"]] == [A, f"{A}@none", B]
+    assert len(stored["test_hash"]) == 64
+    for model in stored["models"]:
+        assert [(run["fraction"], run["seed"]) for run in model["runs"]] == [(0.5, 3), (0.5, 4), (1, 3), (1, 4)]
+        whole = [run["accuracy"] for run in model["runs"] if run["fraction"] == 1]
+        assert model["accuracy"] == pytest.approx(sum(whole) / 2)
+        assert model["interval"][0] <= model["accuracy"] <= model["interval"][1]
+        assert model["parameters"] > 0 and model["gmacs"] > 0 and model["predict_images_per_s"] > 0
+        for run in model["runs"]:
+            own = json.loads((found.folder / run["folder"] / "evaluation.json").read_text(encoding="utf-8"))
+            assert (run["accuracy"], run["loss"], run["ece"]) == (own["accuracy"], own["loss"], own["ece"])
+    with (found.folder / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["model"] for row in rows] == [name for name in (A, f"{A}@none", B) for _ in range(4)]
+
+
+def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: Comparison) -> None:
+    tied, *others = found.pairs
+    assert (tied["a"], tied["b"]) == (A, f"{A}@none")
+    assert (tied["difference"], tied["interval"], tied["p"]) == (0, [0, 0], 1)
+    assert "tied, difference exactly 0" in tied["verdict"]
+    for pair in others:
+        assert "better" in pair["verdict"] or "cannot be told apart" in pair["verdict"]
+        assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
+    assert {(pair["fraction"], pair["a"], pair["b"]) for pair in found.figures["pairs_by_fraction"]} == {
+        (fraction, pair["a"], pair["b"]) for fraction in (0.5, 1) for pair in found.pairs
+    }
+
+
+def test_it_is_shown(found: Comparison) -> None:
+    lines = found.lines()
+    assert lines[0].endswith("12 test images, 2 seeds")
+    assert all(any(name in line for line in lines) for name in (A, B))
+    assert set(found.verdicts) <= set(lines)
+    assert "<table>" in found._repr_html_()
+
+
+class _Killed(BaseException):
+    """As a power cut would."""
+
+
+@pytest.mark.parametrize("when", ["at once", "epoch"])
+def test_killed_anywhere_and_resumed_it_gives_the_same(
+    found: Comparison, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two runs are there; the third is killed before its recipe is written, or in the midst of training."""
+    monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
+    out = tmp_path / "out"
+    shutil.copytree(found.folder, out)
+    jobs = json.loads((out / "plan.json").read_text(encoding="utf-8"))["plan"]["jobs"]
+    third = list(dict.fromkeys(job["folder"] for job in jobs))[2]
+    for name in ("comparison.json", "comparison.csv", "speeds.json", f"costs/{Path(third).name}.json"):
+        (out / name).unlink()
+    shutil.rmtree(out / third)
+
+    def kill(what: str, done: int, total: int | None) -> None:
+        if when in what or when == "at once":
+            raise _Killed
+
+    with pytest.raises(_Killed):
+        compare(out=out, resume=True, say=quiet, progress=kill)
+    assert not (out / "comparison.json").exists()
+    again = compare(out=out, resume=True, say=quiet)
+    assert timeless(again.to_dict()) == timeless(found.to_dict())
+
+
+def test_a_run_that_was_judged_by_other_images_is_refused(found: Comparison, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(found.folder, out)
+    plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
+    plan["plan"]["test_hash"] = "0" * 64
+    (out / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(VitkitError, match="judged by other images"):
+        compare(out=out, resume=True, say=quiet)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"models": [A]}, "begun with"),
+        ({"fractions": "0.3,1"}, "begun with"),
+        ({"seeds": 5}, "begun with 2"),
+        ({"lr": 0.5}, "lr 0.5"),
+    ],
+)
+def test_another_comparison_is_not_gone_on_with(found: Comparison, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitkitError, match=message):
+        compare(out=found.folder, resume=True, say=quiet, **changed)
+
+
+def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="--resume to go on"):
+        compare(data, [A], out=found.folder, say=quiet, **FIELDS)
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(VitkitError, match="not empty"):
+        compare(data, [A], out=tmp_path, say=quiet, **FIELDS)
+    with pytest.raises(VitkitError, match="no comparison to go on with"):
+        compare(out=tmp_path, resume=True, say=quiet)
+    with pytest.raises(VitkitError, match="name it"):
+        compare(resume=True, say=quiet)
+
+
+@pytest.mark.parametrize(
+    ("models", "fields", "message"),
+    [
+        ([A, B, "vit_nothing_16"], {}, "vit_nothing_16"),
+        ([A, B, f"{A}@no/such/file.pth"], {}, "file.pth"),
+        ([A, f"{A}@"], {}, "after @"),
+        ("a,,b", {}, "--models"),
+        ([A], {"budget": "epochs=0"}, "epochs="),
+        ([A], {"budget": "time=soon"}, "duration"),
+        ([A], {"budget": "flops=many"}, "flops="),
+        ([A], {"budget": "days=3"}, "--budget"),
+        ([A], {"budget": "epochs=2", "epochs": 3}, "both say"),
+        ([A], {"fractions": "0,1"}, "--fractions"),
+        ([A], {"fractions": "0.01,1"}, "--fractions 0.01"),
+        ([A], {"seeds": 0}, "--seeds"),
+        ([A], {"folds": 3}, "folds"),
+        ([A], {"model": B}, "model"),
+        (None, {}, "no models"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
+    data: Path, tmp_path: Path, models: Any, fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison_runs, "make_all", lambda *_: pytest.fail("a training began"))
+    own = {name: value for name, value in FIELDS.items() if "budget" not in fields or name != "epochs"}
+    with pytest.raises(VitkitError, match=message):
+        compare(data, models, out=tmp_path / "out", say=quiet, **{**own, **fields})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        """Once it is planned."""
+
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    monkeypatch.setattr(comparison_runs, "make_all", stop)
+    own = {name: value for name, value in FIELDS.items() if name != "epochs"}
+    lines: list[str] = []
+    with pytest.raises(Stop):
+        compare(data, [A, B], budget="flops=1e10", fractions="0.5,1", out=tmp_path / "out", say=lines.append, **own)
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
+    epochs = {(job["model"], job["fraction"]): job["fields"]["epochs"] for job in plan["jobs"]}
+    assert epochs[A, 0.5] > epochs[A, 1] > epochs[B, 1] >= 1
+    from vitkit.model.names import config_for
+    from vitkit.profiling.model_info import describe
+
+    epoch = 3 * 2e9 * describe(config_for(A, 3)).gmacs * 42
+    assert epochs[A, 1] == int(1e10 // epoch)
+    assert any(line.startswith(f"{A}: {epochs[A, 1]} epochs of 42 images are ") for line in lines)
+
+
+# --- As processes ---------------------------------------------------------------------------------------------
+
+
+def command(data: Path, out: Path, *flags: str) -> list[str]:
+    given = [flag for flag in runs.FLAGS if flag not in ("--model", runs.QUICK["model"])]
+    common = ["--models", f"{A},{B}", "--seeds", "2", "--fractions", "0.5,1", "--epochs", "2", "--seed", "3"]
+    return [warm.vitkit(), "compare", str(data), *given, *common, "--out", str(out), *flags]
+
+
+@pytest.mark.accept
+def test_killed_again_and_again_it_gives_the_same_table(data: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = subprocess.run(command(data, whole), env=runs.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wait, kills = random.Random(0), 0
+    while True:
+        resume = ["--resume"] if (broken / "plan.json").exists() else []
+        with subprocess.Popen(command(data, broken, *resume), env=runs.environment()) as process:
+            try:
+                process.wait(wait.uniform(3, 9))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+                continue
+        assert process.returncode == 0
+        break
+    assert kills >= 2
+    tables = [json.loads((own / "comparison.json").read_text(encoding="utf-8")) for own in (whole, broken)]
+    assert timeless(tables[0]) == timeless(tables[1])
+
+
+@pytest.mark.accept
+def test_side_by_side_it_is_the_same_and_none_is_left_at_work(data: Path, tmp_path: Path) -> None:
+    tables = []
+    for out, devices in (("one", "1"), ("two", "2")):
+        done = subprocess.run(
+            command(data, tmp_path / out, "--devices", devices),
+            env=runs.environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        tables.append(json.loads((tmp_path / out / "comparison.json").read_text(encoding="utf-8")))
+    assert timeless(tables[0]) == timeless(tables[1])
+    killed = subprocess.Popen(command(data, tmp_path / "three", "--devices", "2"), env=runs.environment())
+    while not list((tmp_path / "three").glob("runs/*/metrics.csv")):
+        time.sleep(0.2)
+    killed.kill()
+    killed.wait()
+    resumed = command(data, tmp_path / "three", "--devices", "2", "--resume")
+    for _ in range(60):  # until the workers have ended
+        done = subprocess.run(resumed, env=runs.environment(), capture_output=True, text=True, check=False)
+        if "is being written by" not in done.stderr:
+            break
+        time.sleep(1)
+    assert done.returncode == 0, done.stderr
+    table = json.loads((tmp_path / "three" / "comparison.json").read_text(encoding="utf-8"))
+    assert timeless(table) == timeless(tables[0])
