@@ -68,7 +68,7 @@ def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str, prog
 
     def work(classifier: Classifier) -> Any:
         model, (height, width) = classifier.model.to(place), classifier.preprocess.size
-        images = torch.zeros(BATCH, 3, height, width, device=place)
+        images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=place)
 
         @torch.inference_mode()
         def once() -> torch.Tensor:

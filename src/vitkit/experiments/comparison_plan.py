@@ -14,10 +14,10 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.system.files import fitting
 from vitkit.system.progress import Progress
+from vitkit.training.architecture import weights_of
 from vitkit.training.lineage import Divided, contents_of
 from vitkit.training.recipe_files import resolve
 from vitkit.training.settling import Settled, settle
-from vitkit.training.setup import weights_of
 
 # Fields that a comparison sets itself, or that would make of one run several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
@@ -340,7 +340,7 @@ def check_weights_name(settled: Settled) -> None:
         return
     named, found = config_for(recipe.model), settled.config
     for field in ("layers", "hidden_size", "heads", "patch_size"):
-        if getattr(named, field) != getattr(found, field):
+        if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(found, field):
             raise VitkitError(
                 f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} {getattr(found, field)}:"
                 " name the model that the weights are of"
