@@ -20,7 +20,7 @@ from tiny import VARIETY, build, images, some, tiny
 from vitkit.classifier import Classifier, Prediction
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, WEIGHTS
+from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, OF_VIT, WEIGHTS
 from vitkit.weights import load
 
 CLASSES = ("ant", "bee", "猫", "🐈", 'quo"te', "f", "g")
@@ -105,7 +105,7 @@ def test_the_description_can_be_read_by_people_and_programs(tmp_path: Path) -> N
     text = (tmp_path / DESCRIPTION).read_text(encoding="utf-8")
     description = json.loads(text)
     assert "猫" in text
-    assert description["format_version"] == FORMAT_VERSION
+    assert description["format_version"] == OF_VIT
     assert description["vitkit_version"] == vitkit.__version__
     assert description["task"] == "single"
     assert description["classes"] == list(CLASSES)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.base import Runner
+    from vitkit.model.build import Model
     from vitkit.model.load_report import LoadReport
-    from vitkit.model.vit import VisionTransformer
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Classifier:
     """A trained model that can be asked about images.
 
     Attributes:
-        model: the plain float32 model, in eval mode.
+        model: the plain float32 model, in eval mode: a Vision Transformer, or another library's network.
         classes: names, in the order of the logits.
         preprocess: from a picture to the model's input.
         temperature: logits are divided by it before the softmax, or the sigmoid.
@@ -51,7 +51,7 @@ class Classifier:
         runner: what computes logits in the model's place, see `use`; features and explanations are the model's own.
     """
 
-    model: VisionTransformer
+    model: Model
     classes: tuple[str, ...]
     preprocess: Preprocess
     temperature: float = 1.0
@@ -83,7 +83,7 @@ class Classifier:
     @property
     def device(self) -> torch.device:
         """Where the model is. Images and answers may be elsewhere."""
-        return self.model.patch_embed.proj.weight.device
+        return next(self.model.parameters()).device
 
     def to(self, device: str = "auto") -> Classifier:
         """Move the model, as torch does; returns this classifier.
@@ -275,7 +275,9 @@ class Classifier:
         Raises:
             OSError: the disk is full or not writable; the folder then holds what it held before.
         """
-        model_folder.write(Path(folder), self.model.state_dict(), self._description(), self.pictures)
+        from vitkit.model.build import stored_weights
+
+        model_folder.write(Path(folder), stored_weights(self.model), self._description(), self.pictures)
 
     def _description(self) -> dict[str, Any]:
         return {

@@ -20,7 +20,8 @@ from vitkit.system.files import from_json, replacing, write_bytes, write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+OF_VIT = 1  # the version that a Vision Transformer's folder still has, which earlier vitkits read
 WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
 _NEXT = "model.json.next"  # the description of weights that are about to take their place
 _NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
@@ -48,7 +49,9 @@ def write(folder: Path, weights: Mapping[str, Tensor], description: Mapping[str,
             hashes = {"weights_sha256": _sha256(temporary)}
             if pictures is not None:
                 hashes["pictures_sha256"] = hashlib.sha256(pictures).hexdigest()
-            versions = {"format_version": FORMAT_VERSION, "vitkit_version": vitkit.__version__}
+            is_network = "library" in description.get("config", {})
+            version = FORMAT_VERSION if is_network else OF_VIT
+            versions = {"format_version": version, "vitkit_version": vitkit.__version__}
             write_json(folder / _NEXT, {**versions, **description, **hashes})
     finally:
         _settle(folder)

@@ -23,11 +23,12 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
+from vitkit.explanation.class_maps import check_map
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import HEADS, METHODS, by_layer, method_names
+from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, method_names, methods_for
 from vitkit.explanation.photograph import read_photograph
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model, vit_of
+from vitkit.model.network import Network
 from vitkit.system.files import replacing, without_place
 from vitkit.text.html import image, table, write_page
 
@@ -41,7 +42,7 @@ class Explainable(Protocol):
     """What a classifier must have to be explained."""
 
     @property
-    def model(self) -> VisionTransformer: ...
+    def model(self) -> Model: ...
     @property
     def classes(self) -> tuple[str, ...]: ...
     @property
@@ -77,6 +78,7 @@ class Explanation:
     box: Box
     heads: FloatArray | None = None
     layers: tuple[int, ...] = ()
+    is_network: bool = False  # of another library, whose maps are made otherwise
 
     @property
     def title(self) -> str:
@@ -172,7 +174,8 @@ class Explanation:
         ]
         for method, values in self.maps.items():
             nothing = "" if values.max() > 0 else f" <b>Here it is {draw.NOTHING}.</b>"
-            body += [f"<h2>{method}</h2>", f"<p>{escape(METHODS[method].tells)}{nothing}</p>"]
+            tells = methods_for(is_network=self.is_network)[method].tells
+            body += [f"<h2>{method}</h2>", f"<p>{escape(tells)}{nothing}</p>"]
             body.append(image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg"))
             body.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
         if self.heads is not None:
@@ -193,13 +196,14 @@ def explain(
     model = classifier.model
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
-    methods = _methods(method, layer, model.config)
+    methods = _methods(method, layer, model)
+    known = methods_for(is_network=isinstance(model, Network))
     if classifier.task == "multi":
-        if method != "all" and METHODS[method].of_rivals:
+        if method != "all" and known[method].of_rivals:
             raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
-        methods = [name for name in methods if not METHODS[name].of_rivals]
+        methods = [name for name in methods if not known[name].of_rivals]
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
-    images = pixels[None].to(model.patch_embed.proj.weight.device)  # (1, C, height, width)
+    images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()
     if not np.isfinite(probabilities).all():
         raise UnansweredError(NOT_FINITE)
@@ -213,7 +217,7 @@ def explain(
             heads, layers = _heads(model, images, layer)
         else:
             asked = _asked(name, chosen, layer)
-            maps[name] = METHODS[name](model, images, **asked)[0].cpu().numpy()
+            maps[name] = known[name](model, images, **asked)[0].cpu().numpy()
     return Explanation(
         path=path,
         photograph=photograph,
@@ -224,7 +228,13 @@ def explain(
         box=box,
         heads=heads,
         layers=layers,
+        is_network=isinstance(model, Network),
     )
+
+
+def can_explain(model: Model) -> bool:
+    """Whether the model has what `gradient` follows: layers that attend, or a map of features ahead of its head."""
+    return model.anatomy.map is not None if isinstance(model, Network) else bool(attending(model.config))
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
@@ -247,14 +257,30 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def _methods(method: str, layer: int | None, config: ViTConfig) -> list[str]:
+def _methods(method: str, layer: int | None, model: Model) -> list[str]:
     if method not in method_names():
         raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
+    if isinstance(model, Network):
+        return _methods_of_network(method, layer, model)
     methods = list(METHODS) if method == "all" else [method]
     if layer is not None and not set(methods) & set(by_layer()):
         raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
     if layer is not None:
-        find_layer(config, layer)
+        find_layer(model.config, layer)
+    return methods
+
+
+def _methods_of_network(method: str, layer: int | None, model: Network) -> list[str]:
+    name = model.config.full_name
+    if method != "all" and method not in OF_NETWORKS:
+        raise VitkitError(f"{method} is of Vision Transformers; for {name} take {' or '.join(OF_NETWORKS)}")
+    if layer is not None:
+        raise VitkitError(f"--layer is of Vision Transformers, and this is {name}: leave it out")
+    methods = list(OF_NETWORKS) if method == "all" else [method]
+    if "gradient" in methods and not can_explain(model):
+        if method != "all":
+            check_map(model)
+        methods.remove("gradient")
     return methods
 
 
@@ -265,8 +291,9 @@ def _asked(method: str, target: int, layer: int | None) -> dict[str, int]:
     return of_class | of_layer
 
 
-def _heads(model: VisionTransformer, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
+def _heads(given: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:
     """(layers, heads, h, w) of one layer, or of every one that attends; and their numbers."""
+    model = vit_of(given, HEADS)
     config = model.config
     if layer is not None:
         return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(config, layer),)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attending, exact_matrix, find_layer, plain, prepare, readers, to_grid
-from vitkit.model.config import ViTConfig
+from vitkit.model.network_config import Config
 from vitkit.model.vit import Attention, VisionTransformer
 
 Target = Tensor | int | None  # a class for each image, or one for all; None is the class that the model predicts
@@ -77,7 +77,7 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
     raise AssertionError("find_layer names a layer that attends")
 
 
-def find_targets(config: ViTConfig, target: Target, logits: Tensor) -> Tensor:
+def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
     """The class of each image, (B,), where the logits are (B, K).
 
     Raises:
@@ -95,7 +95,7 @@ def find_targets(config: ViTConfig, target: Target, logits: Tensor) -> Tensor:
     return targets.long().expand(len(logits))
 
 
-def check_head(config: ViTConfig) -> None:
+def check_head(config: Config) -> None:
     """Refuse a model that names no class."""
     if config.num_classes == 0:
         raise VitkitError("the model has no head, so there is no class to explain; take rollout or raw attention")

@@ -43,6 +43,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
+OF_NETWORKS: dict[str, Method] = {}  # of these names, what they are for another library's network
 HEADS = "heads"  # which makes one map for each head, where the others make one of all
 
 
@@ -55,6 +56,11 @@ def register(method: Method) -> None:
     if method.name in method_names():
         raise ValueError(f"there is a method {method.name!r} already")
     METHODS[method.name] = method
+
+
+def methods_for(*, is_network: bool) -> dict[str, Method]:
+    """What there is for a Vision Transformer, or for another library's network."""
+    return OF_NETWORKS if is_network else METHODS
 
 
 def method_names() -> tuple[str, ...]:
@@ -120,3 +126,15 @@ for _row in (
     ),
 ):
     register(_row)
+
+OF_NETWORKS |= {
+    "gradient": Method(
+        "gradient",
+        "Grad-CAM: the last map of features before they are pooled, each channel weighed by what it does for this "
+        "class.",
+        f"{_HOME}.class_maps",
+        "grad_cam",
+        of_class=True,
+    ),
+    "occlusion": METHODS["occlusion"],
+}

@@ -12,7 +12,8 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.explanation import ON_PAGE, Explainable, explain
-from vitkit.explanation.methods import METHODS, class_specific
+from vitkit.explanation.methods import class_specific, methods_for
+from vitkit.model.network import Network
 from vitkit.system.files import without_place
 from vitkit.text.html import image, write_page
 
@@ -36,7 +37,8 @@ def worst_mistakes_page(
     """
     if method not in class_specific():
         raise VitkitError(f"method {method!r} cannot tell two classes apart; take one of {', '.join(class_specific())}")
-    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(METHODS[method].tells)}</p>"], 0
+    tells = methods_for(is_network=isinstance(classifier.model, Network))[method].tells
+    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
     for path, true, predicted in rows:
         body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
         try:

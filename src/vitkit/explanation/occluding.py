@@ -13,8 +13,12 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import plain, twin
 from vitkit.explanation.gradient import Target, check_head, find_targets
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import Attention, VisionTransformer
+from vitkit.model.build import Model
+from vitkit.model.network import Network
+from vitkit.model.network_config import Config, NetworkConfig
+from vitkit.model.vit import Attention
+
+_PARTS = 14  # of an image's side, as many as a ViT of 16-pixel patches has at 224 pixels
 
 
 @torch.no_grad()
@@ -34,7 +38,8 @@ def occlusion(
         model: compiled or not, of any precision, under autocast or not; its mode stays as it is.
         images: (B, C, height, width), preprocessed.
         target: a class for each image (B,), or one for all; None is the class that the model predicts.
-        square: its side in patches; a longer one than the grid's covers all.
+        square: its side in patches, of another library's network in 14ths of the image; a longer one than the grid's
+            covers all.
         stride: patches from one place to the next; the last row and column are always covered.
         fill: the value of covered pixels after preprocessing; 0 is the mean colour.
         batch_size: covered images that pass through the model together.
@@ -45,17 +50,17 @@ def occlusion(
     Raises:
         VitkitError: there is no such class, the model has no head, or a number makes no sense.
     """
-    model = plain(model)
+    model = _plain(model)
     check_head(model.config)
     for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
         if value < 1:
             raise VitkitError(f"{name} must be at least 1, not {value}")
     still = twin(model, Attention)
-    images = images.to(model.patch_embed.proj.weight)
+    images = images.to(next(model.parameters()))
     logits = still(images).float()
     targets = find_targets(model.config, target, logits)
     whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
-    places = square_places(model.config.grid, square, stride).to(images.device)  # (S, h, w)
+    places = square_places(_grid(model.config), square, stride).to(images.device)  # (S, h, w)
     drops = [
         before - _probabilities(still, image, places, fill, batch_size)[:, number]
         for image, number, before in zip(images, targets.tolist(), whole, strict=True)
@@ -81,15 +86,36 @@ def _starts(side: int, length: int, stride: int) -> list[int]:
     return [*range(0, last, min(stride, length)), last]
 
 
-def cover(images: Tensor, patches: Tensor, config: ViTConfig, fill: float | Tensor) -> Tensor:
+def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor) -> Tensor:
     """Images (S, C, height, width), or one for all, with the pixels of patches (S, h, w) replaced by `fill`."""
-    down, across = (side * config.stem_stride for side in config.patch_size)
+    down, across = _patch(config)
     pixels = patches.repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
     height, width = images.shape[-2:]  # a hybrid's last patches may reach beyond the image
     return torch.where(pixels[:, None, :height, :width], fill, images)
 
 
-def _probabilities(model: VisionTransformer, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
+def _plain(model: nn.Module) -> Model:
+    """The model itself, where `torch.compile` has wrapped it: ours, or another library's network."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, Network) else plain(inner)
+
+
+def _patch(config: Config) -> tuple[int, int]:
+    """Height and width in pixels of what is covered at the least: a patch; of another library's network such a part."""
+    if isinstance(config, NetworkConfig):
+        height, width = config.image_size
+        return max(round(height / _PARTS), 1), max(round(width / _PARTS), 1)
+    return config.patch_size[0] * config.stem_stride, config.patch_size[1] * config.stem_stride
+
+
+def _grid(config: Config) -> tuple[int, int]:
+    if not isinstance(config, NetworkConfig):
+        return config.grid
+    (height, width), (down, across) = config.image_size, _patch(config)
+    return -(-height // down), -(-width // across)  # the last parts may reach beyond the image
+
+
+def _probabilities(model: Model, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
     """Of an image (C, height, width) covered at each place: (S, K)."""
     batches = [
         model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)

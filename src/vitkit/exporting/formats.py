@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from vitkit.inference.backends.graph_runner import GraphRunner
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 DTYPES = ("float32", "bfloat16", "float16")  # in which weights are stored
 
@@ -49,7 +49,7 @@ class Format:
         """All files of the model at a path, the one of that path last."""
         return [*(path.with_suffix(suffix) for suffix in self.beside), path]
 
-    def write(self, model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
+    def write(self, model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
         """Write a model with the text of its card, for one number of images alone or None for any.
 
         Raises:

@@ -19,7 +19,7 @@ from vitkit.system.progress import Say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 
 class Exported(Classifier):
@@ -46,7 +46,7 @@ class Exported(Classifier):
         self.report = None
 
     @property
-    def model(self) -> VisionTransformer:  # type: ignore[override]
+    def model(self) -> Model:  # type: ignore[override]
         """Never there.
 
         Raises:

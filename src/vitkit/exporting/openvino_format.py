@@ -13,14 +13,15 @@ from vitkit.inference.backends.openvino_package import import_openvino
 if TYPE_CHECKING:
     import torch
 
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 
-def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
+def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
     """As `Format.write`."""
     from vitkit.inference.backends.openvino_graph import to_graph
+    from vitkit.model.build import vit_of
 
-    graph = to_graph(model, batch, dtype)
+    graph = to_graph(vit_of(model, "a file for this runtime"), batch, dtype)
     graph.set_rt_info(card, [seal.CARD])
     try:
         import_openvino().serialize(graph, path, path.with_suffix(".bin"))

@@ -13,7 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import program_archive, program_file
 from vitkit.exporting.check import Refused
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model, build
 from vitkit.system.files import from_json
 
 
@@ -37,7 +37,7 @@ class ProgramRunner(GraphRunner):
 class _InNumbersOf(nn.Module):
     """A model whose inputs and outputs stay float32."""
 
-    def __init__(self, model: VisionTransformer, dtype: torch.dtype) -> None:
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
         super().__init__()
         self.model, self.dtype = model, dtype
 
@@ -45,7 +45,7 @@ class _InNumbersOf(nn.Module):
         return self.model(images.to(self.dtype)).float()
 
 
-def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
+def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
     """Trace the model and write it. With `batch` it takes no other number of images; else any.
 
     Raises:
@@ -53,7 +53,7 @@ def write(model: VisionTransformer, path: Path, card: str, batch: int | None, dt
         OSError: the disk is full or not writable.
     """
     config = model.config
-    own = VisionTransformer(config)
+    own = build(config)
     own.load_state_dict(model.state_dict())
     wrapped = _InNumbersOf(own.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     example = torch.zeros(batch or 2, config.in_channels, *config.image_size)

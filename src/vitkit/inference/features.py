@@ -9,12 +9,13 @@ from vitkit.errors import VitkitError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
+    from vitkit.model.network import Network
 
 Features = Literal["head", "class", "mean", "patches"]
 
 
-def read_features(model: VisionTransformer, images: Tensor, what: Features) -> Tensor:
+def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
     """(B, C, height, width), preprocessed -> features, in float32, which keep no other tokens in memory.
 
     Args:
@@ -28,6 +29,10 @@ def read_features(model: VisionTransformer, images: Tensor, what: Features) -> T
     """
     import torch
 
+    from vitkit.model.network import Network
+
+    if isinstance(model, Network):
+        return _of_network(model, images, what)
     if what == "class" and not model.config.class_token:
         raise VitkitError("the model has no class token: take mean, patches or head")
     with torch.inference_mode():
@@ -38,3 +43,12 @@ def read_features(model: VisionTransformer, images: Tensor, what: Features) -> T
         if what == "mean":
             return patches.mean(dim=1)
         return patches if what == "patches" else tokens[:, 0].clone()
+
+
+def _of_network(model: Network, images: Tensor, what: Features) -> Tensor:
+    import torch
+
+    if what != "head":
+        raise VitkitError(f"{model.config.full_name} has no tokens, of which {what} would be: take head")
+    with torch.inference_mode():
+        return model.forward_features(images).clone()

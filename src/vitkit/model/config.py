@@ -121,6 +121,11 @@ class ViTConfig:
         return 1 + self.distill_head if self.pool == "token" else None
 
     @property
+    def in_words(self) -> str:
+        """Its extent, for pages."""
+        return f"{self.layers} layers, {self.heads} heads"
+
+    @property
     def feature_size(self) -> int:
         """Length of the vector that the classification head reads."""
         pooled = 2 * self.hidden_size if self.pool == "token+gap" else self.hidden_size

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from vitkit.model.build import build
 from vitkit.model.config import ViTConfig
+from vitkit.model.network import Network
+from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.profiling.flops import Measured, measure
 
@@ -36,7 +39,7 @@ class ModelInfo:
     `activation_bytes` is what the backward pass keeps of one float32 image, at most: the last block keeps less.
     """
 
-    config: ViTConfig
+    config: Config
     parameters: int
     gmacs: float
     gmacs_executed: float
@@ -49,8 +52,14 @@ class ModelInfo:
         return asdict(self) | {"config": self.config.to_dict()}
 
 
-def describe(config: ViTConfig) -> ModelInfo:
-    """Measure the cost of a configuration without allocating its weights."""
+def describe(config: Config) -> ModelInfo:
+    """Measure the cost of a configuration without allocating its weights.
+
+    Raises:
+        VitkitError: another library's network of this configuration cannot be built here.
+    """
+    if isinstance(config, NetworkConfig):
+        return _describe_network(config)
     model = _build(config)
     executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -63,6 +72,35 @@ def describe(config: ViTConfig) -> ModelInfo:
         activation_bytes=full.kept_bytes,
         stages=_stages(model, full),
     )
+
+
+def _describe_network(config: NetworkConfig) -> ModelInfo:
+    with torch.random.fork_rng():
+        model = build(config).eval().to("meta")
+    assert isinstance(model, Network)
+    measured = measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ModelInfo(
+        config=config,
+        parameters=parameters,
+        gmacs=measured.macs / 1e9,
+        gmacs_executed=measured.macs / 1e9,
+        weight_bytes={"float32": 4 * parameters, "bfloat16": 2 * parameters},
+        activation_bytes=measured.kept_bytes,
+        stages=_parts(model, measured),
+    )
+
+
+def _parts(model: Network, measured: Measured) -> list[Stage]:
+    """The network's own parts, as its library names them, as far as an image passes through them."""
+    config, found = model.config, []
+    found.append(Stage("image", (*config.image_size, config.in_channels)))
+    for name, part in model.network.named_children():
+        shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
+        if shape is not None:
+            parameters = sum(parameter.numel() for parameter in part.parameters())
+            found.append(Stage(name, shape, parameters, measured.macs_of.get(path, 0)))
+    return found
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> Measured:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import build
+from vitkit.model.network_config import Config
 from vitkit.profiling.timing import Work, stopwatch_for
 
 
@@ -36,13 +36,13 @@ class Product(NamedTuple):
         return self.batch * self.rows * self.inner * self.columns
 
 
-def products(config: ViTConfig, images: int = 1) -> Counter[Product]:
+def products(config: Config, images: int = 1) -> Counter[Product]:
     """The matrix products of one forward pass over so many images, each with how often it occurs.
 
     Convolutions count as the product of their unfolded patches.
     """
     with torch.device("meta"):
-        model = VisionTransformer(config).eval()
+        model = build(config).eval()
         batch = torch.empty(images, config.in_channels, *config.image_size)
     with torch.inference_mode(), _Collector() as collector:
         model(batch)
@@ -100,7 +100,7 @@ class Ceiling:
         macs: multiply-accumulates of one call.
     """
 
-    def __init__(self, config: ViTConfig, images: int, precision: str, device: torch.device) -> None:
+    def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
         found = products(config, images)
         self.macs = sum(product.macs * times for product, times in found.items())
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model, build
+from vitkit.model.network import Network
+from vitkit.model.network_config import Config
 from vitkit.profiling.roofline import Ceiling
 from vitkit.profiling.timing import Quartiles, Timing, Work, interleave, stopwatch_for
 from vitkit.system.progress import Progress
@@ -95,13 +96,15 @@ def drift_of(logits: Tensor, reference: Tensor) -> Drift:
     return Drift((logits - reference).abs().max().item(), same.item(), len(logits))
 
 
-def random_model(config: ViTConfig, seed: int = 0) -> VisionTransformer:
+def random_model(config: Config, seed: int = 0) -> Model:
     """Random weights in eval mode; a new head is zero, so it is drawn too, for logits of a trained model's size."""
     torch.manual_seed(seed)
-    model = VisionTransformer(config).eval()
+    model = build(config).eval()
+    if isinstance(model, Network):
+        return model  # whose head its library draws
     for head in (model.head, model.head_dist):
         if head is not None:
-            torch.nn.init.normal_(head.weight, std=config.feature_size**-0.5)
+            torch.nn.init.normal_(head.weight, std=model.config.feature_size**-0.5)
     return model
 
 
@@ -112,7 +115,7 @@ def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> T
 
 
 def compare(
-    model: VisionTransformer,
+    model: Model,
     contenders: Sequence[Contender],
     images: Tensor,
     batch: int,
@@ -181,7 +184,7 @@ class Opened:
 
 
 def open_backends(
-    model: VisionTransformer,
+    model: Model,
     wanted: Sequence[tuple[str, str]],
     images: Tensor,
     progress: Progress | None = None,

@@ -53,7 +53,7 @@ def write_evaluation(
         numbers=numbers,
         root=table.root,
         facts={
-            "model": f"{config.layers} layers, {config.heads} heads, {len(classifier.classes)} classes",
+            "model": f"{config.in_words}, {len(classifier.classes)} classes",
             "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
             "computed": classifier.computed,

@@ -1,4 +1,4 @@
-"""Which Vision Transformer a recipe asks for: the one of a name with its changes, or the one that weights are of."""
+"""Which model a recipe asks for: the one of a name with its changes, or the one that weights are of."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.model import build
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
+from vitkit.model.network_config import Config, NetworkConfig, is_network_name
 from vitkit.system.progress import Progress
+from vitkit.training.networks import refuse_other_network
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_model import in_words
 from vitkit.weights import inspect
@@ -23,7 +26,7 @@ def weights_of(recipe: Recipe) -> str:
     return str(recipe.model) if recipe.weights == "auto" else recipe.weights
 
 
-def config_of(recipe: Recipe, num_classes: int) -> ViTConfig:
+def config_of(recipe: Recipe, num_classes: int) -> Config:
     """The configuration of a model that starts from no weights.
 
     Raises:
@@ -31,6 +34,8 @@ def config_of(recipe: Recipe, num_classes: int) -> ViTConfig:
     """
     if recipe.model is None:
         raise VitkitError("the recipe names neither a model nor weights")
+    if is_network_name(recipe.model):
+        return build.config_of(recipe.model, num_classes, **_network_fields(recipe), **_size(recipe))
     fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     config = config_for(recipe.model, num_classes, **fields)
     if config.in_channels not in (1, 3):
@@ -38,9 +43,16 @@ def config_of(recipe: Recipe, num_classes: int) -> ViTConfig:
     return config
 
 
+def network_of_file(recipe: Recipe) -> str | None:
+    """Of which network of another library the recipe's weights are a file, which does not say so itself."""
+    return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
+
+
 def load_options(recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """What `load` and `inspect` are told beside the weights: what they fit, and what had to be assumed of them."""
     changes = recipe.model_fields or {}
+    if (network := network_of_file(recipe)) is not None:
+        return {"image_size": recipe.image_size, "network": network}
     options = {"image_size": recipe.image_size, **{k: v for k, v in changes.items() if k in ("image_size", *_BY_LOAD)}}
     if changes.keys() - {"image_size", *_BY_LOAD, *_AFTER}:
         plan = inspect(weights_of(recipe), use="training", progress=progress, **options)
@@ -48,7 +60,7 @@ def load_options(recipe: Recipe, progress: Progress) -> dict[str, Any]:
     return options
 
 
-def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[ViTConfig, Plan]:
+def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[Config, Plan]:
     """The configuration of a model that starts from weights, and what is known of these; they are not read.
 
     Raises:
@@ -58,6 +70,9 @@ def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[ViTCo
     if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
         _refuse_others(config_for(str(recipe.model)), changes, str(recipe.model))
     plan = inspect(weights_of(recipe), **load_options(recipe, progress), use="training", progress=progress)
+    refuse_other_network(plan.config, recipe)
+    if isinstance(plan.config, NetworkConfig):
+        return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _refuse_others(plan.config, changes, weights_of(recipe))
     after = {name: changes[name] for name in _AFTER if name in changes}
     after["class_token"] = plan.config.class_token  # which the mean of the patches need not read
@@ -89,6 +104,10 @@ def _shown(value: Any) -> str:
 
 def _rates(recipe: Recipe) -> dict[str, Any]:
     return {name: getattr(recipe, name) for name in ("dropout", "attention_dropout", "drop_path")}
+
+
+def _network_fields(recipe: Recipe) -> dict[str, Any]:
+    return {"dropout": recipe.dropout, "drop_path": recipe.drop_path, **(recipe.model_fields or {})}
 
 
 def _size(recipe: Recipe) -> dict[str, Any]:

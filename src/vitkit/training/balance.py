@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitkit.evaluation.operating import differ_much
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
 
 Balance = Literal["loss", "sampler", "none"]
 
@@ -99,7 +99,7 @@ def stand(
     counts: Sequence[int],
     balance: Balance,
     prior: Literal["data", "uniform"],
-    model: VisionTransformer,
+    model: Model,
     *,
     is_multi: bool = False,
     has_teacher: bool = False,
@@ -132,14 +132,14 @@ def log_weights(counts: Sequence[int], balance: Balance, *, is_multi: bool = Fal
     return class_weights([max(own, 1) for own in counts], is_multi=is_multi).log()
 
 
-def shift_answers(model: VisionTransformer, standing: Standing) -> Tensor:
+def shift_answers(model: Model, standing: Standing) -> Tensor:
     """(K,) what `standing` adds to the model's logits, which are the mean of its heads'."""
     heads = sum(getattr(model, name) is not None for name in ("head", "head_dist"))
     return torch.tensor(standing.in_head) * (len(standing.heads) / max(heads, 1))
 
 
 @torch.no_grad()
-def give_heads(model: VisionTransformer, standing: Standing, amount: Sequence[float]) -> None:
+def give_heads(model: Model, standing: Standing, amount: Sequence[float]) -> None:
     """Add (K,) numbers to the biases of the heads."""
     for name in standing.heads:
         bias = model.get_parameter(f"{name}.bias")
@@ -147,7 +147,7 @@ def give_heads(model: VisionTransformer, standing: Standing, amount: Sequence[fl
 
 
 @contextmanager
-def standing_so(model: VisionTransformer, standing: Standing) -> Iterator[None]:
+def standing_so(model: Model, standing: Standing) -> Iterator[None]:
     """The model as it is to be saved; afterwards the one in training again, to the bit."""
     kept = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in standing.heads}
     give_heads(model, standing, standing.in_head)

@@ -7,7 +7,8 @@ from typing import Any
 
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
+from vitkit.model.network_config import Config, NetworkConfig
+from vitkit.training.networks import network_of, presets_of
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, build
 
@@ -72,7 +73,9 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
         method = "probe" if each < FEW else "full"
         why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
-    settled = {**PRESETS[method], **(_MULTI if table.is_multi else {}), **fields, "method": method}
+    network = network_of(asked)
+    own = {} if network is None else presets_of(network)
+    settled = {**PRESETS[method], **own, **(_MULTI if table.is_multi else {}), **fields, "method": method}
     if method == "scratch":
         settled["weights"] = "none"
     if method == "probe" and asked.balance == "auto":
@@ -83,7 +86,7 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
     return build(settled, "flags"), reasons
 
 
-def spare_patches(recipe: Recipe, fields: dict[str, Any], config: ViTConfig) -> Recipe:
+def spare_patches(recipe: Recipe, fields: dict[str, Any], config: Config) -> Recipe:
     """Without a part of the patches in every step, if the whole model is fine-tuned and can do without.
 
     Args:
@@ -91,7 +94,7 @@ def spare_patches(recipe: Recipe, fields: dict[str, Any], config: ViTConfig) -> 
         fields: what was asked for, by field name.
         config: of the model.
     """
-    if recipe.method != "full" or "patch_dropout" in fields:
+    if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
     try:
         check_patch_dropout(config)

@@ -22,6 +22,7 @@ from vitkit.data.loading import ImageData
 from vitkit.data.sources import ImageTable
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
@@ -86,15 +87,16 @@ def learn(
         run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
     # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe), run.team)
-    classifier.model.fused_attention = fabric.device.type == "cuda"
-    classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
-    if recipe.patch_dropout:
-        drop_patches(classifier.model, recipe.patch_dropout)
+    if isinstance(model, VisionTransformer):
+        model.fused_attention = fabric.device.type == "cuda"
+        model.checkpointing = checkpoint_every(recipe.checkpointing)
+        if recipe.patch_dropout:
+            drop_patches(model, recipe.patch_dropout)
     spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=is_multi))
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
-        adapted = add_low_rank(classifier.model, recipe.lora_rank, mix_seeds(recipe.seed))
+        adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
         run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
     objective = Objective(
         recipe,
@@ -252,12 +254,12 @@ def _identity(
     )
 
 
-def _place(model: VisionTransformer, recipe: Recipe, fabric: Fabric, team: Team) -> None:
+def _place(model: Model, recipe: Recipe, fabric: Fabric, team: Team) -> None:
     """Bring the model to where it is trained: the same weights in every process, or to each its part of them."""
     model.to(fabric.device)
     team.agree_on(model)
     if team.size > 1 and recipe.strategy == "fsdp":
-        share_out(model, fabric.device, team.size)
+        share_out(vit_of(model, "strategy fsdp"), fabric.device, team.size)
 
 
 def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:

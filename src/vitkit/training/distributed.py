@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model, build
 from vitkit.training.recipe import Recipe
 from vitkit.training.sharding import full_weights, is_sharded
 
@@ -123,14 +123,14 @@ class Team:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
-    def whole(self, model: VisionTransformer) -> VisionTransformer:
+    def whole(self, model: Model) -> Model:
         """The model itself; or where its parts lie on several devices, a whole copy for the first process."""
         if not is_sharded(model):
             return model
         state = full_weights(model)
         if not self.is_first:
             return model
-        copied = VisionTransformer(model.config)
+        copied = build(model.config)
         copied.load_state_dict(state)
         return copied
 

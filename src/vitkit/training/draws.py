@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitkit.model.build import Model
 from vitkit.model.layers import Dropout, DropPath
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.network import Network
 from vitkit.training.patches import PatchDropout
 
 Keys = Tensor  # (layers, B) int32
@@ -25,7 +26,8 @@ class Draws:
         model: whose layers of rates above 0 are meant.
     """
 
-    def __init__(self, model: VisionTransformer) -> None:
+    def __init__(self, model: Model) -> None:
+        self._is_network = isinstance(model, Network)
         kinds = (Dropout, DropPath, PatchDropout)
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
@@ -38,12 +40,18 @@ class Draws:
             device: where the model is.
         """
         whole = np.random.default_rng(seed)
-        drawn = whole.integers(-(2**31), 2**31, (max(places, default=-1) + 1, len(self._layers)), dtype=np.int32)
+        layers = 1 if self._is_network else len(self._layers)
+        drawn = whole.integers(-(2**31), 2**31, (max(places, default=-1) + 1, layers), dtype=np.int32)
         return torch.from_numpy(drawn[places.start : places.stop : places.step].T.copy()).to(device, non_blocking=True)
 
     @contextmanager
     def told(self, keys: Keys) -> Iterator[None]:
         """Let the layers draw by these numbers, in the pass forward and in blocks that the pass backward repeats."""
+        if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
+            with torch.random.fork_rng():
+                torch.manual_seed(int(keys[0, 0]) & 0xFFFFFFFF)
+                yield
+            return
         for layer, own in zip(self._layers, keys, strict=True):
             layer.keys = own
         try:

@@ -34,9 +34,13 @@ class Later:
         sound = loss.isfinite()
         self._sound = sound if self._sound is None else self._sound & sound
 
+    def is_sound(self, norm: Tensor) -> Tensor:
+        """(), whether the losses of this step and the gradient's norm, (), are finite."""
+        return norm.isfinite() if self._sound is None else norm.isfinite() & self._sound
+
     def prepare(self, optimizer: torch.optim.Optimizer, norm: Tensor, place: Place) -> None:
         """Let a fused optimiser's next step do nothing, should a loss or the gradient's norm, (), not be finite."""
-        sound = norm.isfinite() if self._sound is None else norm.isfinite() & self._sound
+        sound = self.is_sound(norm)
         self._sound = None
         optimizer.grad_scale, optimizer.found_inf = None, (~sound).float()  # type: ignore[attr-defined]
         self._waiting.append((sound, place))

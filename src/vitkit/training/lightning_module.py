@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
 from vitkit.training.objective import Objective
 from vitkit.training.optim import build_optimizer, lr_factor
 from vitkit.training.recipe import Recipe
@@ -45,7 +45,7 @@ class LightningClassifier(LightningModule):
             Trainer's: epochs, precision, accumulation, clipping.
     """
 
-    def __init__(self, model: VisionTransformer, recipe: Recipe | None = None) -> None:
+    def __init__(self, model: Model, recipe: Recipe | None = None) -> None:
         super().__init__()
         self.model, self.recipe = model, recipe or Recipe()
         self.objective = Objective(self.recipe, model.config.num_classes)

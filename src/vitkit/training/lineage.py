@@ -24,7 +24,7 @@ from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.words import listed
-from vitkit.training.architecture import weights_of
+from vitkit.training.architecture import network_of_file, weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
 
@@ -79,7 +79,7 @@ def ancestry_of(recipe: Recipe, teacher: bytes | None, progress: Progress) -> Pi
     """
     whole = make_record([], [], [], is_whole=True)
     if recipe.weights != "none":
-        plan = inspect(weights_of(recipe), use="training", progress=progress)
+        plan = inspect(weights_of(recipe), use="training", network=network_of_file(recipe), progress=progress)
         whole = whole.merge(_decode(plan.pictures, weights_of(recipe)))
     if recipe.teacher is not None:
         whole = whole.merge(_decode(teacher, recipe.teacher))

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from torch import nn
 
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
+from vitkit.model.network import Network
 
 _HEADS = ("pre_logits", "head", "head_dist")
 
 
-def heads_of(model: VisionTransformer) -> list[nn.Module]:
+def heads_of(model: Model) -> list[nn.Module]:
     """What makes logits of features: the head, a distilled model's second one, the representation layer if kept."""
+    if isinstance(model, Network):
+        return [] if model.head is None else [model.head]
     return [module for name, module in model.named_children() if name in _HEADS]
 
 
-def freeze_backbone(model: VisionTransformer) -> list[str]:
+def freeze_backbone(model: Model) -> list[str]:
     """Freeze all but the heads.
 
     Returns:
         The names of the tensors that are trained.
     """
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad = name.split(".")[0] in _HEADS
+    trained = {id(parameter) for module in heads_of(model) for parameter in module.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad = id(parameter) in trained
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

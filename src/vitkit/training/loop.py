@@ -33,6 +33,7 @@ from vitkit.training.linear import heads_of
 from vitkit.training.microbatch import add_gradients
 from vitkit.training.objective import EpochSums, Objective
 from vitkit.training.optim import set_learning_rate, swa_start
+from vitkit.training.running_statistics import RunningStatistics
 from vitkit.training.sharding import is_sharded
 from vitkit.training.soundness import AskAtOnce, AskLater
 from vitkit.training.state import TrainingState
@@ -77,6 +78,7 @@ class Loop:
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._draws = Draws(state.model)
         self._sums = EpochSums()
+        self._statistics = RunningStatistics(state.model, team)
         self._is_sharded = is_sharded(state.model)
 
     def compile_steps(self) -> None:
@@ -161,12 +163,14 @@ class Loop:
         set_learning_rate(state.optimizer, lr)
         state.optimizer.zero_grad()
         self.soundness.begin()
+        self._statistics.begin()
         for number, batch in enumerate(batches, start=first):
             with self.fabric.autocast():
                 self._add_gradient(self.fabric.to_device(batch), number, first)
         gradients = [own.grad for own in state.model.parameters() if own.grad is not None]
         self.team.add_up(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
+        self._keep_statistics(first, norm)
         if not self.soundness.allows(state.optimizer, norm):
             state.optimizer.zero_grad()
             return
@@ -192,7 +196,7 @@ class Loop:
 
         def compute(piece: slice) -> None:
             weight = len(targets[piece]) if counted else 0
-            with self._draws.told(keys[:, piece]):
+            with self._draws.told(keys[:, piece]), self._statistics.attempt(len(targets[piece])):
                 loss, hits = self.loss_of(mixed[piece], targets[piece])
                 self._backward(loss * (weight / images_of_step))
             losses.append(loss.detach() * weight)
@@ -202,6 +206,13 @@ class Loop:
         loss = torch.stack(losses).sum()
         self._sums.add(loss, counted)
         self.soundness.note_loss(loss, batch, Place(state.epoch, number, state.step))
+
+    def _keep_statistics(self, first: int, norm: Tensor) -> None:
+        """Take what batch norms have seen in this step, if it is sound."""
+        if self._statistics.are_kept:
+            own, _ = self.data.images_in(first, first + self.state.recipe.grad_accum - 1)
+            self._statistics.end(own)
+            self._statistics.keep_if(self.soundness.is_sound(norm))
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
         """The images, mixed if the recipe says so, and their labels (B,) or weighted targets (B, K).

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 
 _ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -49,13 +50,13 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
     return adapted
 
 
-def merged(model: VisionTransformer) -> VisionTransformer:
+def merged(model: Model) -> Model:
     """A plain model in which the changes are part of the matrices; the model itself where there are none."""
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}
     if not changed:
         return model
     state = {name: tensor for name, tensor in model.state_dict().items() if ".parametrizations." not in name}
     state |= {f"{name}.weight": module.weight.detach() for name, module in changed.items()}
-    plain = VisionTransformer(model.config)
+    plain = VisionTransformer(vit_of(model, "method lora").config)
     plain.load_state_dict(state)
     return plain

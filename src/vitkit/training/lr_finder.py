@@ -14,7 +14,7 @@ import torch
 from lightning_fabric import Fabric
 
 from vitkit.data.loading import ImageData
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
 from vitkit.system.progress import unsaid
 from vitkit.system.stopping import Deferral
 from vitkit.training.divergence import DivergedError, Guard, all_finite
@@ -30,7 +30,7 @@ _JUDGED = 512  # images
 
 
 def find_lr(
-    model: VisionTransformer,
+    model: Model,
     recipe: Recipe,
     data: ImageData,
     objective: Objective,

@@ -23,7 +23,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.evaluation.regression import regress, regression_loss
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
 from vitkit.system import devices
 from vitkit.system.run_files import METRICS
 from vitkit.training.balance import give_heads, stand
@@ -149,7 +149,7 @@ def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None
 
 
 def compute_features(
-    model: VisionTransformer,
+    model: Model,
     images: Dataset[Any],
     recipe: Recipe,
     precision: str,

@@ -16,7 +16,7 @@ class SafePoint:
     """The weights of the last good epoch, or of the start.
 
     Args:
-        parts: what is trained, and its average if there is one; of the first only what learns is kept.
+        parts: what is trained, and its average if there is one; of the first only what changes is kept.
 
     Attributes:
         is_doubtful: whether those are not the ones of the last epoch, of which nobody knows yet whether it was good.
@@ -30,6 +30,7 @@ class SafePoint:
     def remember(self) -> None:
         """Keep the weights of now."""
         learning = {name for name, own in self._model.named_parameters() if own.requires_grad}
+        learning |= {name for name, _ in self._model.named_buffers()}  # of batch norms what they have seen
         if is_sharded(self._model):
             self._weights = {"model": full_weights(self._model)}
         else:

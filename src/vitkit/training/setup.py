@@ -22,12 +22,15 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import NO_THRESHOLD
 from vitkit.inference.backends.precision import best_precision
 from vitkit.inference.pipeline import cores
-from vitkit.model.config import ViTConfig
+from vitkit.model.build import Model, build, check_buildable
+from vitkit.model.network import anatomy_of
+from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import devices
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.training.architecture import config_of, load_options, plan_of, weights_of
+from vitkit.training.networks import check_network
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, without_places
 from vitkit.weights import load
@@ -35,7 +38,7 @@ from vitkit.weights import load
 _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 
-def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[ViTConfig, Preprocess]:
+def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[Config, Preprocess]:
     """The architecture and the pixels that a recipe asks for; weights are looked at, not read.
 
     Raises:
@@ -55,8 +58,11 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
     return config, _preprocess(recipe, plan.preprocess)
 
 
-def _check(config: ViTConfig, recipe: Recipe) -> None:
-    if recipe.patch_dropout:
+def _check(config: Config, recipe: Recipe) -> None:
+    if isinstance(config, NetworkConfig):
+        check_network(config, recipe)
+        check_buildable(config)
+    elif recipe.patch_dropout:
         check_patch_dropout(config)
 
 
@@ -67,12 +73,12 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     """
     config, preprocess = start_of(recipe, table.classes, progress)
     torch.manual_seed(mix_seeds(recipe.seed))
-    model = VisionTransformer(config)
+    model = build(config)
     provenance: dict[str, Any] = {
         "data": without_place(table.name),
         "data_hash": data_hash,
         "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(without_places(recipe)).items()},
-        "versions": versions(),
+        "versions": versions(config),
     }
     report = None
     if recipe.weights != "none":
@@ -84,9 +90,11 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
 
 
-def take_weights(model: VisionTransformer, source: VisionTransformer) -> None:
+def take_weights(model: Model, source: Model) -> None:
     """Copy all but the heads, which become zeros: the first step then moves the head alone."""
-    heads = {name for name in model.state_dict() if name.startswith("head")}
+    is_ours = isinstance(model, VisionTransformer)
+    head = "head" if is_ours else f"network.{anatomy_of(model.config).head}."
+    heads = {name for name in model.state_dict() if name.startswith(head)}
     left = model.load_state_dict(source.state_dict(), strict=False)
     assert set(left.missing_keys) == heads and not left.unexpected_keys, left
     with torch.no_grad():
@@ -94,7 +102,7 @@ def take_weights(model: VisionTransformer, source: VisionTransformer) -> None:
             model.get_parameter(name).zero_()
 
 
-def _plain_pixels(config: ViTConfig) -> Preprocess:
+def _plain_pixels(config: Config) -> Preprocess:
     """Those of a model that starts from no weights."""
     values = HALF[: config.in_channels]
     return Preprocess(size=config.image_size, mean=values, std=values)
@@ -165,7 +173,8 @@ def _free_shared_memory() -> int:
         return sys.maxsize
 
 
-def versions() -> dict[str, str]:
-    """What a run was made with."""
-    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+def versions(config: Config | None = None) -> dict[str, str]:
+    """What a run was made with; the library of another's network, too."""
+    more = (config.library,) if isinstance(config, NetworkConfig) else ()
+    libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}

@@ -50,7 +50,7 @@ class AskAtOnce:
         Raises:
             DivergedError: it is the third in a row that is left out.
         """
-        if self._team.any(self._bad is not None):
+        if self._is_bad():
             shares = self._team.gather(self._bad)
             what, bad = "loss", next(own for own in shares if own is not None)  # the first process may have none of it
         elif not norm.isfinite():
@@ -59,6 +59,13 @@ class AskAtOnce:
             return True
         self._guard.skip_step(what, bad)
         return False
+
+    def is_sound(self, norm: Tensor) -> Tensor:
+        """(), whether loss and gradient are finite, as `allows` will find."""
+        return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
+
+    def _is_bad(self) -> bool:
+        return self._team.any(self._bad is not None)
 
     def end(self) -> None:
         """The step was taken."""
@@ -93,6 +100,10 @@ class AskLater:
         """The optimiser will see by itself."""
         self._later.prepare(optimizer, norm, self._last)
         return True
+
+    def is_sound(self, norm: Tensor) -> Tensor:
+        """(), whether loss and gradient are finite; it lies on the device."""
+        return self._later.is_sound(norm)
 
     def end(self) -> None:
         """The step was taken, or left out; ask now and then.

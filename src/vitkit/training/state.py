@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
 from vitkit.training.averaging import Average
 from vitkit.training.clock import Clock
 from vitkit.training.distributed import ALONE, Team
@@ -45,7 +45,7 @@ class TrainingState:
         went_back: whether this epoch's weights were given up.
     """
 
-    model: VisionTransformer
+    model: Model
     optimizer: torch.optim.Optimizer
     recipe: Recipe
     total_steps: int
@@ -64,7 +64,7 @@ class TrainingState:
     @classmethod
     def begin(
         cls,
-        model: VisionTransformer,
+        model: Model,
         recipe: Recipe,
         total_steps: int,
         guard: Guard | None = None,
@@ -113,7 +113,7 @@ class TrainingState:
         return recipe.lr * factor * self.guard.lr_scale
 
     @property
-    def kept(self) -> VisionTransformer:
+    def kept(self) -> Model:
         """The model that is validated and saved: the average, once there is one."""
         return self.average.model if self.average is not None and self.average.has_begun else self.model
 

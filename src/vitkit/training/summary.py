@@ -31,7 +31,7 @@ from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.operating import SHARES
 from vitkit.evaluation.unseen import all_figures, describe, seen_of
-from vitkit.explanation import worst_mistakes_page
+from vitkit.explanation import can_explain, worst_mistakes_page
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.reporting.writing import write_predictions
@@ -149,8 +149,7 @@ def _explain_mistakes(
             true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
             yield str(root / evaluation.paths[i]), true, predicted
 
-    config = classifier.model.config
-    if not len(chosen) or len(config.conv_layers) == config.layers:  # nothing attends
+    if not len(chosen) or not can_explain(classifier.model):
         return None
     worst_mistakes_page(classifier, rows(), folder / MISTAKES)
     return MISTAKES
@@ -246,7 +245,7 @@ def _facts(
     pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
     kept = classifier.provenance["metrics"]["epoch"] + 1
     return {
-        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.layers} layers, {config.heads} heads",
+        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.in_words}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{_spent(rows)}kept: epoch {kept}, {_kept(recipe, table)}",

@@ -29,7 +29,10 @@ from vitkit.training.setup import choose_precision, new_classifier
 from vitkit.weights import inspect
 
 MOST = 20_000  # images; more would take long, and memory
-_BEGAN_FROM = ("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed")
+_BEGAN_FROM = (
+    *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
+    *("dropout", "drop_path"),
+)
 
 
 def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> list[Doubt] | None:

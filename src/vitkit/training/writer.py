@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.classifier import Classifier
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model
 from vitkit.system.progress import Say
 from vitkit.system.run_files import LAST, METRICS
 from vitkit.training.balance import standing_so
@@ -120,7 +120,7 @@ class RunWriter:
             return True
         return value == self.best
 
-    def _keep_model(self, epoch: int, model: VisionTransformer, metrics: dict[str, float], is_best: bool) -> None:
+    def _keep_model(self, epoch: int, model: Model, metrics: dict[str, float], is_best: bool) -> None:
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
         if self.recipe.keep == "every":
             if self.team.is_first:
@@ -131,7 +131,7 @@ class RunWriter:
             self.save(self.folder, model)
             self.has_kept = True
 
-    def save(self, folder: Path, model: VisionTransformer) -> None:
+    def save(self, folder: Path, model: Model) -> None:
         """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet."""
         model = merged(self.team.whole(model))
         if not self.team.is_first:

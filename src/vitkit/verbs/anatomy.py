@@ -62,8 +62,10 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
         VitkitError: there is nothing that can be drawn, or none of the images can be read.
     """
     from vitkit.explanation.draw import to_png
+    from vitkit.model.build import vit_of
     from vitkit.text.html import image, write_page
 
+    vit_of(classifier.model, "--anatomy")
     images, said = _read_images(classifier, paths, progress)
     pieces: list[str] = []
     arrays: dict[str, Any] = {}
@@ -122,8 +124,9 @@ class _Part(NamedTuple):
 def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
     from vitkit.explanation import model_analysis as anatomy
     from vitkit.explanation import model_figures
+    from vitkit.model.build import vit_of
 
-    model = classifier.model
+    model = vit_of(classifier.model, "--anatomy")
     parts = {
         "filters": _Part(
             "The directions in which the patch embedding's filters differ most: what a patch is first looked at for.",
@@ -143,8 +146,9 @@ def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _Part]:
 def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _Part]:
     from vitkit.explanation import model_analysis as anatomy
     from vitkit.explanation import model_figures
+    from vitkit.model.build import vit_of
 
-    model = classifier.model
+    model = vit_of(classifier.model, "--anatomy")
     return {
         "attention_distance": _Part(
             "How far each head looks, on average: low dots see the neighbourhood, high ones the whole picture.",

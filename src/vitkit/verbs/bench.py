@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.model.names import config_for, is_model_name
+from vitkit.model.names import is_model_name
+from vitkit.model.network_config import is_network_name
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole_in
 from vitkit.system.progress import Progress, Say, silent, unsaid
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.classifier import Classifier
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
     from vitkit.profiling.speed import Opened
 
 _RATIO = "times_eager_float32"
@@ -199,16 +200,21 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> VisionTransformer:
-    if isinstance(model, (str, Path)) and is_model_name(str(model)) and not Path(model).exists():
+def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> Model:
+    if isinstance(model, (str, Path)) and _is_name(str(model)) and not Path(model).exists():
+        from vitkit.model.build import config_of
         from vitkit.profiling.speed import random_model
 
-        return random_model(config_for(str(model)))
+        return random_model(config_of(str(model)))
     return open_model(model, note, progress, "cpu").model
 
 
+def _is_name(model: str) -> bool:
+    return is_model_name(model) or is_network_name(model)
+
+
 def _measure(
-    model: VisionTransformer, opened: Opened, batch: int, rounds: int, progress: Progress, device: str
+    model: Model, opened: Opened, batch: int, rounds: int, progress: Progress, device: str
 ) -> Iterator[dict[str, Any]]:
     """A row for each of those that are opened."""
     import torch
@@ -225,7 +231,7 @@ def _measure(
 
 
 def _open(
-    model: VisionTransformer,
+    model: Model,
     backends: list[str] | None,
     precisions: list[str],
     batch: int,
@@ -247,7 +253,7 @@ def _open(
     return Opened([*first.contenders, *rest.contenders], {**first.memory, **rest.memory}, rest.missing)
 
 
-def _images(model: VisionTransformer, batch: int) -> Tensor:
+def _images(model: Model, batch: int) -> Tensor:
     """At least 16, in whole batches."""
     import torch
 

@@ -155,13 +155,14 @@ def _is_model(folder: Path) -> bool:
 
 
 def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
+    from vitkit.model.build import stored_weights, vit_of
     from vitkit.weights import inspect
     from vitkit.weights.formats.foreign import settled
 
     is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
-    options: dict[str, Any] = {"heads": classifier.model.config.heads} if is_bare else {}
+    options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}
     written = inspect(destination, **options).read
-    wanted = classifier.model.state_dict() if kind == OWN else settled(classifier)
+    wanted = stored_weights(classifier.model) if kind == OWN else settled(classifier)
     for name, tensor in wanted.items():
         if name not in written or not written[name]().equal(tensor):
             raise VitkitError(f"{destination} does not read back as it was written: {name} differs")

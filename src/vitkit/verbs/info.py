@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.model.names import config_for, is_model_name
+from vitkit.model.network_config import is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.result import Result
@@ -120,8 +121,10 @@ def info(
             raise VitkitError("a classifier in memory has its size and heads: leave out image_size and heads")
         return Info("classifier", describe(model.model.config), _origin(model, model.report), shapes)
     name = str(model)
-    if is_model_name(name) and not Path(name).exists():
-        return Info(name, describe(config_for(name, **options)), None, shapes)
+    if (is_model_name(name) or is_network_name(name)) and not Path(name).exists():
+        from vitkit.model.build import config_of
+
+        return Info(name, describe(config_of(name, **options)), None, shapes)
     plan = _inspect(name, allow_partial=allow_partial, progress=progress, **options)
     return Info(name, describe(plan.config), _origin(plan, plan.report), shapes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,14 @@ from vitkit import model_folder
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.model.build import config_of
 from vitkit.model.config_checks import Pair, as_pair
+from vitkit.model.network_config import NetworkConfig, split_network
 from vitkit.system.progress import Progress, silent
 from vitkit.weights.catalog import HUB, find, is_hub_id, missing
 from vitkit.weights.entry import Entry
-from vitkit.weights.meaning import Use, meaning_of, split_timm
+from vitkit.weights.meaning import TIMM, Use, meaning_of, split_timm
+from vitkit.weights.networks import published_size, read_network
 from vitkit.weights.origin import read_foreign, read_own, with_pixels
 from vitkit.weights.plan import Plan, make_plan, target_of
 from vitkit.weights.read import read_checkpoint
@@ -31,6 +34,7 @@ def load(
     grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
+    network: str | None = None,
     progress: Progress = silent,
     **overrides: Any,
 ) -> Classifier:
@@ -53,6 +57,7 @@ def load(
         allow_partial: load what fits, and report the rest.
         use: what a bare model name such as `vit_tiny_patch16_224` means: for `answers` the ImageNet-1k classifier, for
             `training` the backbone that fine-tunes best. The report says which.
+        network: `torchvision:NAME` or `timm:NAME`, of which `source` is a file of weights.
         progress: told of a download: what, bytes done, bytes in all.
         overrides: fields of `ViTConfig` that tensors cannot tell (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
             another `patch_size` (FlexiViT's resize), `has_logits`, or rates for training (`drop_path`, ...).
@@ -73,6 +78,7 @@ def load(
         grid=grid,
         allow_partial=allow_partial,
         use=use,
+        network=network,
         progress=progress,
         **overrides,
     ).build()
@@ -88,6 +94,7 @@ def inspect(
     grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
+    network: str | None = None,
     progress: Progress = silent,
     **overrides: Any,
 ) -> Plan:
@@ -98,17 +105,23 @@ def inspect(
         num_classes = len(classes)
     size = None if image_size is None else as_pair(image_size, "image_size")
     changes: dict[str, Any] = {name: overrides.pop(name) for name in ("patch_size", "has_logits") if name in overrides}
-    name, is_timms = split_timm(str(source))
-    preprocess = "timm" if is_timms and preprocess is None else preprocess
-    meant = meaning_of(name, use)
-    path, entry = locate(name if meant is None else meant.entry.name, progress)
-    if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
-        path = path.parent  # the weights alone would lose their classes and pixels
-    if model_folder.is_model_folder(path):
-        origin = read_own(path, overrides)
+    own = _network_of(str(source), network, size, overrides)
+    if own is not None:
+        meant, entry = None, None
+        origin = read_network(own, None if network is None else source, progress)
+        size = size or own.image_size
     else:
-        given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
-        origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
+        name, is_timms = split_timm(str(source))
+        preprocess = "timm" if is_timms and preprocess is None else preprocess
+        meant = meaning_of(name, use)
+        path, entry = locate(name if meant is None else meant.entry.name, progress)
+        if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
+            path = path.parent  # the weights alone would lose their classes and pixels
+        if model_folder.is_model_folder(path):
+            origin = read_own(path, overrides)
+        else:
+            given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
+            origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
     if isinstance(preprocess, str):
         origin = with_pixels(origin, preprocess, entry)
     if meant is not None:
@@ -119,6 +132,24 @@ def inspect(
     if classes is None and target.num_classes == origin.config.num_classes:
         classes = origin.classes
     return make_plan(str(source), origin, target, classes, None if isinstance(preprocess, str) else preprocess)
+
+
+def _network_of(
+    source: str, network: str | None, size: Pair | None, overrides: Mapping[str, Any]
+) -> NetworkConfig | None:
+    """The network of another library that a source is, or is a file of weights of; None of everything else."""
+    name = source if network is None else network
+    path = Path(source)
+    if split_network(name) is None or find(name.removeprefix(TIMM)) is not None:
+        return None
+    if network is None and path.exists():
+        return None
+    if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
+        return None  # which says itself what it is
+    config = config_of(name, **overrides)
+    assert isinstance(config, NetworkConfig)
+    size = size or (published_size(config) if network is None else None)
+    return config if size is None else config.replace(image_size=size)
 
 
 def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from vitkit.model import network
 from vitkit.model.config import ViTConfig
+from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.text.words import listed
 from vitkit.weights.checkpoint import Checkpoint, Stored
@@ -16,8 +18,10 @@ from vitkit.weights.layout import Layout
 
 
 @functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
-def shapes_of(config: ViTConfig) -> Mapping[str, torch.Size]:
-    """The tensors of a model of this configuration."""
+def shapes_of(config: Config) -> Mapping[str, torch.Size]:
+    """The tensors of a model of this configuration, as they are saved."""
+    if isinstance(config, NetworkConfig):
+        return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
 

@@ -14,6 +14,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair
+from vitkit.model.network_config import Config, config_from_dict
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.text.fields import is_number
@@ -35,7 +36,7 @@ class Origin:
     """A source as it is: its configuration, its tensors under our names, and what came with them."""
 
     format: str
-    config: ViTConfig
+    config: Config
     read: Mapping[str, Callable[[], Tensor]]
     pixels: Mapping[str, Any]
     classes: tuple[str, ...]
@@ -79,11 +80,11 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
     if refused:
         raise VitkitError(f"{folder} says itself what its {refused[0]} is; it cannot be changed on loading")
     try:
-        config = ViTConfig.from_dict(description["config"]).replace(**overrides)
+        config = config_from_dict(description["config"]).replace(**overrides)
         stored = read_checkpoint(folder / model_folder.WEIGHTS).tensors
-        if config.layers > len(stored):  # before so many are made
+        if isinstance(config, ViTConfig) and config.layers > len(stored):  # before so many are made
             raise VitkitError(f"{config.layers} layers, and {len(stored)} tensors")
-        shapes = shapes_of(config)
+        shapes = _shapes(config, folder)
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
             raise VitkitError(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
@@ -93,7 +94,7 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
         return Origin(
             format="vitkit",
             config=config,
-            read={name: _owned((tensor,), lambda only: only) for name, tensor in stored.items()},
+            read={name: owned((tensor,), lambda only: only) for name, tensor in stored.items()},
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
             classes=_listed(description, "classes"),
             temperature=_positive(description, "temperature"),
@@ -105,6 +106,14 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
         raise VitkitError(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}") from error
     except VitkitError as error:
         raise error if str(folder) in str(error) else VitkitError(f"{folder} is damaged: {error}") from error
+
+
+def _shapes(config: Config, folder: Path) -> Mapping[str, Any]:
+    """The tensors of the model; what another library cannot build here is no damage."""
+    try:
+        return shapes_of(config)
+    except VitkitError as error:
+        raise VitkitError(f"{folder}: {error}") from error
 
 
 def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
@@ -252,15 +261,16 @@ def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
 
 def _reader(checkpoint: Checkpoint, layout: Layout, name: str) -> Callable[[], Tensor]:
     piece = layout.pieces[name]
-    return _owned([checkpoint.tensors[theirs] for theirs in piece.theirs], piece.join)
+    return owned([checkpoint.tensors[theirs] for theirs in piece.theirs], piece.join)
 
 
-def _owned(stored: Sequence[Stored], join: Callable[..., Tensor]) -> Callable[[], Tensor]:
-    """Reads float32 numbers in memory of their own, not in a file that may change."""
+def owned(stored: Sequence[Stored], join: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    """Reads float32 numbers, or whole ones, in memory of their own, not in a file that may change."""
 
     def read() -> Tensor:
         parts = [tensor.read() for tensor in stored]
-        ours = join(*parts).float().contiguous()
+        joined = join(*parts)
+        ours = (joined.float() if joined.is_floating_point() else joined).contiguous()
         addresses = {part.untyped_storage().data_ptr() for part in parts}
         return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.model.build import filled
 from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair, as_pair
 from vitkit.model.load_report import LoadReport
-from vitkit.model.vit import VisionTransformer
-from vitkit.weights.adapt import adapt
+from vitkit.model.network_config import Config, NetworkConfig
+from vitkit.weights.adapt import Adapted, adapt
+from vitkit.weights.adapt_network import adapt_network
 from vitkit.weights.match import shapes_of
 from vitkit.weights.origin import Origin
 
@@ -31,7 +33,7 @@ class Plan:
         report: what will become of every tensor.
     """
 
-    config: ViTConfig
+    config: Config
     classes: tuple[str, ...]
     preprocess: Preprocess
     report: LoadReport
@@ -47,12 +49,9 @@ class Plan:
         Raises:
             VitkitError: a number is NaN or infinite; its tensor is named.
         """
-        with torch.device("meta"):
-            model = VisionTransformer(self.config)
-        model.load_state_dict({name: self._finite(name, read()) for name, read in self.read.items()}, assign=True)
-        model.rebuild_tables()
+        model = filled(self.config, {name: self._finite(name, read()) for name, read in self.read.items()})
         report = self.report
-        if "head.weight" in report.matched and model.head is not None and not model.head.weight.any():
+        if "head.weight" in report.matched and model.head is not None and not model.head.weight.any():  # of ours
             note = "the head is all zeros: every class is as likely as any other until it is trained"
             report = dataclasses.replace(report, notes=(*report.notes, note))
         return Classifier(
@@ -79,11 +78,14 @@ class Plan:
         )
 
 
-def target_of(source: ViTConfig, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> ViTConfig:
+def target_of(source: Config, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> Config:
     """The source's configuration with what was asked for."""
     fields: dict[str, Any] = {}
     if size is not None:
         fields["image_size"] = size
+    if isinstance(source, NetworkConfig):
+        asked = {} if num_classes is None else {"num_classes": num_classes}
+        return source.replace(**fields, **asked, **changes)
     if changes.get("patch_size") is not None:
         fields["patch_size"] = changes["patch_size"]
         if size is None:  # the grid stays
@@ -101,10 +103,10 @@ def target_of(source: ViTConfig, num_classes: int | None, size: Pair | None, cha
 
 
 def make_plan(
-    name: str, origin: Origin, target: ViTConfig, classes: Sequence[str] | None, preprocess: Preprocess | None
+    name: str, origin: Origin, target: Config, classes: Sequence[str] | None, preprocess: Preprocess | None
 ) -> Plan:
     shapes = shapes_of(target)
-    adapted = adapt(origin.read, origin.config, target, shapes)
+    adapted = _adapt(origin, target, shapes)
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))
     new = {*adapted.replaced, *origin.unfit}
@@ -136,7 +138,16 @@ def make_plan(
     )
 
 
-def _preprocess(pixels: Mapping[str, Any], config: ViTConfig) -> Preprocess:
+def _adapt(origin: Origin, target: Config, shapes: Mapping[str, torch.Size]) -> Adapted:
+    source = origin.config
+    if isinstance(source, NetworkConfig):
+        assert isinstance(target, NetworkConfig)
+        return adapt_network(origin.read, source, target, shapes)
+    assert isinstance(target, ViTConfig)
+    return adapt(origin.read, source, target, shapes)
+
+
+def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
     fields = dict(pixels)
     if config.in_channels == 1:
         fields |= {name: tuple(fields[name])[:1] for name in ("mean", "std") if name in fields}

@@ -12,13 +12,13 @@ from vitkit.system.progress import Say, unsaid
 
 if TYPE_CHECKING:
     from vitkit.inference.backends.base import Runner
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 __all__ = ["best_precision", "open_runner"]
 
 
 def open_runner(
-    model: VisionTransformer,
+    model: Model,
     backend: str = "auto",
     precision: str = "auto",
     images: int | None = None,
@@ -89,9 +89,9 @@ def _check(backend: str, precision: str, plan: str, merge: int) -> None:
         raise VitkitError(f"--merge is computed by backend eager: leave out --backend {backend}")
 
 
-def _place(model: VisionTransformer, device: str) -> str:
+def _place(model: Model, device: str) -> str:
     """Where the model is to be computed, as torch calls it."""
-    own = model.patch_embed.proj.weight.device
+    own = next(model.parameters()).device
     return str(own) if device == "auto" and own.type != "cpu" else choose_device(device)
 
 

@@ -12,20 +12,21 @@ from vitkit.inference.pipeline import threads
 
 if TYPE_CHECKING:
     from vitkit.inference.backends.base import Runner
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 _LOG_ERRORS = 3
 
 
-def from_model(model: VisionTransformer, precision: str) -> Runner:
+def from_model(model: Model, precision: str) -> Runner:
     """A runner of a model in memory, of the weights that it has now.
 
     Raises:
         VitkitError: ONNX or its runtime is not installed, the model is too large, or precision is not float32.
     """
     from vitkit.inference.backends.onnx_graph import to_graph
+    from vitkit.model.build import vit_of
 
-    return OnnxRunner(to_graph(model).SerializeToString(), precision)
+    return OnnxRunner(to_graph(vit_of(model, "backend onnx")).SerializeToString(), precision)
 
 
 def from_file(path: Path, precision: str) -> OnnxRunner:

@@ -14,20 +14,21 @@ from vitkit.inference.backends.precision import processor_precision
 from vitkit.inference.pipeline import cores, threads
 
 if TYPE_CHECKING:
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
-def from_model(model: VisionTransformer, precision: str) -> OpenVINORunner:
+def from_model(model: Model, precision: str) -> OpenVINORunner:
     """A runner of a model in memory, of the weights that it has now; ready in seconds when it is first asked.
 
     Raises:
         VitkitError: OpenVINO is not installed, or cannot compute in this precision here.
     """
     from vitkit.inference.backends.openvino_graph import to_graph
+    from vitkit.model.build import vit_of
 
-    return OpenVINORunner(to_graph(model), precision)
+    return OpenVINORunner(to_graph(vit_of(model, "backend openvino")), precision)
 
 
 def from_file(path: Path, precision: str) -> OpenVINORunner:

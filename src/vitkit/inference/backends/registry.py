@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
     from vitkit.inference.backends.base import Runner
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.model.build import Model
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 PLANS = (
@@ -55,7 +55,7 @@ class Backend:
     auto_from: int = 0
     devices: tuple[str, ...] = ("cpu",)
 
-    def open(self, model: VisionTransformer, precision: str, device: str = "cpu") -> Runner:
+    def open(self, model: Model, precision: str, device: str = "cpu") -> Runner:
         """A runner of the model as it is now, on a device as torch calls it.
 
         Raises:
@@ -69,7 +69,7 @@ class Backend:
         opens: Callable[..., Runner] = getattr(import_module(self.module), self.opens)
         if self.devices != ("cpu",):
             return opens(model, precision, device)
-        is_here = model.patch_embed.proj.weight.device.type == "cpu"
+        is_here = next(model.parameters()).device.type == "cpu"
         return opens(model if is_here else copy.deepcopy(model).cpu(), precision)
 
 

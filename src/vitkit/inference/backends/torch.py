@@ -14,7 +14,8 @@ from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.plans import build, choose
 from vitkit.inference.backends.prepared_layers import can_pack
 from vitkit.inference.backends.token_merging import merge
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model, vit_of
+from vitkit.model.network import Network
 from vitkit.system.progress import Say, unsaid
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -57,7 +58,7 @@ class TorchRunner:
 
 
 def eager(
-    model: VisionTransformer,
+    model: Model,
     precision: str,
     device: str = "cpu",
     plan: str = "auto",
@@ -70,6 +71,10 @@ def eager(
     Raises:
         VitkitError: the plan is none for this precision, or this processor has no packed weights.
     """
+    if isinstance(model, Network):
+        if plan != "auto":
+            raise VitkitError(f"--plan is of Vision Transformers, and this is {model.config.full_name}: leave it out")
+        return TorchRunner(_double(model, precision, device), "eager", precision, device)
     if precision != "bfloat16" or device != "cpu":
         if plan not in ("auto", "plain"):
             raise VitkitError(f"--plan {plan} is for bfloat16 on a CPU, not for {precision} on {device}")
@@ -82,25 +87,49 @@ def eager(
     return TorchRunner(build(model, plan), "eager", precision, device, plan=plan)
 
 
-def merging(model: VisionTransformer, r: int, precision: str, device: str = "cpu") -> TorchRunner:
+class InBfloat16(nn.Module):
+    """A network whose convolutions and products are in bfloat16, and whose statistics and logits stay float32."""
+
+    def __init__(self, model: Network, device: str) -> None:
+        super().__init__()
+        self.model, self._kind = model, device.partition(":")[0]
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(self._kind, torch.bfloat16):
+            logits: Tensor = self.model(images)
+        return logits.float()
+
+
+def _double(model: Network, precision: str, device: str) -> nn.Module:
+    """A copy of a network that computes in a precision on a device."""
+    copied = copy.deepcopy(model).to(device).eval()
+    return InBfloat16(copied, device) if precision == "bfloat16" else copied
+
+
+def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
     """The double that merges r patches away in every layer (`vitkit.inference.backends.token_merging`).
 
     Raises:
         VitkitError: the model needs each patch in its place, or has not so many.
     """
+    model = vit_of(model, "--merge")
     patches = model.config.patches
     if r > patches // 2:
         raise VitkitError(f"--merge {r}: a layer merges at most half of the {patches} patches: up to {patches // 2}")
     return TorchRunner(merge(model, r, _DTYPES[precision], device), "eager", precision, device, r)
 
 
-def compiled(model: VisionTransformer, precision: str, device: str = "cpu") -> TorchRunner:
+def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
     """The double compiled by inductor, which takes up to a minute.
 
     Raises:
         VitkitError: it cannot be compiled, for want of a C++ compiler for example.
     """
-    double = prepare(model, _DTYPES[precision], device, pack=False)
+    double: nn.Module
+    if isinstance(model, Network):
+        double = _double(model, precision, device)
+    else:
+        double = prepare(model, _DTYPES[precision], device, pack=False)
     options: dict[str, Any] | None = {"freezing": True} if device == "cpu" else None  # the compiler packs weights
     runner = TorchRunner(torch.compile(double, fullgraph=True, options=options), "compile", precision, device)
     config = model.config

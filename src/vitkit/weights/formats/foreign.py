@@ -20,8 +20,10 @@ from vitkit.data.pictures import to_text
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.branches import refuse_unknown
+from vitkit.model.build import vit_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair
+from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_json
 from vitkit.weights.layout import Layout
 from vitkit.weights.safetensors_file import PICTURES
@@ -71,9 +73,18 @@ def settled(classifier: Classifier) -> dict[str, Tensor]:
     return tensors
 
 
+def ours_of(classifier: Classifier) -> VisionTransformer:
+    """The classifier's model, of which there are other layouts.
+
+    Raises:
+        VitkitError: it is another library's network, whose tensors have that library's names already.
+    """
+    return vit_of(classifier.model, "a checkpoint of another layout")
+
+
 def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
     """The model's tensors under a layout's names."""
-    config, tensors = classifier.model.config, {}
+    config, tensors = ours_of(classifier).config, {}
     for name, ours in settled(classifier).items():
         if name not in layout.pieces:
             tensors[name] = ours.contiguous()
@@ -87,7 +98,7 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
 
 def said(classifier: Classifier) -> dict[str, Any]:
     """What arrays cannot say."""
-    config = classifier.model.config
+    config = ours_of(classifier).config
     fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
     return {
         "config": {name: getattr(config, name) for name in fields},

@@ -9,14 +9,14 @@ import numpy as np
 from vitkit.classifier import Classifier
 from vitkit.system.files import replacing, to_json
 from vitkit.weights.formats import google_npz
-from vitkit.weights.formats.foreign import refuse, said, tensors_under
+from vitkit.weights.formats.foreign import ours_of, refuse, said, tensors_under
 from vitkit.weights.tucked import tuck_in
 
 _COMMENT = 65535  # bytes that a zip file has room for
 
 
 def write(classifier: Classifier, destination: Path) -> None:
-    config = classifier.model.config
+    config = ours_of(classifier).config
     refuse(
         config,
         "npz",

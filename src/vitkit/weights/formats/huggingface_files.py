@@ -12,7 +12,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.formats import huggingface
-from vitkit.weights.formats.foreign import Files, one, refuse, tensors_under, write_folder
+from vitkit.weights.formats.foreign import Files, one, ours_of, refuse, tensors_under, write_folder
 
 
 def write(classifier: Classifier, destination: Path) -> None:
@@ -21,7 +21,7 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 
 def _files(classifier: Classifier) -> Files:
-    config = classifier.model.config
+    config = ours_of(classifier).config
     family = huggingface.family_of(config)
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
@@ -60,7 +60,7 @@ _CLASSES = {
 
 
 def _config(classifier: Classifier, family: str) -> dict[str, Any]:
-    config = classifier.model.config
+    config = ours_of(classifier).config
     architecture = _CLASSES[family][config.num_classes > 0] + ("WithTeacher" if config.distill_head else "")
     described: dict[str, Any] = {
         "architectures": [architecture],

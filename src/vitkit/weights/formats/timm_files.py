@@ -15,7 +15,17 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
 from vitkit.weights.formats import timm
-from vitkit.weights.formats.foreign import Files, metadata, one, refuse, said, save, tensors_under, write_folder
+from vitkit.weights.formats.foreign import (
+    Files,
+    metadata,
+    one,
+    ours_of,
+    refuse,
+    said,
+    save,
+    tensors_under,
+    write_folder,
+)
 from vitkit.weights.formats.registry import CHECKPOINT_FORMATS
 from vitkit.weights.tucked import tuck_in
 
@@ -51,7 +61,7 @@ _HYBRIDS = {
 
 
 def _files(classifier: Classifier) -> Files:
-    config = classifier.model.config
+    config = ours_of(classifier).config
     refuse(
         config,
         "timm",
@@ -111,7 +121,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
 
 
 def _pretrained(classifier: Classifier) -> dict[str, Any]:
-    config, preprocess = classifier.model.config, classifier.preprocess
+    config, preprocess = ours_of(classifier).config, classifier.preprocess
     if preprocess.fit == "pad" or preprocess.fit == "squash_crop":
         raise VitkitError(f"the timm layout cannot express preprocess.fit {preprocess.fit!r}: the model is not written")
     return {

@@ -1,0 +1,194 @@
+"""Weights of another library's network: published by it, or in a file with the names that it gives its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.errors import VitkitError
+from vitkit.model.config_checks import Pair
+from vitkit.model.network import anatomy_of, import_timm
+from vitkit.model.network_config import NetworkConfig
+from vitkit.system.files import without_place
+from vitkit.system.progress import Progress
+from vitkit.text.words import listed
+from vitkit.weights import download, hub
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.classes import class_names, unique
+from vitkit.weights.match import shapes_of
+from vitkit.weights.origin import Origin, owned
+from vitkit.weights.read import read_checkpoint
+
+_ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # GoogLeNet's and Inception's classifiers at the side
+_COUNTERS = "num_batches_tracked"  # which files of torch before 0.4.1 lack
+_OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
+
+
+def read_network(config: NetworkConfig, source: str | Path | None, progress: Progress) -> Origin:
+    """A network's weights, its pixels and its classes.
+
+    Args:
+        config: whose network it is, and its name.
+        source: a file; None: what the library publishes under the name.
+        progress: told of a download.
+
+    Raises:
+        VitkitError: there are no such weights, they cannot be had, or they are not of this network.
+    """
+    path = Path(source) if source is not None else _fetch(config, progress)
+    checkpoint = read_checkpoint(path)
+    tensors = {_modern(name): tensor for name, tensor in checkpoint.tensors.items()}
+    config = _with_classes_of(config, tensors, path)
+    expected = shapes_of(config)
+    counters = {name for name in expected if name.endswith(_COUNTERS) and name not in tensors}
+    aside = {name: "of a classifier at the side, which training alone looks at" for name in tensors if _is_aside(name)}
+    _account(config, path, {name: t for name, t in tensors.items() if name not in aside}, counters)
+    pixels, published = published_pixels(config)
+    assumed = {} if source is None else {"preprocess": f"{published}, as of what {config.library} publishes"}
+    classes, how = _classes(config, checkpoint, is_published=source is None)
+    notes = () if not counters else (f"{len(counters)} counters of batches are not in the file and begin at 0",)
+    return Origin(
+        format=config.library,
+        config=config,
+        read={name: owned((tensors[name],), lambda only: only) if name in tensors else _zero for name in expected},
+        pixels=pixels,
+        classes=classes,
+        dropped=aside,
+        assumed=assumed | how,
+        notes=notes,
+        provenance={"weights": config.full_name if source is None else without_place(path), "format": config.library},
+        pictures=checkpoint.pictures,
+    )
+
+
+def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
+    """What the library's published weights of this name read, as fields of `Preprocess`; and whose they are, in words.
+
+    Where it publishes none, they are torchvision's usual ones.
+    """
+    found = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
+    if found is None:
+        return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
+    mean = "0.5" if set(found["mean"]) == {0.5} else "ImageNet's"
+    crop = f", crop {found['crop_pct']:.3f}" if "crop_pct" in found else ""
+    return found, f"mean and std {mean}, {found['fit']}, {found['interpolation']}{crop}"
+
+
+def _pixels_of_torchvision(config: NetworkConfig) -> dict[str, Any] | None:
+    weights = _torchvision_weights(config)
+    if weights is None:
+        return None
+    own = weights.transforms()
+    return {
+        "fit": "crop",
+        "crop_pct": own.crop_size[0] / own.resize_size[0],
+        "interpolation": own.interpolation.value,
+        "mean": tuple(own.mean),
+        "std": tuple(own.std),
+    }
+
+
+def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
+    own = import_timm().get_pretrained_cfg(config.name, allow_unregistered=True)
+    if own is None:
+        return None
+    fit = {"center": "crop", "squash": "squash", "border": "pad"}[own.crop_mode]
+    filters = {"random": "bicubic"}
+    return {
+        "fit": fit,
+        **({"crop_pct": own.crop_pct} if fit == "crop" else {}),
+        "interpolation": filters.get(own.interpolation, own.interpolation),
+        "mean": tuple(own.mean),
+        "std": tuple(own.std),
+    }
+
+
+def published_size(config: NetworkConfig) -> Pair | None:
+    """(height, width) in pixels that the published weights are for."""
+    if config.library != "torchvision":
+        return None  # the configuration has timm's
+    weights = _torchvision_weights(config)
+    return None if weights is None else (weights.transforms().crop_size[0],) * 2
+
+
+def _torchvision_weights(config: NetworkConfig) -> Any:
+    from torchvision import models
+
+    try:
+        return models.get_model_weights(config.name).DEFAULT
+    except (ValueError, AttributeError):  # it publishes none
+        return None
+
+
+def _fetch(config: NetworkConfig, progress: Progress) -> Path:
+    if config.library == "torchvision":
+        weights = _torchvision_weights(config)
+        if weights is None:
+            raise VitkitError(f"torchvision publishes no weights of {config.name}: train it with --weights none")
+        digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
+        return download.fetch_url(weights.url, digits[1] if digits else None, progress)
+    own = import_timm().get_pretrained_cfg(config.name, allow_unregistered=False)
+    if own is None or not own.hf_hub_id:
+        raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
+    return hub.fetch_hub(own.hf_hub_id, progress)
+
+
+def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, Stored], path: Path) -> NetworkConfig:
+    """With as many classes as the head in the file has."""
+    head = f"{anatomy_of(config).head}.weight"
+    if head not in tensors:
+        raise VitkitError(f"{path} is no {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
+    return config.replace(num_classes=tensors[head].shape[0])
+
+
+def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, Stored], counters: set[str]) -> None:
+    """Hold every tensor of both sides against the other.
+
+    Raises:
+        VitkitError: one is missing, left over or of another shape.
+    """
+    expected = shapes_of(config)
+    parts = {
+        "missing": [name for name in expected if name not in tensors and name not in counters],
+        "left over": [name for name in tensors if name not in expected],
+        "of another shape": [
+            f"{name} (expected {tuple(shape)}, not {tensors[name].shape})"
+            for name, shape in expected.items()
+            if name in tensors and tuple(tensors[name].shape) != tuple(shape)
+        ],
+    }
+    told = "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts.items() if names)
+    if told:
+        raise VitkitError(f"{path} does not fit {config.full_name}: {told}")
+
+
+def _classes(
+    config: NetworkConfig, checkpoint: Checkpoint, *, is_published: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    if is_published and config.library == "torchvision":
+        return unique(tuple(_torchvision_weights(config).meta["categories"])), {}
+    names = (checkpoint.config or {}).get("label_names")
+    if is_published and isinstance(names, list) and len(names) == config.num_classes:
+        return unique(tuple(map(str, names))), {}
+    classes, how = class_names(config.num_classes)
+    return unique(classes), {"classes": how}
+
+
+def _modern(name: str) -> str:
+    """The name that torchvision gives a tensor today: DenseNet's had a point more."""
+    old = _OLD_DENSENET.fullmatch(name)
+    return name if old is None else f"{old[1]}{old[2]}"
+
+
+def _is_aside(name: str) -> bool:
+    return name.startswith(_ASIDE)
+
+
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.int64)

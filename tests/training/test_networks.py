@@ -1,0 +1,239 @@
+"""Training torchvision's and timm's networks: what a plain loop would do, and what batch norms need beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchvision import models
+
+import vitkit
+from runs import QUICK, assert_same_outcome, photos
+from vitkit.data.augment import mix_seeds
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.model.build import build, config_of
+from vitkit.model.network import Network
+from vitkit.training.averaging import Average, ema_decay
+from vitkit.training.loop import Loop
+from vitkit.training.recipe import Recipe
+from vitkit.training.run import resume, train
+from vitkit.training.running_statistics import RunningStatistics
+from vitkit.training.safe_point import SafePoint
+
+NAME = "shufflenet_v2_x0_5"  # the smallest of torchvision's: 0.3 M parameters, batch norms, maps of one place at 32 px
+MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epochs": 1, "batch_size": 12}
+QUIET: dict[str, Any] = {"say": lambda line: None}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """27 images to train on, 3 to validate on, 6 to test on."""
+    return photos(tmp_path_factory.mktemp("networks") / "data")
+
+
+def recipe_for(data: Path, **fields: Any) -> dict[str, Any]:
+    return {**QUICK, "data": str(data), **MODEL, **fields}
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[tuple[Tensor, Tensor]]]]:
+    """A run of two steps, and the batches of each."""
+    steps: list[list[tuple[Tensor, Tensor]]] = []
+    take = Loop.take_step
+
+    def watched(loop: Loop, first: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        steps.append([(images.clone(), labels.clone()) for images, labels in batches])
+        take(loop, first, steps[-1])
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "take_step", watched)
+        train(recipe_for(data, batch_size=14), folder, **QUIET)
+    return folder, steps
+
+
+def small(classes: int = 3) -> Network:
+    torch.manual_seed(1)
+    model = build(config_of(MODEL["model"], classes, image_size=32))
+    assert isinstance(model, Network)
+    return model
+
+
+# --- The same as a plain loop ---------------------------------------------------------------------------------
+
+
+def test_two_steps_are_those_of_a_plain_loop(trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]]) -> None:
+    folder, steps = trained
+    assert len(steps) == 2
+    torch.manual_seed(mix_seeds(0))
+    network = models.get_model(NAME, weights=None, num_classes=3).train()
+    matrices = [own for own in network.parameters() if own.ndim > 1]
+    vectors = [own for own in network.parameters() if own.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999))
+    for number, ((images, labels),) in enumerate(steps):
+        progress = number / 2
+        warm = min((progress + 0.5) / 0.1, 1.0)
+        factor = warm if progress < 0.1 else (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * factor
+        optimizer.zero_grad()
+        F.cross_entropy(network(images), labels, label_smoothing=0.1).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+    saved = load_file(folder / "model.safetensors")
+    expected = network.state_dict()
+    assert saved.keys() == expected.keys()
+    worst = max((saved[name] - own).abs().max().item() for name, own in expected.items() if own.is_floating_point())
+    assert worst < 1e-5
+    assert all(torch.equal(saved[name], own) for name, own in expected.items() if not own.is_floating_point())
+    assert saved["conv1.1.num_batches_tracked"] == 2
+
+
+def test_the_run_folder_says_which_network_and_the_library_opens_its_weights(
+    trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path
+) -> None:
+    folder, _ = trained
+    described = json.loads((folder / "model.json").read_text())
+    assert (described["config"]["library"], described["config"]["name"]) == ("torchvision", NAME)
+    assert described["format_version"] == 2
+    network = models.get_model(NAME, weights=None, num_classes=3).eval()
+    network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    classifier = vitkit.load(folder)
+    image = classifier.read(next(data.glob("*/*.png")))[None]
+    with torch.inference_mode():
+        assert torch.equal(network(image), classifier.logits(image))
+    assert isinstance(classifier.model, Network)
+    assert vitkit.load(folder).provenance["versions"]["torchvision"]
+
+
+def test_of_a_pair_of_runs_one_seed_gives_one_result(data: Path, tmp_path: Path) -> None:
+    recipe = recipe_for(data, epochs=2, model="torchvision:mobilenet_v3_small", dropout=0.3)
+    train(recipe, tmp_path / "whole", **QUIET)
+
+    class Stop:
+        def on_epoch_end(self, state: Any) -> None:
+            if state.epoch == 0:
+                raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "parts", callbacks=[Stop()], **QUIET)
+    resume(tmp_path / "parts", **QUIET)
+    assert_same_outcome(tmp_path / "whole", tmp_path / "parts")
+
+
+# --- Batch norms ----------------------------------------------------------------------------------------------
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def test_a_step_that_is_left_out_leaves_nothing_in_the_statistics(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, seen = Loop.take_step, []
+
+    def spoilt(loop: Loop, first: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        before = statistics(loop.state.model)
+        own = [(images * (math.nan if first == 1 else 1.0), labels) for images, labels in batches]
+        take(loop, first, own)
+        after = statistics(loop.state.model)
+        seen.append(all(torch.equal(before[name], after[name]) for name in before))
+        assert all(buffer.isfinite().all() for buffer in after.values())
+
+    monkeypatch.setattr(Loop, "take_step", spoilt)
+    said: list[str] = []
+    train(recipe_for(data, batch_size=6), tmp_path / "run", say=said.append)
+    assert seen == [False, True, False, False, False]
+    assert any("not finite" in line for line in said)
+
+
+def test_an_attempt_that_fails_leaves_nothing_in_the_statistics() -> None:
+    model = small().train()
+    kept, before = RunningStatistics(model), statistics(model)
+    with pytest.raises(MemoryError), kept.attempt(4):
+        model(torch.randn(4, 3, 32, 32))
+        raise MemoryError
+    assert all(torch.equal(before[name], own) for name, own in statistics(model).items())
+
+
+def test_a_batch_of_one_picture_is_seen_by_what_is_remembered(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        small().train()(torch.randn(1, 3, 32, 32))
+    train(recipe_for(data, batch_size=8, max_images=17), tmp_path / "run", **QUIET)  # 8, 8 and 1
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert saved["conv1.1.num_batches_tracked"] == 2
+
+
+def test_weights_to_go_back_to_have_their_statistics() -> None:
+    model = small()
+    point = SafePoint(model)
+    point.remember()
+    before = {name: own.clone() for name, own in model.state_dict().items()}
+    model.train()(torch.randn(4, 3, 32, 32))
+    assert not torch.equal(model.state_dict()["network.conv1.1.running_mean"], before["network.conv1.1.running_mean"])
+    point.go_back()
+    assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
+
+
+@pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}])
+def test_an_average_has_the_statistics_averaged_as_the_weights(fields: dict[str, float]) -> None:
+    model = small()
+    average = Average(model, Recipe(**fields))
+    expected: dict[str, Tensor] = {}
+    for step in range(3):
+        model.train()(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(step)))
+        average.update(model)
+        part = 1.0 if step == 0 else 1 - ema_decay(step, 0.9) if "ema" in fields else 1 / (step + 1)
+        for name, own in statistics(model).items():
+            old = expected.get(name, own.clone())
+            expected[name] = old + part * (own - old) if own.is_floating_point() else own
+    for name, own in statistics(average.model).items():
+        assert torch.allclose(own, expected[name], atol=1e-6), name
+    assert average.model.network.state_dict()["conv1.1.num_batches_tracked"] == 3
+
+
+# --- What needs a Vision Transformer --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"patch_dropout": 0.3}, "patch_dropout"),
+        ({"checkpointing": "all"}, "checkpointing"),
+        ({"layer_decay": 0.75}, "layer_decay"),
+        ({"attention_dropout": 0.1}, "attention_dropout"),
+        ({"strategy": "fsdp"}, "strategy fsdp"),
+        ({"init": "reference"}, "init"),
+        ({"drop_path": 0.1}, "drop_path"),
+    ],
+)
+def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
+    data: Path, tmp_path: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitkit.training.run.examine", lambda *_: pytest.fail("a picture is read"))
+    with pytest.raises(VitkitError, match=named):
+        train({**recipe_for(data), **fields}, tmp_path / "run", **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_that_a_network_cannot_take_are_told_of_before_any_is_read(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match=r"torchvision:alexnet cannot take 16x16 pixels"):
+        train(recipe_for(data, model="torchvision:alexnet", image_size=16), tmp_path / "run", **QUIET)
+
+
+def test_a_copy_of_a_model_in_training_has_its_own_head() -> None:
+    model = small()
+    copied = copy.deepcopy(model)
+    assert copied.head is not model.head
+    assert copied.get_parameter("head.weight") is copied.network.fc.weight
