@@ -1,0 +1,167 @@
+"""Weights of torchvision's and timm's networks: files of theirs, their heads, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torchvision import models
+
+import vitkit
+from runs import photos
+from vitkit.errors import VitkitError
+from vitkit.model.network import Network
+
+NAME = "torchvision:shufflenet_v2_x0_5"
+State = dict[str, Tensor]
+
+
+def theirs(classes: int = 4) -> nn.Module:
+    """Torchvision's own network, with statistics that no new one has."""
+    torch.manual_seed(3)
+    network = models.shufflenet_v2_x0_5(num_classes=classes)
+    network(torch.randn(4, 3, 64, 64))
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("theirs") / "net.pth"
+    torch.save(theirs().state_dict(), path)
+    return path
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_file_of_torchvisions_answers_as_torchvision_does(saved: Path) -> None:
+    classifier = vitkit.load(saved, network=NAME, image_size=64)
+    with torch.inference_mode():
+        assert torch.equal(classifier.logits(images()), theirs()(images()))
+    assert classifier.report is not None
+    assert classifier.report.is_complete
+    assert classifier.preprocess.mean == (0.485, 0.456, 0.406)
+    assert (classifier.preprocess.interpolation, classifier.preprocess.crop_pct) == ("bilinear", 224 / 256)
+    assert "preprocess" in classifier.report.assumed
+
+
+def test_a_model_folder_and_torchvision_open_each_others_weights(saved: Path, tmp_path: Path) -> None:
+    vitkit.load(saved, network=NAME, image_size=64).save(tmp_path / "model")
+    network = models.shufflenet_v2_x0_5(num_classes=4).eval()
+    network.load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
+    save_file(network.state_dict(), tmp_path / "again.safetensors")
+    again = vitkit.load(tmp_path / "again.safetensors", network=NAME, image_size=64)
+    with torch.inference_mode():
+        assert torch.equal(again.logits(images()), theirs()(images()))
+        assert torch.equal(vitkit.load(tmp_path / "model").logits(images()), theirs()(images()))
+
+
+def test_a_file_of_timms_answers_as_timm_does(tmp_path: Path) -> None:
+    network = timm.create_model("resnet10t", num_classes=4).eval()
+    torch.save(network.state_dict(), tmp_path / "net.pth")
+    classifier = vitkit.load(tmp_path / "net.pth", network="timm:resnet10t", image_size=64)
+    with torch.inference_mode():
+        assert torch.equal(classifier.logits(images()), network(images()))
+        features = network.forward_head(network.forward_features(images()), pre_logits=True)
+        assert torch.equal(classifier.features(images()), features)
+    own = timm.get_pretrained_cfg("resnet10t")
+    assert (classifier.preprocess.crop_pct, classifier.preprocess.mean) == (own.crop_pct, tuple(own.mean))
+
+
+def test_a_head_of_another_size_is_new_and_told_of(saved: Path) -> None:
+    classifier = vitkit.load(saved, 3, 64, network=NAME)
+    assert classifier.report is not None
+    assert set(classifier.report.replaced) == {"fc.weight", "fc.bias"}
+    assert isinstance(classifier.model, Network)
+    assert classifier.model.head is not None
+    assert not classifier.model.head.weight.any()
+    bare = vitkit.load(saved, 0, 64, network=NAME)
+    assert set(bare.report.dropped if bare.report else ()) == {"fc.weight", "fc.bias"}
+    with torch.inference_mode():
+        assert torch.equal(bare.model(images()), classifier.features(images()))
+
+
+def without(name: str) -> Callable[[State], State]:
+    return lambda state: {own: tensor for own, tensor in state.items() if own != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (without("conv1.1.running_mean"), r"missing: conv1.1.running_mean"),
+        (lambda state: {**state, "more.weight": torch.zeros(1)}, "left over: more.weight"),
+        (lambda state: {**state, "conv1.0.weight": torch.zeros(8, 3, 3, 3)}, r"of another shape: conv1.0.weight"),
+        (lambda state: {**state, "conv1.1.running_var": torch.full((24,), torch.nan)}, "conv1.1.running_var holds 24"),
+        (without("fc.weight"), "it has no fc.weight"),
+    ],
+)
+def test_nothing_is_missing_or_left_over_in_silence(
+    saved: Path, tmp_path: Path, change: Callable[[State], State], named: str
+) -> None:
+    torch.save(change(torch.load(saved)), tmp_path / "net.pth")
+    with pytest.raises(VitkitError, match=named):
+        vitkit.load(tmp_path / "net.pth", network=NAME, image_size=64)
+
+
+def test_counters_that_old_files_lack_begin_at_zero_and_are_told_of(saved: Path, tmp_path: Path) -> None:
+    state = {name: own for name, own in torch.load(saved).items() if "num_batches" not in name}
+    torch.save(state, tmp_path / "net.pth")
+    classifier = vitkit.load(tmp_path / "net.pth", network=NAME, image_size=64)
+    assert classifier.report is not None
+    assert any("counters of batches" in note for note in classifier.report.notes)
+    with torch.inference_mode():
+        assert torch.equal(classifier.logits(images()), theirs()(images()))
+
+
+def test_published_weights_that_cannot_be_had_are_a_line_that_says_where_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in (NAME, "timm:resnet10t"):
+        with pytest.raises(VitkitError) as caught:
+            vitkit.load(name)
+        assert "shufflenetv2_x0.5" in str(caught.value) or "timm/resnet10t" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_published_weights_come_by_the_one_way_of_downloading(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_file = saved.with_name("imagenet.pth")
+    torch.save(theirs(1000).state_dict(), torch_file)
+    asked: list[tuple[str, str | None]] = []
+
+    def fetch(url: str, sha256: str | None = None, progress: object = None) -> Path:
+        asked.append((url, sha256))
+        return torch_file
+
+    monkeypatch.setattr("vitkit.weights.download.fetch_url", fetch)
+    classifier = vitkit.load(NAME)
+    assert asked == [("https://download.pytorch.org/models/shufflenetv2_x0.5-f707e7126e.pth", "f707e7126e")]
+    assert classifier.classes[:2] == ("tench", "goldfish")
+    assert classifier.preprocess.size == (224, 224)
+
+
+def test_without_timm_a_line_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(VitkitError, match=r"pip install 'vitkit\[lab\]'"):
+        vitkit.create_model("timm:resnet10t")
+
+
+def test_a_run_of_another_network_is_not_taken_for_the_one_that_is_named(saved: Path, tmp_path: Path) -> None:
+    vitkit.load(saved, network=NAME, image_size=64).save(tmp_path / "model")
+    data = photos(tmp_path / "photos")
+    with pytest.raises(VitkitError, match="are of torchvision:shufflenet_v2_x0_5, not of torchvision:resnet18"):
+        vitkit.train(data, model="torchvision:resnet18", weights=str(tmp_path / "model"), out=tmp_path / "run")
+
+
+def test_an_earlier_vitkit_reads_that_the_folder_is_of_a_later_one(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vitkit.load(saved, network=NAME, image_size=64).save(tmp_path / "model")
+    monkeypatch.setattr("vitkit.model_folder.FORMAT_VERSION", 1)
+    with pytest.raises(VitkitError, match="upgrade vitkit"):
+        vitkit.load(tmp_path / "model")
