@@ -12,7 +12,7 @@ from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable, read_source
 from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
+from vitkit.model.network_config import Config
 from vitkit.system.progress import Progress
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.lineage import Divided, Images, ancestry_of, divide, of_ancestry, refuse_folds
@@ -37,7 +37,7 @@ class Settled:
     """
 
     recipe: Recipe
-    config: ViTConfig
+    config: Config
     reasons: tuple[str, ...]
     table: ImageTable
     parts: tuple[Divided, ...]
