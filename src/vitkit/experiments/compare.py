@@ -10,7 +10,7 @@ from typing import Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_plan import NOT_COMPARED, Plan, make_plan
-from vitkit.experiments.comparison_result import COMPARISON, TABLE, Comparison, to_csv
+from vitkit.experiments.comparison_result import COMPARISON, HEADINGS, PAGE, TABLE, Comparison, cells, to_csv
 from vitkit.system.files import from_json, is_empty, sole_in, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.verbs.choices import check_least
@@ -57,7 +57,7 @@ def compare(
         fields: of the recipe, see below, with the same meaning for all models.
 
     Returns:
-        The comparison, whose folder holds comparison.json, comparison.csv and the runs.
+        The comparison, whose folder holds comparison.html, comparison.json, comparison.csv and the runs.
 
     Raises:
         VitkitError: a model or the data cannot be trained on, `out` is not free, or it holds another comparison.
@@ -169,6 +169,7 @@ def _conclude(plan: Plan, folder: Path, device: str, progress: Progress) -> Comp
     """Read all runs, compare, and write it down."""
     from vitkit.experiments.comparison_costs import costs_of
     from vitkit.experiments.comparison_figures import findings_of, of_model, pairs_of, read_judged
+    from vitkit.reporting.comparison import write_comparison
 
     judged = [read_judged(plan, folder, fraction) for fraction in plan.fractions]
     costs = costs_of(plan, folder, device, progress)
@@ -191,6 +192,7 @@ def _conclude(plan: Plan, folder: Path, device: str, progress: Progress) -> Comp
         "notes": list(plan.notes),
     }
     write_text(folder / TABLE, to_csv(models))
+    write_comparison(folder / PAGE, figures, list(HEADINGS.values()), [cells(model) for model in models])
     write_json(folder / COMPARISON, figures)
     return Comparison(folder, figures)
 

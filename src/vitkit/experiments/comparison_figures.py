@@ -23,7 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.comparison_job import COSTS
-from vitkit.experiments.comparison_plan import Job, Plan, hash_of
+from vitkit.experiments.comparison_plan import Job, Plan, hash_of, passes_of
 from vitkit.experiments.statistics import LEVEL, Difference, accuracy_interval, difference, holm
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import from_json
@@ -114,8 +114,8 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
 # --- Each run and each model ------------------------------------------------------------------------------
 
 
-def of_run(job: Job, out: Path) -> dict[str, Any]:
-    """The figures of one run."""
+def of_run(job: Job, out: Path, gmacs: float | None) -> dict[str, Any]:
+    """The figures of one run of a model of so many multiply-accumulates (10^9) an image."""
     folder = out / job.folder
     figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
     rows = read_metrics(folder / METRICS)
@@ -133,9 +133,19 @@ def of_run(job: Job, out: Path) -> dict[str, Any]:
         "epochs": epochs,
         "seconds": seconds,
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
+        "training_flops": training_flops(job, gmacs, epochs),
         **_when(rows),
         "peak_memory": from_json(costs.read_text(encoding="utf-8"))["peak_memory"] if costs.is_file() else None,
+        "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in rows if "val_acc" in row],
     }
+
+
+def training_flops(job: Job, gmacs: float | None, epochs: int | None) -> float | None:
+    """Operations of a training: of its images, as often as the model looked at each; without those of its views."""
+    if gmacs is None:
+        return None
+    looks = 1 if job.fields["method"] == "probe" else epochs
+    return None if looks is None else 2e9 * gmacs * passes_of(job.fields["method"]) * job.images * looks
 
 
 def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -164,7 +174,7 @@ def of_model(name: str, plan: Plan, out: Path, judged: Sequence[Judged], costs: 
         judged: the answers at each fraction, the smallest first.
         costs: what was measured of the model itself.
     """
-    runs = [of_run(job, out) for job in plan.jobs if job.model == name]
+    runs = [of_run(job, out, costs["gmacs"]) for job in plan.jobs if job.model == name]
     last = [run for run in runs if run["fraction"] == plan.fractions[-1]]
     found: dict[str, Any] = {"name": name}
     for key in _MEANS:

@@ -21,7 +21,6 @@ from vitkit.training.settling import Settled, settle
 
 # Fields that a comparison sets itself, or that would make of one run several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
-_PASSES = 3  # a training step is a forward pass and a backward pass of twice its products
 _WHOLE = 1.0
 
 
@@ -309,7 +308,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 def _epochs(entry: _Entry, images: int, flops: float) -> tuple[int, str]:
     """How many epochs of so many images a budget of computation is, at least one, and a line about it."""
-    epoch = _PASSES * forward_flops(entry.settled) * images
+    epoch = passes_of(entry.settled.recipe.method) * forward_flops(entry.settled) * images
     epochs = max(int(flops // epoch), 1)
     spent = (
         f"{epochs} epochs of {images} images are {epochs * epoch:.3g} FLOPs"
@@ -318,6 +317,11 @@ def _epochs(entry: _Entry, images: int, flops: float) -> tuple[int, str]:
     )
     over = f", more than the budget of {flops:.3g}: the least there is" if epoch > flops else ""
     return epochs, f"{entry.label}: {spent}{over}"
+
+
+def passes_of(method: str) -> int:
+    """Forward passes that a training step counts as: the backward pass of a whole model has twice its products."""
+    return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # of lora no gradient of the large matrices
 
 
 def forward_flops(settled: Settled) -> float:

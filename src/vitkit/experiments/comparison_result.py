@@ -13,10 +13,10 @@ from typing import Any
 from vitkit.text.cells import harmless
 from vitkit.verbs.result import Result
 
-COMPARISON, TABLE = "comparison.json", "comparison.csv"
+COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
 _TABLE_KEYS = (  # of a run, as comparison.csv has them
     *("seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds", "train_images_per_s"),
-    *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "folder"),
+    *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
 )
 
 
@@ -25,7 +25,7 @@ class Comparison(Result):
     """Several models trained alike and judged by the same images.
 
     Attributes:
-        folder: with comparison.json, comparison.csv and the runs.
+        folder: with comparison.html, comparison.json, comparison.csv and the runs.
         figures: all that comparison.json holds.
     """
 
@@ -41,6 +41,11 @@ class Comparison(Result):
     def pairs(self) -> list[dict[str, Any]]:
         """How every two models differ on all the data: difference (0-1), 95 % interval, p by Holm, verdict."""
         return list(self.figures["pairs"])
+
+    @property
+    def report(self) -> Path:
+        """The page that tells of it."""
+        return self.folder / PAGE
 
     @property
     def verdicts(self) -> list[str]:
@@ -63,7 +68,7 @@ class Comparison(Result):
             "",
             *self.verdicts,
             *self.figures["findings"],
-            f"everything: {self.folder / COMPARISON}",
+            f"page: {self.report}",
         ]
 
     def _repr_html_(self) -> str:

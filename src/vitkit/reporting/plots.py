@@ -123,7 +123,7 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
     return figure
 
 
-_STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
+STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
 _MOST_LINES, _WORST = 12, 5
 
 
@@ -148,14 +148,12 @@ def ranking(
     own = {i: each for i, each in stand.items() if each.others}
     precisions = {i: each.average_precision for i, each in own.items()}
     shown = list(own) if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
-    for i, (colour, line) in zip(shown, _STYLES, strict=False):
+    for i, (colour, line) in zip(shown, STYLES, strict=False):
         area = own[i].roc_auc
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
-        roc.plot(
-            *roc_curve(labels == i, probabilities[:, i])[:2], label=f"{_in_legend(classes[i])} {area:.3f}", **style
-        )
+        roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
         precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
-        label = f"{_in_legend(classes[i])} {precisions[i]:.3f}"
+        label = f"{in_legend(classes[i])} {precisions[i]:.3f}"
         recall.plot(found, precision, label=label, drawstyle="steps-post", **style)
     if len(own) > len(shown):
         _draw_means(roc, recall, list(own.values()))
@@ -213,7 +211,7 @@ def embedding(
         axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
     if has_legend:
         for i, label in enumerate(own.tolist()):
-            axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=_in_legend(classes[label]))
+            axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=in_legend(classes[label]))
         axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
@@ -277,9 +275,9 @@ def _shorten(name: str, most: int = 22) -> str:
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
 
 
-def _in_legend(name: str) -> str:
+def in_legend(name: str, most: int = 22) -> str:
     """Legends leave out what begins with an underscore: a thin space goes before it."""
-    return f"\N{THIN SPACE}{_shorten(name)}" if name.startswith("_") else _shorten(name)
+    return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
 
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:

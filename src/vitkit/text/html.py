@@ -30,6 +30,10 @@ img { max-width: 100%; background: white; border: 1px solid var(--line); }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; width: 10rem; font-size: .75rem; }
 figcaption { overflow-wrap: anywhere; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
+.wide { overflow-x: auto; } .wide td { white-space: nowrap; }
+.wide td:first-child, .wide th:first-child { position: sticky; left: 0; background: Canvas; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
+.wide th { overflow-wrap: anywhere; min-width: 7rem; } p, li { overflow-wrap: break-word; }
 """
 
 
@@ -63,6 +67,11 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
     lines = [line(header, "th")] if header else []
     return "<table>" + "\n".join(lines + [line(row, "td") for row in rows]) + "</table>"
+
+
+def wide(table: str) -> str:
+    """A table of many columns, which is moved sideways on a narrow screen."""
+    return f'<div class="wide">{table}</div>'
 
 
 def to_png(drawn: Figure) -> bytes:

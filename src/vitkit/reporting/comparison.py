@@ -1,0 +1,154 @@
+"""The page about a comparison: one file that opens offline, with the table, the verdicts and the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from vitkit.evaluation.figures import interval_text
+from vitkit.reporting import comparison_plots as plots
+from vitkit.text.html import figure, finding, table, to_png, wide, write_page
+
+_POINTS = 100  # in 1
+
+
+def write_comparison(
+    path: Path, figures: Mapping[str, Any], headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        figures: what comparison.json holds.
+        headings: of the table.
+        rows: of the table, a model each.
+    """
+    models = figures["models"]
+    body = [
+        f"<h1>Which model for {escape(figures['data'])}?</h1>",
+        _headline(figures),
+        *map(finding, figures["findings"]),
+        "<h2>Which is better</h2>",
+        f"<p>{escape(_judged(figures))}</p>",
+        "<ul>",
+        *(f"<li>{escape(pair['verdict'])}</li>" for pair in figures["pairs"]),
+        "</ul>",
+        *([_folded("All pairs", _pair_table(figures["pairs_by_fraction"]))] if figures["pairs"] else []),
+        "<h2>The models</h2>",
+        wide(_model_table(headings, rows)),
+        f'<p class="soft">{escape(_ABOUT)}</p>',
+        '<div class="pictures">',
+        *_pictures(models),
+        *_stressed(figures),
+        "</div>",
+        "<h2>The runs</h2>",
+        _folded(f"All {sum(len(model['runs']) for model in models)}", _run_table(models)),
+        *(["<h2>Notes</h2>", *(f"<p>{escape(note)}</p>" for note in figures["notes"])] if figures["notes"] else []),
+    ]
+    write_page(path, f"Which model for {figures['data']}?", body)
+
+
+_ABOUT = (
+    "Accuracy, calibration error and log loss are means over seeds, the rest are medians. Epochs and seconds to 90 % "
+    "and to the best are by validation accuracy; training speed includes validation. Prediction is timed for all "
+    "models in turn, in one process, by the plain model in float32, without reading files. A dash: not measured, or "
+    "not reached."
+)
+
+
+def _headline(figures: Mapping[str, Any]) -> str:
+    best = max(figures["models"], key=lambda model: float(model["accuracy"]))
+    bounds = interval_text([_POINTS * end for end in best["interval"]], 1)
+    of = f"the highest of {len(figures['models'])} models" if len(figures["models"]) > 1 else "the only model"
+    return (
+        f'<p><span class="figure">{_POINTS * best["accuracy"]:.1f} %</span> accuracy of {escape(best["name"])}, {of} '
+        f'<span class="soft">(95 %: {bounds})</span></p>'
+    )
+
+
+def _judged(figures: Mapping[str, Any]) -> str:
+    seeds, images = len(figures["seeds"]), figures["test_images"]
+    chosen = "" if figures["split"] == "test" else ", which chose the models too: there is no test split"
+    over = f"the {seeds} seeds and these images" if seeds > 1 else "these images, with one seed,"
+    return (
+        f"All are judged by the same {images} {figures['split']} images{chosen}. Intervals are over {over} together; "
+        "p is by Holm for all pairs of a row's fraction, below 0.05 two are told apart."
+    )
+
+
+def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
+    has_fractions = len({pair["fraction"] for pair in pairs}) > 1
+    rows = []
+    for pair in sorted(pairs, key=lambda pair: -pair["fraction"]):
+        low, high = (_POINTS * end for end in pair["interval"])
+        needed = "-" if pair["needed"] is None else f"{_POINTS * pair['needed']:.1f}"
+        rows.append(
+            [
+                f"{escape(pair['a'])} &minus; {escape(pair['b'])}",
+                *([f"{pair['fraction']:g}"] if has_fractions else []),
+                f"{_POINTS * pair['difference']:+.1f}",
+                f"{low:+.1f} to {high:+.1f}",
+                needed,
+                f"{pair['p']:.3f}",
+            ]
+        )
+    heading = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
+    return table(rows, heading)
+
+
+def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            f'<a href="{escape(run["folder"])}/report.html">{escape(model["name"])}</a>',
+            str(run["seed"]),
+            str(run["training_images"]),
+            f"{_POINTS * run['accuracy']:.1f} %",
+            "-" if run["loss"] is None else f"{run['loss']:.3f}",
+            "-" if run["epochs"] is None else str(run["epochs"]),
+            "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
+        ]
+        for model in models
+        for run in model["runs"]
+    ]
+    return table(rows, ["run", "seed", "training images", "accuracy", "log loss", "epochs", "seconds"])
+
+
+def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A column for each model: there are more figures than models."""
+    names, *values = zip(*rows, strict=True)
+    lines = [[escape(heading), *map(escape, own)] for heading, own in zip(headings[1:], values, strict=True)]
+    return table(lines, ["", *map(escape, names)])
+
+
+def _folded(title: str, content: str) -> str:
+    """A table that is shown when it is asked for."""
+    return f"<details><summary>{escape(title)}</summary>{wide(content)}</details>"
+
+
+def _picture(caption: str, drawn: Figure, about: str) -> str:
+    return f'<div>{figure(caption, to_png(drawn))}<p class="soft">{escape(about)}</p></div>'
+
+
+def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    found, runs = [], [run for model in models for run in model["runs"]]
+    if any(run["curve"] for run in runs):
+        about = "On validation images, trained on all the data: thin lines are seeds, thick ones their mean."
+        found.append(_picture("Accuracy by epoch", plots.learning_curves(models), about))
+    if len(models[0]["by_fraction"]) > 1:
+        about = "With 95 % intervals. Smaller subsets are in the larger ones; the test images are the same."
+        found.append(_picture("Accuracy by data", plots.by_images(models), about))
+    if all(run["training_flops"] for run in runs):
+        about = "A training step counts as three forward passes of its images, as one where a head alone is trained."
+        found.append(_picture("Accuracy by computation", plots.by_compute(models), about))
+    return found
+
+
+def _stressed(figures: Mapping[str, Any]) -> list[str]:
+    return [
+        _picture(f"Under stress: {own['title']}", plots.by_strength(figures["models"], own), own["about"])
+        for own in figures.get("stress", [])
+    ]

@@ -1,0 +1,103 @@
+"""The page about a comparison, drawn from made-up figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitkit.experiments.comparison_result import HEADINGS, cells
+from vitkit.reporting.comparison import write_comparison
+
+NAMES = ("vit_<tiny>@weights of mine.pth", "_resnet18")
+
+
+def model(name: str, accuracy: float, fractions: tuple[float, ...]) -> dict[str, Any]:
+    runs = [
+        {
+            "seed": seed,
+            "fraction": part,
+            "folder": f"runs/{seed}",
+            "training_images": round(100 * part),
+            "accuracy": accuracy * part,
+            "loss": None,
+            "epochs": 2,
+            "seconds": 3.2,
+            "training_flops": 1e12 * part,
+            "curve": [[1, 0.3], [2, accuracy]],
+        }
+        for part in fractions
+        for seed in (0, 1)
+    ]
+    return {
+        **dict.fromkeys(HEADINGS, None),
+        "name": name,
+        "accuracy": accuracy,
+        "interval": [accuracy - 0.1, accuracy + 0.05],
+        "reached_90": 1,
+        "by_fraction": [{"fraction": p, "accuracy": accuracy * p, "interval": [0.1, 0.9]} for p in fractions],
+        "runs": runs,
+    }
+
+
+def figures(fractions: tuple[float, ...] = (0.1, 1), **more: Any) -> dict[str, Any]:
+    pair = {
+        "a": NAMES[0],
+        "b": NAMES[1],
+        "difference": 0.1,
+        "interval": [0.02, 0.18],
+        "p": 0.012,
+        "needed": 0.07,
+        "verdict": f"{NAMES[0]} is better than {NAMES[1]} here: +10.0 points, 95 % 2.0 to 18.0",
+    }
+    return {
+        "data": "photos & more",
+        "seeds": [0, 1],
+        "test_images": 50,
+        "split": "test",
+        "notes": [],
+        "findings": ["!"],
+        "models": [model(name, 0.9 - 0.1 * place, fractions) for place, name in enumerate(NAMES)],
+        "pairs": [{**pair, "fraction": 1}],
+        "pairs_by_fraction": [{**pair, "fraction": part} for part in fractions],
+        **more,
+    }
+
+
+def page(folder: Path, found: dict[str, Any]) -> str:
+    write_comparison(folder / "page.html", found, list(HEADINGS.values()), [cells(own) for own in found["models"]])
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def captions(text: str) -> list[str]:
+    return re.findall(r'<img alt="([^"]*)"', text)
+
+
+def test_a_page_says_everything_and_needs_nothing_else(tmp_path: Path, drawn_pictures: None) -> None:
+    text = page(tmp_path, figures())
+    assert "vit_&lt;tiny&gt;@weights of mine.pth is better than _resnet18 here: +10.0 points" in text
+    assert "photos &amp; more" in text and "<tiny>" not in text
+    assert "1 of 2 runs" in text  # reached 90 % in one of two
+    assert captions(text) == ["Accuracy by epoch", "Accuracy by data", "Accuracy by computation"]
+    assert not re.search(r'(src|href)="(?!data:|runs/)', text)
+
+
+def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
+    found = figures(fractions=(1,))
+    for own in found["models"]:
+        for run in own["runs"]:
+            run.update(curve=[], training_flops=None)
+    assert captions(page(tmp_path, found)) == []
+    one = {**found, "models": found["models"][:1], "pairs": [], "pairs_by_fraction": []}
+    assert "the only model" in page(tmp_path, one)
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_stress_and_validation_are_told(tmp_path: Path, split: str) -> None:
+    own = {name: {"accuracy": [0.9, 0.5], "interval": [[0.8, 0.95], [0.4, 0.6]]} for name in NAMES}
+    stress = {"kind": "blur", "title": "blurred", "unit": "sigma", "about": "How.", "strengths": [0, 1], "models": own}
+    text = page(tmp_path, figures(split=split, stress=[stress]))
+    assert "Under stress: blurred" in captions(text)
+    assert ("chose the models too" in text) == (split == "val")
