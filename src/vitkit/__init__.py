@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from vitkit.errors import VitkitError
     from vitkit.experiments.compare import compare
     from vitkit.experiments.comparison_result import Comparison
+    from vitkit.experiments.lab.result import LabResult
+    from vitkit.experiments.lab.verb import lab
     from vitkit.inference.prediction import Prediction
     from vitkit.model.config import ViTConfig
     from vitkit.model.load_report import LoadReport
@@ -45,6 +47,7 @@ __all__ = [
     "Explanations",
     "Export",
     "Info",
+    "LabResult",
     "LoadReport",
     "ModelList",
     "Prediction",
@@ -65,6 +68,7 @@ __all__ = [
     "explain",
     "export",
     "info",
+    "lab",
     "list_models",
     "load",
     "models",
@@ -84,6 +88,7 @@ _HOMES = {
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
     "Info": "verbs.info",
+    "LabResult": "experiments.lab.result",
     "LoadReport": "model.load_report",
     "ModelList": "verbs.models",
     "Prediction": "inference.prediction",
@@ -104,6 +109,7 @@ _HOMES = {
     "explain": "verbs.explain",
     "export": "verbs.export",
     "info": "verbs.info",
+    "lab": "experiments.lab.verb",
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",

@@ -36,6 +36,7 @@ def test_the_verbs() -> None:
     asked = {
         "train",
         "compare",
+        "lab",
         "eval",
         "predict",
         "info",

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import vitkit
-from vitkit.cli import bench, compare, convert, doctor, embed, explain, export, info, models, predict, train
+from vitkit.cli import bench, compare, convert, doctor, embed, explain, export, info, lab, models, predict, train
 from vitkit.cli import eval as eval_
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError, first_line, is_memory_short
@@ -44,6 +44,7 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
+app.command("lab")(lab.lab)
 app.command("eval")(eval_.evaluate)
 app.command("predict")(predict.predict)
 app.command("convert")(convert.convert)

@@ -54,9 +54,9 @@ def choose_least_squares(
     What each would be predicted without itself follows from the fit to all (leave-one-out, in closed form), so no
     image is kept back from the few there are. Penalties count for features whose mean square is 1.
     """
-    x = np.asarray(x, np.float64)
-    scale = max(float(((x - x.mean(axis=0)) ** 2).mean()), np.finfo(np.float64).tiny)
-    return _fit(x, targets, [penalty * scale for penalty in sorted(penalties, reverse=True)])
+    features = np.asarray(x, np.float64)
+    scale = max(float(((features - features.mean(axis=0)) ** 2).mean()), np.finfo(np.float64).tiny)
+    return _fit(features, targets, [penalty * scale for penalty in sorted(penalties, reverse=True)])
 
 
 def _fit(x: Floats, targets: Floats, penalties: Sequence[float]) -> LeastSquares:

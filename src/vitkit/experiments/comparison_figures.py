@@ -242,13 +242,13 @@ def pairs_of(plan: Plan, judged: Judged) -> list[dict[str, Any]]:
                 "p": adjusted[place],
                 "p_alone": own.p,
                 "needed": own.needed(len(compared)),
-                "verdict": _verdict(a, b, own, len(judged.paths), len(compared), is_apart=is_apart),
+                "verdict": verdict(a, b, own, len(judged.paths), len(compared), is_apart=is_apart),
             }
         )
     return rows
 
 
-def _verdict(a: str, b: str, own: Difference, images: int, pairs: int, *, is_apart: bool) -> str:
+def verdict(a: str, b: str, own: Difference, images: int, pairs: int, *, is_apart: bool) -> str:
     low, high = (_POINTS * end for end in own.interval)
     alone = "; one seed: of these images alone, not of another training" if own.spread.of_seeds == 1 else ""
     if is_apart and own.mean > 0:

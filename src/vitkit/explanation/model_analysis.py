@@ -108,6 +108,11 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     return _by_head(model, images, measure)
 
 
+def uniform_distance(model: VisionTransformer) -> float:
+    """`attention_distance` of a head that looks at all patches alike, in pixels, to hold others against."""
+    return float(_patch_distances(plain(model).config).mean())
+
+
 def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
     """How widely each head spreads its attention: the mean entropy of a row of its matrix, in bits.
 

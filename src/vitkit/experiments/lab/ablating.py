@@ -1,0 +1,136 @@
+"""An ablation from its plan to its table: variants trained alike, with paired seeds, judged by the same images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import VitkitError
+from vitkit.evaluation.metrics import held_out_split
+from vitkit.experiments.comparison_figures import Judged, read_judged, verdict
+from vitkit.experiments.comparison_plan import Job, Plan, hash_of_images
+from vitkit.experiments.lab.experiment import Ablation, Variant
+from vitkit.experiments.lab.presets import Preset, base_config, base_fields, variant_fields
+from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference, holm
+from vitkit.profiling.model_info import describe
+from vitkit.system.files import from_json
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import EVALUATION
+from vitkit.training.settling import settle
+from vitkit.weights.read import reading_once
+
+_HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
+
+
+def plan_ablation(
+    ablation: Ablation,
+    data: str,
+    preset: Preset,
+    seeds: int,
+    asked: Mapping[str, Any],
+    progress: Progress,
+) -> tuple[Plan, list[dict[str, Any]]]:
+    """All trainings, and what each variant is, before anything is trained.
+
+    Raises:
+        VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
+    """
+    base = base_fields(ablation, data, preset, asked)
+    variants = ablation.variants(base_config(base))
+    seed = base.get("seed", 0)
+    jobs, told, notes, judged_by = [], [], [], None
+    with reading_once():
+        for place, variant in enumerate(variants):
+            progress("looking at the variants", place, len(variants))
+            fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
+            try:
+                settled = settle(fields, progress)
+            except VitkitError as error:
+                raise VitkitError(f"{variant.label}: {error}") from error
+            (own,) = settled.parts
+            judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
+            images = own.images.table.splits.count("train")
+            fields |= {"method": settled.recipe.method}
+            slug = re.sub(r"[^a-z0-9]+", "-", variant.label.lower()).strip("-")
+            for k in range(seeds):
+                folder = f"runs/{place + 1}-{slug}-seed{seed + k}"
+                jobs.append(Job(variant.label, seed + k, 1.0, images, {**fields, "seed": seed + k}, folder))
+            info = describe(settled.config)
+            told.append(_described(variant, info.parameters, info.gmacs))
+            notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
+    jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
+    assert judged_by is not None
+    plan = Plan(
+        {"experiment": ablation.name, "data": data, "preset": preset},
+        tuple(variant.label for variant in variants),
+        tuple(range(seed, seed + seeds)),
+        (1.0,),
+        tuple(jobs),
+        judged_by,
+        tuple(dict.fromkeys(notes)),
+    )
+    return plan, told
+
+
+def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any]:
+    return {"label": variant.label, "paper": variant.paper, "parameters": parameters, "gmacs": gmacs}
+
+
+def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
+    """What the finished runs say, in plain JSON types."""
+    judged = read_judged(plan, out, 1.0)
+    variants = []
+    for own in told:
+        right = judged.of(own["label"])
+        jobs = [job for job in plan.jobs if job.model == own["label"]]
+        runs = [{"seed": job.seed, "folder": job.folder, **_of_run(out / job.folder)} for job in jobs]
+        interval = [float(end) for end in accuracy_interval(right, judged.units)]
+        variants.append({**own, "accuracy": float(right.mean()), "interval": interval, "runs": runs})
+    pairs = pairs_against(ablation.against, [own["label"] for own in told], judged)
+    return {
+        "variants": variants,
+        "pairs": pairs,
+        "claims": claims_of(ablation, pairs),
+        "seeds": list(plan.seeds),
+        "test_images": len(judged.paths),
+        "test_hash": plan.test_hash,
+        "chance": judged.chance,
+        "notes": list(plan.notes),
+    }
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+    return {"accuracy": figures["accuracy"], "loss": figures["log_loss"] if "log_loss" in figures else figures["loss"]}
+
+
+def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
+    """How each variant differs from one of them, with Holm's correction over these pairs alone."""
+    others = [label for label in labels if label != against]
+    found = [difference(judged.of(label), judged.of(against), judged.units) for label in others]
+    adjusted = holm([own.p for own in found])
+    return [
+        {
+            "a": label,
+            "b": against,
+            "difference": own.mean,
+            "interval": list(own.interval),
+            "p": p,
+            "verdict": verdict(label, against, own, len(judged.paths), len(others), is_apart=p < LEVEL),
+        }
+        for label, own, p in zip(others, found, adjusted, strict=True)
+    ]
+
+
+def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Whether each of the source's claims is seen here: the interval of the difference lies above 0."""
+    claims = []
+    for pair in pairs:
+        if pair["a"] not in ablation.better:
+            continue
+        low, high = pair["interval"]
+        outcome = _HELD if low > 0 else _REVERSED if high < 0 else _NOT_SHOWN
+        claims.append({"claim": f"{pair['a']} is better than {pair['b']}", "outcome": outcome})
+    return claims

@@ -1,0 +1,55 @@
+"""How far each head looks (sec. 4.5, Figure 7 right; app. D.7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vitkit.experiments.lab.experiment import PAPER, Measurement
+
+if TYPE_CHECKING:
+    from vitkit.experiments.lab.measuring import Measured, Subject
+
+MOST_IMAGES = 128  # as many as the paper averages over
+_FAR = 0.5  # of the distance of a head that looks everywhere alike
+
+EXPERIMENT = Measurement(
+    name="attention-distance",
+    question="How far do the heads look, layer by layer?",
+    source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
+    says=(
+        "some heads look at most of the image in the lowest layers already, others nearby alone; the distance grows "
+        "with depth"
+    ),
+    differs="Figure 7 is of ViT-L/16 at 224 px, 128 images, as a cloud of points without figures",
+    module="vitkit.experiments.lab.attention_distance",
+    function="measure",
+)
+
+
+def measure(subject: Subject) -> Measured:
+    """The mean attention distance of each layer's heads, and those of the nearest and the farthest head."""
+    import numpy as np
+
+    from vitkit.experiments.lab.measuring import Measured
+    from vitkit.explanation.model_analysis import attention_distance, uniform_distance
+
+    config = subject.classifier.model.config
+    images, told = subject.pictures(MOST_IMAGES)
+    distance = attention_distance(subject.classifier.model, images).astype(float)  # (L, H), pixels
+    everywhere = uniform_distance(subject.classifier.model)
+    rows = []
+    for layer, own in enumerate(distance):
+        if np.isfinite(own).all():
+            pixels = [f"{value:.1f}" for value in (own.mean(), own.min(), own.max())]
+            rows.append([str(layer + 1), *pixels, f"{own.mean() / everywhere:.2f}"])
+    layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
+    first, last = distance[layers[0]], distance[layers[-1]]
+    far = int((first > _FAR * everywhere).sum())
+    grows = "grows" if last.mean() > first.mean() else "does not grow"
+    told += [
+        f"a head that looks everywhere alike: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
+        f"the distance {grows} with depth: {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
+        f"{far} of {len(first)} heads of the first layer look more than half as far as everywhere",
+    ]
+    numbers = {"attention_distance": distance.tolist(), "everywhere": everywhere}
+    return Measured(["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"], rows, numbers, told)

@@ -1,0 +1,84 @@
+"""What an experiment is: a question, what is varied or measured, and what the paper says. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitkit.model.config import ViTConfig
+
+PAPER = "arXiv 2010.11929"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the configurations that an ablation trains.
+
+    Attributes:
+        label: what the tables call it.
+        fields: of the recipe that differ; those of the model in `model_fields`.
+        paper: the paper's figure of it, as it is printed there.
+        lr: by how much the recipe's learning rate is multiplied.
+    """
+
+    label: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    paper: str | None = None
+    lr: float = 1.0
+
+
+def of_model(label: str, paper: str | None = None, **fields: Any) -> Variant:
+    """A variant in which fields of the model differ."""
+    return Variant(label, {"model_fields": fields} if fields else {}, paper)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A question and where the paper treats it.
+
+    Attributes:
+        name: as it is asked for.
+        question: in a line.
+        source: where the paper, or another, treats it.
+        says: what it finds there.
+        differs: in what the `small` preset is another experiment than the source's.
+        recipe: the bundled recipe with the published hyper-parameters, which the `paper` preset takes; None: the source
+            publishes none.
+    """
+
+    name: str
+    question: str
+    source: str
+    says: str
+    differs: str
+    recipe: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Experiment):
+    """Variants that are trained alike, with paired seeds, and judged by the same images.
+
+    Attributes:
+        variants: of a base configuration; they may depend on it.
+        against: the label of the one that the others are compared with.
+        better: labels of those of which the source says that they are better than it.
+        column: what `Variant.paper` is a figure of.
+    """
+
+    variants: Callable[[ViTConfig], Sequence[Variant]]
+    against: str
+    better: tuple[str, ...] = ()
+    column: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Experiment):
+    """Something that is measured of a model that there is.
+
+    Attributes:
+        module, function: what measures it: (classifier, source, images, settings) -> rows; see `measuring`.
+    """
+
+    module: str
+    function: str

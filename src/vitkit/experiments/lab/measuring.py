@@ -1,0 +1,113 @@
+"""What a measurement is given, and what it gives: a model, images that are split as for training, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.doctor.examine import examine
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.splits import check_trainable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.intervals import Units
+from vitkit.evaluation.metrics import held_out_split
+from vitkit.system.progress import Progress
+from vitkit.training.lineage import Images, ancestry_of, divide, of_ancestry
+from vitkit.training.recipe import Recipe
+from vitkit.weights import load
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and the images it is measured on.
+
+    Attributes:
+        classifier: the model.
+        table: the readable images, split.
+        units: which of the held-out images are independent of one another.
+        seeds: of whatever is drawn.
+        findings: what the reader should know of model and images.
+        progress: told what is being done, how many are done, of how many.
+    """
+
+    classifier: Classifier
+    table: ImageTable
+    units: Units
+    seeds: Sequence[int]
+    findings: Sequence[str]
+    progress: Progress
+
+    @property
+    def held_out(self) -> str:
+        """The split that judges: test, or val where there is none."""
+        return held_out_split(self.table)
+
+    def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
+        """What the head reads of each image, (n, D).
+
+        Raises:
+            VitkitError: one cannot be read any more.
+        """
+        found = []
+        paths = [str(images.root / path) for path in images.paths]
+        for path, outcome in self.classifier.embed(paths, "head"):
+            if isinstance(outcome, str):
+                raise VitkitError(f"{path}: {outcome}")
+            found.append(outcome)
+            self.progress(f"features of {what}", len(found), len(paths))
+        return np.stack(found).astype(np.float64)
+
+    def pictures(self, most: int) -> tuple[Tensor, list[str]]:
+        """Held-out images as the model reads them, (B, C, height, width), evenly spread, and a line about them."""
+        images = self.table.of_split(self.held_out)
+        count = min(len(images), most)
+        chosen = [images.paths[i * len(images) // count] for i in range(count)]
+        read = [self.classifier.read(str(images.root / path)) for path in chosen]
+        return torch.stack(read), [f"{count} of {len(images)} {self.held_out} images, evenly spread"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of a measurement.
+
+    Attributes:
+        headings, rows: of its table.
+        numbers: what lab.json keeps of it.
+        told: what there is to say, a line each.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Mapping[str, Any]
+    told: Sequence[str]
+
+
+def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress) -> Subject:
+    """A model, and images split so that it is not judged by what its weights have seen.
+
+    Raises:
+        VitkitError: the model or the data cannot be had, or the images have several classes each.
+    """
+    table = read_source(data, progress)
+    check_trainable(table)
+    if table.is_multi:
+        raise VitkitError(f"{data}: images with several classes each have no one class to tell from few of them")
+    classifier = load(model, use="training", progress=progress)
+    recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
+    diagnosis = examine(table, classifier.preprocess, progress)
+    images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, diagnosis.twins)
+    own = divide(images, recipe, ancestry_of(recipe, None, progress), progress)
+    held_out = held_out_split(own.images.table)
+    judged = [i for i, name in enumerate(own.images.table.splits) if name == held_out]
+    units = Units.of(len(judged), np.array(own.images.groups)[judged])
+    findings = [str(finding) for finding in [*of_ancestry(own, recipe), *own.findings, *diagnosis.findings]]
+    assumed = () if classifier.report is None else classifier.report.assumed.items()
+    findings += [f"{name} assumed: {taken}" for name, taken in assumed if name != "classes"]
+    return Subject(classifier, own.images.table, units, range(seed, seed + seeds), findings, progress)

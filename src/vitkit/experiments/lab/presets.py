@@ -1,0 +1,86 @@
+"""How large an experiment is: `small`, minutes on two cores; `paper`, as published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vitkit.errors import VitkitError
+from vitkit.experiments.lab.experiment import Ablation, Variant
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for
+from vitkit.training.recipe_files import published, resolve
+from vitkit.training.recipe_model import unfold
+
+Preset = Literal["small", "paper"]
+EPOCHS = 15
+_SMALL: dict[str, Any] = {"weights": "none", "epochs": EPOCHS, "batch_size": 32}
+_MODEL = "vit_micro_patch4_32"  # of photographs, at 32 px; data with a recipe of their own have its model
+
+
+def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe that all variants share.
+
+    Args:
+        ablation: whose recipe `paper` takes.
+        data: folder or name.
+        preset: how large it is.
+        fields: what the user asks for; they go before those of the preset.
+
+    Raises:
+        VitkitError: a field is unknown or of another type, or there is no published recipe.
+    """
+    own = unfold(fields)
+    if preset == "paper":
+        return resolve({**own, "data": data}, published_recipe(ablation))
+    model = {} if published({"data": data}) is not None else {"model": _MODEL}
+    return resolve({**model, **_SMALL, **own, "data": data})
+
+
+def published_recipe(ablation: Ablation) -> str:
+    """The name of the bundled recipe with the published hyper-parameters.
+
+    Raises:
+        VitkitError: there is none.
+    """
+    if ablation.recipe is None:
+        raise VitkitError(f"{ablation.name}: its source publishes no recipe; leave out --preset paper")
+    return ablation.recipe
+
+
+def base_config(fields: Mapping[str, Any]) -> ViTConfig:
+    """Of the model that variants are variants of.
+
+    Raises:
+        VitkitError: it is no Vision Transformer, or cannot be built.
+    """
+    size = {} if fields.get("image_size") is None else {"image_size": fields["image_size"]}
+    return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
+
+
+def variant_fields(base: Mapping[str, Any], asked: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    """The recipe of one variant.
+
+    Args:
+        base: what all share.
+        asked: what of it the user asked for.
+        variant: what differs.
+
+    Raises:
+        VitkitError: the user asked for what the experiment varies.
+    """
+    own, model = unfold(asked), dict(base.get("model_fields") or {})
+    varied = {**variant.fields, **({"lr": None} if variant.lr != 1 else {})}
+    changes = varied.pop("model_fields", {})
+    for name in changes:
+        if name in (own.get("model_fields") or {}):
+            raise VitkitError(f"model.{name} is what this experiment varies: leave it out")
+    for name in varied:
+        if name in own and variant.fields.get(name) is not None:
+            raise VitkitError(f"{name} is what this experiment varies: leave it out")
+    fields = {**base, **variant.fields, "model_fields": {**model, **changes}}
+    if variant.lr != 1:
+        from vitkit.training.recipe import Recipe
+
+        fields["lr"] = variant.lr * fields.get("lr", Recipe().lr)
+    return unfold({name: value for name, value in fields.items() if value is not None and value != {}})

@@ -1,0 +1,105 @@
+"""The outcome of an experiment: its table beside the paper's, what it says, and in what it is another experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from vitkit.experiments.lab.experiment import Ablation, Experiment
+from vitkit.verbs.result import Result
+
+LAB, PAGE = "lab.json", "lab.html"
+
+
+@dataclass(frozen=True, repr=False)
+class LabResult(Result):
+    """An experiment that was done.
+
+    Attributes:
+        experiment: which.
+        figures: all that lab.json holds.
+        headings, rows: of its table.
+        told: what the table says, a line each.
+        folder: with lab.json, the page and the runs; None: nothing was written.
+    """
+
+    experiment: Experiment
+    figures: dict[str, Any]
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    told: tuple[str, ...]
+    folder: Path | None = None
+
+    @property
+    def page(self) -> Path | None:
+        """The page; None: nothing was written."""
+        return None if self.folder is None else self.folder / PAGE
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in lab.json."""
+        return self.figures
+
+    def lines(self) -> list[str]:
+        """The question, the table, what it says, and how far that goes."""
+        own = self.experiment
+        differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {own.differs}"]
+        where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
+        return [
+            f"{own.name}: {own.question}",
+            *aligned([self.headings, *self.rows]),
+            "",
+            *self.told,
+            f"the source ({own.source}): {own.says}",
+            *differs,
+            *where,
+        ]
+
+    def body(self) -> list[str]:
+        """Of the page, as HTML."""
+        from vitkit.text.html import table
+
+        own = self.experiment
+        said = [*self.told, f"The source ({own.source}): {own.says}.", f"What differs: {own.differs}."]
+        rows = [[escape(cell) for cell in row] for row in self.rows]
+        command = f"<p class='soft'>{escape(self.figures['command'])}</p>"
+        head = [f"<h1>{escape(own.name)}</h1>", f"<p>{escape(own.question)}</p>", command]
+        return [*head, table(rows, list(map(escape, self.headings))), *(f"<p>{escape(line)}</p>" for line in said)]
+
+    def _repr_html_(self) -> str:
+        return "".join(self.body())
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines whose columns stand below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The headings and the rows of an ablation."""
+    pairs = {pair["a"]: pair for pair in figures["pairs"]}
+    headings = ["", "accuracy here", "95 %", f"less {ablation.against}", "parameters", "GMACs"]
+    rows = []
+    for own in figures["variants"]:
+        pair = pairs.get(own["label"])
+        row = [own["label"], f"{100 * own['accuracy']:.1f} %", _span(own["interval"])]
+        row += ["" if pair is None else f"{100 * pair['difference']:+.1f} ({_span(pair['interval'])})"]
+        row += [f"{own['parameters']:,}", f"{own['gmacs']:.3g}"]
+        rows.append(row + ([own["paper"] or "-"] if ablation.column else []))
+    return (*headings, *([f"paper: {ablation.column}"] if ablation.column else [])), tuple(map(tuple, rows))
+
+
+def told_of(figures: dict[str, Any]) -> tuple[str, ...]:
+    """Verdicts and claims, a line each."""
+    seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
+    judged = f"{figures['test_images']} test images, {seeds} seeds; the most frequent class alone: {chance:.1f} %"
+    claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
+    return (judged, *(pair["verdict"] for pair in figures["pairs"]), *claims)
+
+
+def _span(interval: Sequence[float]) -> str:
+    low, high = (100 * end for end in interval)
+    return f"{low:.1f} to {high:.1f}"

@@ -1,0 +1,289 @@
+"""`vitkit lab`: every experiment can be built, says what it found, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.random import default_rng
+
+import runs
+import tiny
+import vitkit as package
+from vitkit.classifier import Classifier
+from vitkit.cli.app import app
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.intervals import Units
+from vitkit.experiments.lab import few_shot
+from vitkit.experiments.lab.ablating import claims_of, pairs_against
+from vitkit.experiments.lab.experiment import Ablation, Measurement, of_model
+from vitkit.experiments.lab.presets import base_config, base_fields, variant_fields
+from vitkit.experiments.lab.registry import EXPERIMENTS
+from vitkit.experiments.lab.result import LabResult
+from vitkit.experiments.lab.verb import LabList
+from vitkit.experiments.statistics import difference
+from vitkit.model.names import config_for
+from vitkit.training.architecture import config_of
+from vitkit.training.recipe import build
+from vitkit.training.recipe_files import bundled
+
+ABLATIONS = {name: own for name, own in EXPERIMENTS.items() if isinstance(own, Ablation)}
+MEASUREMENTS = [name for name, own in EXPERIMENTS.items() if isinstance(own, Measurement)]
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+# --- The table ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["vit_micro_patch4_16", "vit_micro_patch4_32", "vit_base_patch16_224"])
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model: str) -> None:
+    own, base = ABLATIONS[name], {"data": "d", "model": model, "weights": "none", "lr": 0.008}
+    variants = own.variants(base_config(base))
+    labels = [variant.label for variant in variants]
+    assert len(set(labels)) == len(labels) > 1
+    assert {own.against, *own.better} <= set(labels)
+    recipes = [build(variant_fields(base, {}, variant)) for variant in variants]
+    configs = [config_of(recipe, 10) for recipe in recipes]
+    assert len({(config, recipe.lr) for config, recipe in zip(configs, recipes, strict=True)}) == len(variants)
+    assert all(config.image_size == config_for(model).image_size for config in configs)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_the_published_recipe_is_one_and_is_foreseen(name: str) -> None:
+    assert ABLATIONS[name].recipe in bundled()
+    found = package.lab(name, preset="paper")
+    assert isinstance(found, LabResult)
+    assert found.folder is None
+    assert "nothing was trained" in "\n".join(found.lines())
+
+
+def test_what_is_foreseen_is_the_papers() -> None:
+    found = package.lab("head", preset="paper").to_dict()["variants"]
+    assert [own["parameters"] for own in found] == [102_595_923, 103_186_515]
+    assert {own["steps"] for own in found} == {90 * 3467}
+    assert {own["warmup_steps"] for own in found} == {10_000}
+    assert {own["tokens"] for own in found} == {90 * 14_197_122 * 197}
+    rates = [own["lr"] for own in package.lab("pooling", preset="paper").to_dict()["variants"]]
+    assert rates == pytest.approx([8e-4, 8e-4, 3e-4]), "the two rates of Figure 9"
+
+
+def test_a_list_of_the_experiments() -> None:
+    found = package.lab()
+    assert isinstance(found, LabList)
+    lines = found.lines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS) == list(found.to_dict())
+
+
+def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
+    own = ABLATIONS["position"]
+    assert base_config(base_fields(own, "photos", "small", {})).image_size == (32, 32)
+    digits = base_fields(own, "digits", "small", {"lr": 0.5})
+    assert (digits["model"], digits["rotate"], digits["lr"]) == ("vit_micro_patch4_16", 8.0, 0.5)
+    assert digits["epochs"] < 70
+
+
+# --- What cannot be done --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"name": "positon"}, r"no experiment 'positon' \(did you mean position\?\); there are: position, pooling"),
+        ({"name": "position", "model_fields": {"position": "none"}}, "model.position is what this experiment varies"),
+        ({"name": "regularisation", "dropout": 0.3}, "dropout is what this experiment varies"),
+        ({"name": "position", "folds": 3}, "folds is no choice of an experiment"),
+        ({"name": "position", "seeds": 0}, "--seeds"),
+        ({"name": "position", "preset": "huge"}, "--preset 'huge' is none of small, paper"),
+        ({"name": "few-shot"}, "few-shot measures a model: name a run"),
+        ({"name": "few-shot", "model": "m", "epochs": 3}, "few-shot measures a model as it is: epochs has nothing"),
+        ({"name": "few-shot", "model": "m", "preset": "paper"}, "few-shot trains nothing"),
+        ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "divide an image by 4"),
+        ({"resume": True}, "--resume goes on with the experiment in --out"),
+        ({"resume": True, "name": "position"}, "--resume takes everything from --out"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_line(photos: Path, arguments: dict[str, Any], told: str) -> None:
+    data = {} if arguments.get("resume") else {"data": photos}
+    with pytest.raises(VitkitError, match=told) as caught:
+        package.lab(**{**data, **arguments}, say=quiet)
+    assert "\n" not in str(caught.value)
+
+
+# --- What is said ---------------------------------------------------------------------------------------
+
+
+class Answers:
+    """Which images each variant has right, (S, n)."""
+
+    def __init__(self, **right: float) -> None:
+        self.paths, self.units = tuple(map(str, range(400))), Units.of(400, None)
+        self._right = {label: default_rng(0).random((3, 400)) < part for label, part in right.items()}
+
+    def of(self, label: str) -> np.ndarray:
+        return self._right[label]
+
+
+def test_a_claim_is_held_where_the_interval_of_the_difference_lies_above_0() -> None:
+    judged: Any = Answers(none=0.6, better=0.8, same=0.61, worse=0.4)
+    own = dataclasses.replace(ABLATIONS["position"], against="none", better=("better", "same", "worse"))
+    pairs = pairs_against("none", ["none", "better", "same", "worse"], judged)
+    assert [claim["outcome"] for claim in claims_of(own, pairs)] == ["held", "not shown", "the other way round"]
+    for pair in pairs:
+        exact = difference(judged.of(pair["a"]), judged.of("none"), judged.units)
+        assert (pair["difference"], pair["interval"]) == (exact.mean, list(exact.interval))
+        assert pair["p"] >= exact.p, "corrected for three pairs"
+    assert "better is better than none here" in pairs[0]["verdict"]
+    assert "cannot be told apart" in pairs[1]["verdict"]
+
+
+# --- From the beginning to the end ----------------------------------------------------------------------
+
+QUICK = {"model": "vit_micro_patch8_16", "epochs": 1, "batch_size": 8, "precision": "float32", "workers": 0, "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
+    """Stopped by a signal after its first run, and gone on with."""
+    out = tmp_path_factory.mktemp("lab") / "norm"
+
+    def stop(line: str) -> None:
+        if line.startswith("run 1 of 4"):
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        package.lab("norm", photos, **QUICK, model_fields={"layers": 1}, out=out, say=stop)
+    said: list[str] = []
+    found = package.lab(resume=True, out=out, say=said.append)
+    assert said[0] == "1 of 4 runs are there already"
+    assert isinstance(found, LabResult)
+    return found
+
+
+def test_an_experiment_is_its_runs(done: LabResult) -> None:
+    assert done.folder is not None
+    figures = json.loads((done.folder / "lab.json").read_text())
+    assert figures == json.loads(json.dumps(done.figures))
+    pre, post = figures["variants"]
+    for own, norm in ((pre, "pre"), (post, "post")):
+        config = [package.load(done.folder / run["folder"]).model.config for run in own["runs"]]
+        assert {(each.norm, each.layers) for each in config} == {(norm, 1)}
+        evaluations = [json.loads((done.folder / run["folder"] / "evaluation.json").read_text()) for run in own["runs"]]
+        accuracies = [each["accuracy"] for each in evaluations]
+        assert [run["accuracy"] for run in own["runs"]] == accuracies
+        assert own["accuracy"] == pytest.approx(np.mean(accuracies))
+        assert own["interval"][0] <= own["accuracy"] <= own["interval"][1]
+    (pair,) = figures["pairs"]
+    assert pair["difference"] == pytest.approx(post["accuracy"] - pre["accuracy"])
+
+
+def test_all_runs_are_judged_by_the_same_images(done: LabResult) -> None:
+    assert done.folder is not None
+    tested = set()
+    for file in sorted(done.folder.glob("runs/*/split.json")):
+        tested.add(json.dumps(json.loads(file.read_text())["splits"]["test"]))
+    assert len(tested) == 1
+
+
+def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult) -> None:
+    assert done.page is not None
+    page, lines = done.page.read_text(), "\n".join(done.lines())
+    for text in ("pre-norm", "post-norm", done.experiment.differs, "LayerNorm before each sub-layer"):
+        assert text in page
+        assert text in lines
+    assert "vitkit lab norm --data photos" in page
+    assert "--set model.layers=1" in page
+
+
+def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> None:
+    again = package.lab(resume=True, out=done.folder, say=quiet)
+    assert again.to_dict() == done.figures
+    with pytest.raises(VitkitError, match="holds an experiment: --resume to go on"):
+        package.lab("norm", **{**QUICK, "data": "digits"}, out=done.folder, say=quiet)
+
+
+# --- Measurements ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    Classifier(tiny.build(image_size=(16, 16), num_classes=3), ("a", "b", "c"), Preprocess(size=(16, 16))).save(folder)
+    return folder
+
+
+def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Path, tmp_path: Path) -> None:
+    """The oracle is scikit-learn's, from the features that `vitkit embed` writes."""
+    from sklearn.linear_model import RidgeCV
+
+    from vitkit.evaluation.least_squares import PENALTIES
+    from vitkit.experiments.lab.measuring import subject_of
+
+    found = package.lab("few-shot", photos, model=model, seeds=2, out=tmp_path / "lab").to_dict()["few_shot"]
+    assert [own["shots"] for own in found] == [1, 2, 5]
+    subject = subject_of(str(model), str(photos), 2, 0, quiet)
+    train, test = subject.table.of_split("train"), subject.table.of_split("test")
+    x, x_test = (
+        np.array([package.load(model).embed([part.root / path], "head").__next__()[1] for path in part.paths])
+        for part in (train, test)
+    )
+    labels, true = np.array(train.labels), np.array(test.labels)
+    for own in found[1:]:
+        for seed, accuracy in enumerate(own["by_seed"]):
+            chosen = few_shot.draw(labels, own["shots"], seed)
+            few = x[chosen].astype(np.float64)
+            scale = ((few - few.mean(axis=0)) ** 2).mean()
+            targets = np.where(labels[chosen][:, None] == np.arange(3), 1.0, -1.0)
+            ridge = RidgeCV(alphas=[scale * penalty for penalty in PENALTIES]).fit(few, targets)
+            assert accuracy == pytest.approx((ridge.predict(x_test).argmax(axis=1) == true).mean())
+
+
+def test_more_shots_have_the_fewer_among_them() -> None:
+    labels = default_rng(0).integers(0, 4, 200)
+    for seed in range(3):
+        five, ten = (set(few_shot.draw(labels, shots, seed)) for shots in (5, 10))
+        assert five < ten
+        assert np.bincount(labels[list(ten)]).tolist() == [10] * 4
+    assert set(few_shot.draw(labels, 5, 0)) != set(few_shot.draw(labels, 5, 1))
+
+
+def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path: Path) -> None:
+    from vitkit.explanation.model_analysis import uniform_distance
+
+    found = package.lab("attention-distance", photos, model=model, out=tmp_path / "lab")
+    assert isinstance(found, LabResult)
+    own = package.load(model).model
+    assert np.array(found.figures["attention_distance"]).shape == (own.config.layers, own.config.heads)
+    assert len(found.rows) == own.config.layers
+    h, w = own.config.grid
+    places = np.stack(np.meshgrid(range(h), range(w), indexing="ij"), -1).reshape(-1, 2) * own.config.patch_size[0]
+    every = np.linalg.norm(places[:, None] - places[None], axis=-1).mean()
+    assert uniform_distance(own) == pytest.approx(every)
+    assert found.figures["everywhere"] == pytest.approx(every)
+    assert "test images, evenly spread" in "\n".join(found.lines())
+
+
+def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["lab"], standalone_mode=False)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(EXPERIMENTS)
+    app(["lab", "head", "--preset", "paper", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["recipe"] == "paper-vit-b16-imagenet21k"
+
+
+def test_variants_of_fields_stay_with_those_of_the_base() -> None:
+    base = {"data": "d", "model": "vit_micro_patch4_16", "model_fields": {"layers": 2}}
+    fields = variant_fields(base, {"model_fields": {"layers": 2}}, of_model("none", position="none"))
+    assert fields["model_fields"] == {"layers": 2, "position": "none"}
