@@ -112,6 +112,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "few-shot", "model": "m", "epochs": 3}, "few-shot measures a model as it is: epochs has nothing"),
         ({"name": "few-shot", "model": "m", "preset": "paper"}, "few-shot trains nothing"),
         ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "divide an image by 4"),
+        ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation varies a Vision Transformer"),
         ({"resume": True}, "--resume goes on with the experiment in --out"),
         ({"resume": True, "name": "position"}, "--resume takes everything from --out"),
     ],

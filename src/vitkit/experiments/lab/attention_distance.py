@@ -31,12 +31,14 @@ def measure(subject: Subject) -> Measured:
     import numpy as np
 
     from vitkit.experiments.lab.measuring import Measured
+    from vitkit.explanation.attention import plain
     from vitkit.explanation.model_analysis import attention_distance, uniform_distance
 
-    config = subject.classifier.model.config
+    model = plain(subject.classifier.model)
+    config = model.config
     images, told = subject.pictures(MOST_IMAGES)
-    distance = attention_distance(subject.classifier.model, images).astype(float)  # (L, H), pixels
-    everywhere = uniform_distance(subject.classifier.model)
+    distance = attention_distance(model, images).astype(float)  # (L, H), pixels
+    everywhere = uniform_distance(model)
     rows = []
     for layer, own in enumerate(distance):
         if np.isfinite(own).all():

@@ -40,7 +40,6 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
         VitkitError: a variant cannot be built, or what it varies was asked for, or there is no published recipe.
     """
     from vitkit.profiling.model_info import describe
-    from vitkit.training.architecture import config_of
 
     recipe_name = published_recipe(ablation)
     corpus = CORPORA[recipe_name.rpartition("-")[2]]
@@ -48,7 +47,7 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     variants, rows = [], []
     for variant in ablation.variants(base_config(base)):
         recipe = build(variant_fields(base, fields, variant), variant.label)
-        config = config_of(recipe, corpus.classes)
+        config = base_config(recipe.__dict__).replace(num_classes=corpus.classes)
         info = describe(config)
         steps = recipe.epochs * math.ceil(corpus.images / recipe.batch_size)
         seen = recipe.epochs * corpus.images

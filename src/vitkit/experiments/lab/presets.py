@@ -9,6 +9,7 @@ from vitkit.errors import VitkitError
 from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
+from vitkit.model.network_config import is_network_name
 from vitkit.training.recipe_files import published, resolve
 from vitkit.training.recipe_model import unfold
 
@@ -54,6 +55,8 @@ def base_config(fields: Mapping[str, Any]) -> ViTConfig:
     Raises:
         VitkitError: it is no Vision Transformer, or cannot be built.
     """
+    if is_network_name(str(fields["model"])):
+        raise VitkitError(f"{fields['model']}: an ablation varies a Vision Transformer; name one with --model")
     size = {} if fields.get("image_size") is None else {"image_size": fields["image_size"]}
     return config_for(str(fields["model"]), **size, **(fields.get("model_fields") or {}))
 
