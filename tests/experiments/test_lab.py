@@ -58,11 +58,12 @@ def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model
     assert {own.against, *own.better} <= set(labels)
     recipes = [build(variant_fields(base, {}, variant)) for variant in variants]
     configs = [config_of(recipe, 10) for recipe in recipes]
-    assert len({(config, recipe.lr) for config, recipe in zip(configs, recipes, strict=True)}) == len(variants)
-    assert all(config.image_size == config_for(model).image_size for config in configs)
+    if name != "resolution":
+        assert {config.image_size for config in configs} == {config_for(model).image_size}
+        assert len(set(zip(configs, (recipe.lr for recipe in recipes), strict=True))) == len(variants)
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize("name", sorted(ABLATIONS.keys() - {"resolution"}))
 def test_the_published_recipe_is_one_and_is_foreseen(name: str) -> None:
     assert ABLATIONS[name].recipe in bundled()
     found = package.lab(name, preset="paper")
@@ -112,6 +113,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "few-shot", "model": "m", "epochs": 3}, "few-shot measures a model as it is: epochs has nothing"),
         ({"name": "few-shot", "model": "m", "preset": "paper"}, "few-shot trains nothing"),
         ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "divide an image by 4"),
+        ({"name": "resolution", "preset": "paper"}, "resolution: it has no published recipe of its own"),
         ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation varies a Vision Transformer"),
         ({"resume": True}, "--resume goes on with the experiment in --out"),
         ({"resume": True, "name": "position"}, "--resume takes everything from --out"),
@@ -288,3 +290,25 @@ def test_variants_of_fields_stay_with_those_of_the_base() -> None:
     base = {"data": "d", "model": "vit_micro_patch4_16", "model_fields": {"layers": 2}}
     fields = variant_fields(base, {"model_fields": {"layers": 2}}, of_model("none", position="none"))
     assert fields["model_fields"] == {"layers": 2, "position": "none"}
+
+
+def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path) -> None:
+    """Wherever the experiment's folder has been moved to in the meantime."""
+
+    def stop(line: str) -> None:
+        if line.startswith("run 1 of 3"):
+            raise Interrupted(2)
+
+    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": {"layers": 1}}
+    with pytest.raises(Interrupted):
+        package.lab("resolution", photos, **{**small, "epochs": 1}, out=tmp_path / "here", say=stop)
+    (tmp_path / "here").rename(tmp_path / "there")
+    found = package.lab(resume=True, out=tmp_path / "there", say=quiet)
+    assert isinstance(found, LabResult)
+    trained, same, larger = found.figures["variants"]
+    for own, size in ((trained, 16), (same, 16), (larger, 32)):
+        classifier = package.load(tmp_path / "there" / own["runs"][0]["folder"])
+        assert classifier.model.config.image_size == (size, size)
+        if own is not trained:
+            assert classifier.provenance["weights"]["source"] == Path(trained["runs"][0]["folder"]).name
+    assert larger["gmacs"] > 3 * same["gmacs"]

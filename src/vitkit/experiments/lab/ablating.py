@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from vitkit.profiling.model_info import describe
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION
+from vitkit.training.recipe import build
 from vitkit.training.settling import settle
 from vitkit.weights.read import reading_once
 
+HERE = "{folder}"  # stands for the experiment's folder, which may move
 _HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
 
 
@@ -40,26 +43,33 @@ def plan_ablation(
     base = base_fields(ablation, data, preset, asked)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
-    jobs, told, notes, judged_by = [], [], [], None
+    jobs, told, notes, judged_by, images = [], [], [], None, 0
+    folders: dict[str, str] = {}
     with reading_once():
         for place, variant in enumerate(variants):
             progress("looking at the variants", place, len(variants))
             fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
             try:
-                settled = settle(fields, progress)
+                if variant.after is None:
+                    settled = settle(fields, progress)
+                    (own,) = settled.parts
+                    judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
+                    images, config = own.images.table.splits.count("train"), settled.config
+                    fields |= {"method": settled.recipe.method}
+                    notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
+                else:
+                    build(fields)
+                    config = base_config(fields)
             except VitkitError as error:
                 raise VitkitError(f"{variant.label}: {error}") from error
-            (own,) = settled.parts
-            judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
-            images = own.images.table.splits.count("train")
-            fields |= {"method": settled.recipe.method}
-            slug = re.sub(r"[^a-z0-9]+", "-", variant.label.lower()).strip("-")
-            for k in range(seeds):
-                folder = f"runs/{place + 1}-{slug}-seed{seed + k}"
-                jobs.append(Job(variant.label, seed + k, 1.0, images, {**fields, "seed": seed + k}, folder))
-            info = describe(settled.config)
+            info = describe(config)
             told.append(_described(variant, info.parameters, info.gmacs))
-            notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
+            folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
+            for own_seed in range(seed, seed + seeds):
+                if variant.after is not None:
+                    fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{own_seed}"}
+                folder = f"{folders[variant.label]}-seed{own_seed}"
+                jobs.append(Job(variant.label, own_seed, 1.0, images, {**fields, "seed": own_seed}, folder))
     jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
     assert judged_by is not None
     plan = Plan(
@@ -72,6 +82,16 @@ def plan_ablation(
         tuple(dict.fromkeys(notes)),
     )
     return plan, told
+
+
+def in_folder(plan: Plan, folder: Path) -> Plan:
+    """The plan with the runs that others start from where they are."""
+    jobs = []
+    for job in plan.jobs:
+        weights = str(job.fields["weights"])
+        found = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
+        jobs.append(replace(job, fields={**job.fields, "weights": found}))
+    return replace(plan, jobs=tuple(jobs))
 
 
 def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any]:

@@ -19,13 +19,15 @@ class Variant:
         label: what the tables call it.
         fields: of the recipe that differ; those of the model in `model_fields`.
         paper: the paper's figure of it, as it is printed there.
-        lr: by how much the recipe's learning rate is multiplied.
+        times: by how much fields of the recipe are multiplied, such as lr and epochs.
+        after: the label of an earlier variant, whose run of the same seed it starts from; None: from none.
     """
 
     label: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     paper: str | None = None
-    lr: float = 1.0
+    times: Mapping[str, float] = field(default_factory=dict)
+    after: str | None = None
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> Variant:

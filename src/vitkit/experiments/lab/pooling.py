@@ -14,7 +14,7 @@ EXPERIMENT = Ablation(
     variants=lambda _: (
         Variant("class token", {"model_fields": {"pool": "token"}}),
         Variant("mean, the same rate", _MEAN),
-        Variant("mean, 3/8 of the rate", _MEAN, lr=3 / 8),
+        Variant("mean, 3/8 of the rate", _MEAN, times={"lr": 3 / 8}),
     ),
     against="class token",
 )

@@ -10,6 +10,7 @@ from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.network_config import is_network_name
+from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import published, resolve
 from vitkit.training.recipe_model import unfold
 
@@ -45,7 +46,7 @@ def published_recipe(ablation: Ablation) -> str:
         VitkitError: there is none.
     """
     if ablation.recipe is None:
-        raise VitkitError(f"{ablation.name}: its source publishes no recipe; leave out --preset paper")
+        raise VitkitError(f"{ablation.name}: it has no published recipe of its own; leave out --preset paper")
     return ablation.recipe
 
 
@@ -73,17 +74,16 @@ def variant_fields(base: Mapping[str, Any], asked: Mapping[str, Any], variant: V
         VitkitError: the user asked for what the experiment varies.
     """
     own, model = unfold(asked), dict(base.get("model_fields") or {})
-    varied = {**variant.fields, **({"lr": None} if variant.lr != 1 else {})}
+    varied = dict(variant.fields)
     changes = varied.pop("model_fields", {})
     for name in changes:
         if name in (own.get("model_fields") or {}):
             raise VitkitError(f"model.{name} is what this experiment varies: leave it out")
     for name in varied:
-        if name in own and variant.fields.get(name) is not None:
+        if name in own:
             raise VitkitError(f"{name} is what this experiment varies: leave it out")
-    fields = {**base, **variant.fields, "model_fields": {**model, **changes}}
-    if variant.lr != 1:
-        from vitkit.training.recipe import Recipe
-
-        fields["lr"] = variant.lr * fields.get("lr", Recipe().lr)
+    fields = {**base, **varied, "model_fields": {**model, **changes}}
+    for name, factor in variant.times.items():
+        value = fields.get(name, getattr(Recipe(), name))
+        fields[name] = max(round(factor * value), 1) if isinstance(value, int) else factor * value
     return unfold({name: value for name, value in fields.items() if value is not None and value != {}})

@@ -160,10 +160,10 @@ def _take_up(out: str | Path | None, say: Say, progress: Progress) -> LabResult:
 
 def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say, progress: Progress) -> LabResult:
     from vitkit.experiments.comparison_runs import make_all
-    from vitkit.experiments.lab.ablating import figures_of
+    from vitkit.experiments.lab.ablating import figures_of, in_folder
 
     try:
-        make_all(plan.runs(), folder, 1, say, progress)
+        make_all(in_folder(plan, folder).runs(), folder, 1, say, progress)
     except Interrupted:
         say(f"to go on: vitkit lab --resume --out {folder}")
         raise
