@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.predict import Predictions, predict
+    from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.weights import load
     from vitkit.weights.create import create_model
@@ -53,6 +54,7 @@ __all__ = [
     "Prediction",
     "Predictions",
     "Preprocess",
+    "PretrainingRun",
     "TrainingRun",
     "ViTConfig",
     "VisionTransformer",
@@ -73,6 +75,7 @@ __all__ = [
     "load",
     "models",
     "predict",
+    "pretrain",
     "train",
 ]
 
@@ -94,6 +97,7 @@ _HOMES = {
     "Prediction": "inference.prediction",
     "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
+    "PretrainingRun": "verbs.pretrain",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
@@ -114,6 +118,7 @@ _HOMES = {
     "load": "weights",
     "models": "verbs.models",
     "predict": "verbs.predict",
+    "pretrain": "verbs.pretrain",
     "train": "verbs.train",
 }
 __getattr__ = importer(__name__, _HOMES)

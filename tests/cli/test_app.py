@@ -34,6 +34,7 @@ def test_the_version_is_the_packages(vitkit: Any) -> None:
 
 def test_the_verbs() -> None:
     asked = {
+        "pretrain",
         "train",
         "compare",
         "lab",

@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 import vitkit
-from vitkit.cli import bench, compare, convert, doctor, embed, explain, export, info, lab, models, predict, train
+from vitkit.cli import (
+    bench,
+    compare,
+    convert,
+    doctor,
+    embed,
+    explain,
+    export,
+    info,
+    lab,
+    models,
+    predict,
+    pretrain,
+    train,
+)
 from vitkit.cli import eval as eval_
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError, first_line, is_memory_short
@@ -42,6 +56,7 @@ app = typer.Typer(
     epilog="Begin with: vitkit train digits",
 )
 app.command("doctor")(doctor.doctor)
+app.command("pretrain")(pretrain.pretrain)
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.command("lab")(lab.lab)

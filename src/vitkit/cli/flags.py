@@ -13,6 +13,7 @@ import typer
 from vitkit.training.recipe_model import read_sets
 
 PANELS = {  # the first flag of each panel of the help
+    "objective": "What is learned without labels",
     "model": "What to train",
     "epochs": "Schedule and optimiser",
     "dropout": "Regularisation",
@@ -21,17 +22,17 @@ PANELS = {  # the first flag of each panel of the help
 }
 
 
-def with_flags_of(
-    dataclass: type[Any], *, but: tuple[str, ...]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags_of(*owners: type[Any], but: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one flag a field; those that are given arrive in its `flags`, by field name.
 
     Args:
-        dataclass: its fields are annotated with their help, and with what to show for their default if it is not that;
-            defaults are left to the dataclass.
+        owners: dataclasses, whose fields are annotated with their help, and with what to show for their default if
+            it is not that; defaults are left to them. Of a field that several have, the first one's counts.
         but: fields that get no flag.
     """
-    options = [option for name, option in _options(dataclass).items() if name not in but]
+    offered = {name: option for own in reversed(owners) for name, option in _options(own).items()}
+    options = [offered[name] for own in owners for name in _options(own) if name not in but]
+    options = list(dict.fromkeys(options))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)

@@ -13,7 +13,7 @@ from functools import partial
 from vitkit.data.doctor.duplicates import Kind, find_known
 from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
-from vitkit.data.pictures import DIGEST, ROLES, PictureRecord
+from vitkit.data.pictures import DIGEST, ROLES, UNLABELLED, PictureRecord
 from vitkit.data.sources import ImageTable
 from vitkit.system.progress import Progress
 
@@ -77,7 +77,7 @@ def find_overlap(
         pairs, could_tell = find_known([facts[i].thumbnail for i in rest], record.thumbnails(), progress)
         for number, j, kind in pairs:
             i, role = rest[number], ROLES[record.roles[j]]
-            if kind == "mirrored" and record.label_of(j) != table.name_of(i):
+            if kind == "mirrored" and record.label_of(j) not in (table.name_of(i), UNLABELLED):
                 continue
             touched[i].add(role)
             kinds[i] = "near" if "near" in (kind, kinds[i]) else "mirrored"

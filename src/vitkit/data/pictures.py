@@ -23,6 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json
 
 ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
+UNLABELLED = "unlabelled"  # the label of a picture whose class was not shown
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
 _FORMAT = 1
 _PIXELS = THUMBNAIL**2

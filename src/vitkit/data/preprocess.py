@@ -95,6 +95,12 @@ class Preprocess:
         normalised = (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
         return np.ascontiguousarray(normalised.transpose(2, 0, 1))
 
+    def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
+        """Back from (C, height, width) normalised numbers to a picture; what is beyond black or white is cut off."""
+        own = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
+        levels = np.round(own * 255).clip(0, 255).astype(np.uint8)
+        return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
+
     @property
     def short_side(self) -> int:
         """What the short side of a picture is resized to, at least: the hint that `decode` takes."""

@@ -189,16 +189,23 @@ class VisionTransformer(TimmHabits, nn.Module):
         Raises:
             VitkitError: the images are not of the model's channels and size.
         """
+        return self.place(self.patches_of(images))
+
+    def patches_of(self, images: Tensor) -> Tensor:
+        """x_p E of eq. 1, the embedded patches alone: (B, C, height, width) -> (B, h*w, D); raises as `embed`."""
         expected = (self.config.in_channels, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise VitkitError(
                 f"the model expects images of shape (batch, {', '.join(map(str, expected))}), but received "
                 f"{tuple(images.shape)}; resize them, or create the model with another image_size"
             )
-        x = self.patch_embed(images)  # (B, h*w, D)
+        return self.patch_embed(images)
+
+    def place(self, patches: Tensor) -> Tensor:
+        """The rest of eq. 1: embedded patches (B, h*w, D) behind the class token, with positions (B, N, D)."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
-        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens if token is not None]
-        x = torch.cat([*prefix, x], dim=1)  # (B, N, D)
+        prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens if token is not None]
+        x = torch.cat([*prefix, patches], dim=1)  # (B, N, D)
         positions = self.positions() if self.config.position_at == "input" else None
         return self.pos_drop(x if positions is None else x + positions)
 

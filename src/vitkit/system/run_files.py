@@ -9,6 +9,7 @@ RECIPE = "recipe.toml"
 SPLIT = "split.json"  # the split of each image, and the beginning of its content's SHA-256
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
 FINDINGS = "findings.json"  # what the doctor found
+PRETRAINING = "pretraining.toml"  # of a pre-training: what is hidden, and what is to be said of it
 CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
 
 # How it went.
@@ -23,6 +24,7 @@ LOGGER_RUNS = "loggers.json"  # by what name a service knows the run
 # What came of it.
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"  # what was said of each held-out image
+FILLER = "pretraining.safetensors"  # of a pre-training: what filled in the pictures, and is no part of the model
 FOLDS = "folds.json"  # of a cross-validation
 REPORT = "report.html"
 MISTAKES = "mistakes.html"
@@ -38,8 +40,8 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
-    *(RECIPE, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
-    *(EVALUATION, PREDICTIONS, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
+    *(RECIPE, PRETRAINING, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
+    *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
 )
 
 

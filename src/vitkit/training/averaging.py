@@ -7,13 +7,11 @@ up, so that a short run is not mostly its beginning. What batch norms remember i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from vitkit.model.build import Model
 from vitkit.model.network import Network
 from vitkit.training.recipe import Recipe
 
@@ -31,7 +29,7 @@ class Average(nn.Module):
         recipe: `ema`, else the equal mean that stochastic weight averaging takes.
     """
 
-    def __init__(self, model: Model, recipe: Recipe) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self._limit = recipe.ema
         has_statistics = any(True for _ in model.buffers()) and isinstance(model, Network)
@@ -45,11 +43,11 @@ class Average(nn.Module):
         return bool(self.averaged.n_averaged > 0)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> nn.Module:
         """The model with the averaged weights."""
-        return cast(Model, self.averaged.module)
+        return self.averaged.module
 
-    def update(self, model: Model) -> None:
+    def update(self, model: nn.Module) -> None:
         """Take in the model's weights as they are now."""
         self.averaged.update_parameters(model)
 

@@ -22,7 +22,7 @@ from vitkit.data.loading import ImageData
 from vitkit.data.sources import ImageTable
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.model.build import Model, vit_of
+from vitkit.model.build import vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
@@ -38,7 +38,7 @@ from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Loop
 from vitkit.training.lora import add_low_rank
 from vitkit.training.lr_finder import STEPS, find_lr
-from vitkit.training.objective import Objective
+from vitkit.training.objective import Learning, Objective
 from vitkit.training.patches import drop_patches
 from vitkit.training.probe import start_head
 from vitkit.training.recipe import Recipe
@@ -46,7 +46,7 @@ from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, choose_compile, choose_device, choose_precision, choose_workers
 from vitkit.training.sharding import share_out
-from vitkit.training.state import TrainingState
+from vitkit.training.state import Trained, TrainingState
 from vitkit.training.teacher import Teacher
 from vitkit.training.writer import RunWriter
 
@@ -81,17 +81,10 @@ def learn(
     standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
     keep_standing(classifier, standing)
     if data is None:
-        data = _data_of(recipe, table, classifier, balance, run.team)
-    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
-        place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
-        run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
-    # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
-    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe), run.team)
-    if isinstance(model, VisionTransformer):
-        model.fused_attention = fabric.device.type == "cuda"
-        model.checkpointing = checkpoint_every(recipe.checkpointing)
-        if recipe.patch_dropout:
-            drop_patches(model, recipe.patch_dropout)
+        data = data_of(recipe, table, classifier, run.team, is_balanced=balance == "sampler")
+    fabric = begin(run, recipe, classifier, data)
+    if recipe.patch_dropout and isinstance(model, VisionTransformer):
+        drop_patches(model, recipe.patch_dropout)
     spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=is_multi))
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
@@ -112,7 +105,20 @@ def learn(
         recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data, objective))
         spent += run.team.by_first(lambda: time.monotonic() - began)
     own = _identity(run, recipe, table, classifier, contents)
-    _fit(run, recipe, data, classifier, objective, fabric, spent, own)
+    descend(run, recipe, data, classifier, objective, fabric, spent, own)
+
+
+def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
+    """Where and how the run computes, and its model as it is quickest there; what pictures take is told."""
+    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
+        place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
+        run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
+    # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe), run.team)
+    if isinstance(classifier.model, VisionTransformer):
+        classifier.model.fused_attention = fabric.device.type == "cuda"
+        classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
+    return fabric
 
 
 def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor) -> float:
@@ -131,7 +137,10 @@ def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classif
     return seconds
 
 
-def _data_of(recipe: Recipe, table: ImageTable, classifier: Classifier, balance: str, team: Team) -> ImageData:
+def data_of(
+    recipe: Recipe, table: ImageTable, classifier: Classifier, team: Team, *, is_balanced: bool = False
+) -> ImageData:
+    """The images of a split table as a recipe wants them, in batches."""
     return ImageData(
         table,
         classifier.preprocess,
@@ -139,7 +148,7 @@ def _data_of(recipe: Recipe, table: ImageTable, classifier: Classifier, balance:
         batch_size=recipe.batch_size,
         workers=choose_workers(recipe, classifier.preprocess.size),
         seed=recipe.seed,
-        balanced=balance == "sampler",
+        balanced=is_balanced,
         process=(team.rank, team.size),
         cache=recipe.cache,
     )
@@ -174,22 +183,36 @@ def _describe(recipe: Recipe, steps: int) -> str:
     return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
 
 
-def _fit(
+def descend(
     run: Run,
     recipe: Recipe,
     data: BatchedImages,
     classifier: Classifier,
-    objective: Objective,
+    objective: Learning,
     fabric: Fabric,
     spent: float,
     own: dict[str, Any],
+    trained: Trained | None = None,
 ) -> None:
-    """Build the loop, let it go on from where the run is, and say how it ended."""
+    """Build the loop, let it go on from where the run is, and say how it ended.
+
+    Args:
+        run: whose folder has what it goes on from.
+        recipe: how to train.
+        data: the images.
+        classifier: what is saved.
+        objective: what to learn.
+        fabric: where to compute.
+        spent: seconds of the time budget that are gone.
+        own: the run's identity.
+        trained: what is trained; None: the classifier's model.
+    """
+    trained = classifier.model if trained is None else trained
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
     run.say(_describe(recipe, steps))
-    _place(classifier.model.train(), recipe, fabric, team)
+    _place(trained.train(), recipe, fabric, team)
     guard = Guard(run.say, run.folder if team.is_first else None)
-    state = TrainingState.begin(classifier.model, recipe, steps * recipe.epochs, guard, team)
+    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, own)
     if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):
@@ -254,7 +277,7 @@ def _identity(
     )
 
 
-def _place(model: Model, recipe: Recipe, fabric: Fabric, team: Team) -> None:
+def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: Team) -> None:
     """Bring the model to where it is trained: the same weights in every process, or to each its part of them."""
     model.to(fabric.device)
     team.agree_on(model)

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitkit.model.build import Model
 from vitkit.model.layers import Dropout, DropPath
 from vitkit.model.network import Network
 from vitkit.training.patches import PatchDropout
@@ -26,7 +25,7 @@ class Draws:
         model: whose layers of rates above 0 are meant.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._is_network = isinstance(model, Network)
         kinds = (Dropout, DropPath, PatchDropout)
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitkit.data.doctor.findings import Finding
 from vitkit.data.memory import Facts
 from vitkit.data.overlap import Overlap, exposures, find_overlap, inherit
-from vitkit.data.pictures import DIGEST, PictureRecord, make_record
+from vitkit.data.pictures import DIGEST, UNLABELLED, PictureRecord, make_record
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS, split
 from vitkit.errors import VitkitError
@@ -167,10 +167,10 @@ def _compare(images: Images, record: PictureRecord, whose: str, progress: Progre
     return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {whose}"))
 
 
-def record_after(divided: Divided, before: PictureRecord) -> PictureRecord:
-    """The record of weights after a run."""
+def record_after(divided: Divided, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
+    """The record of weights after a run, which learned the images' labels or never saw them."""
     images = divided.images
-    labels = [images.table.name_of(i) for i in range(len(images.table))]
+    labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
     roles = exposures(images.table, images.twins, divided.overlap)
     return before.merge(make_record(images.facts, labels, roles, is_whole=True))
 

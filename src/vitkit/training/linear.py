@@ -10,7 +10,7 @@ from vitkit.model.network import Network
 _HEADS = ("pre_logits", "head", "head_dist")
 
 
-def heads_of(model: Model) -> list[nn.Module]:
+def heads_of(model: nn.Module) -> list[nn.Module]:
     """What makes logits of features: the head, a distilled model's second one, the representation layer if kept."""
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]

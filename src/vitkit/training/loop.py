@@ -31,7 +31,7 @@ from vitkit.training.interruption import Interruption
 from vitkit.training.later import Place
 from vitkit.training.linear import heads_of
 from vitkit.training.microbatch import add_gradients
-from vitkit.training.objective import EpochSums, Objective
+from vitkit.training.objective import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.running_statistics import RunningStatistics
 from vitkit.training.sharding import is_sharded
@@ -58,7 +58,7 @@ class Loop:
     def __init__(
         self,
         state: TrainingState,
-        objective: Objective,
+        objective: Learning,
         data: BatchedImages,
         fabric: Fabric,
         *,
@@ -74,7 +74,7 @@ class Loop:
         self.soundness: AskAtOnce | AskLater = AskAtOnce(state.guard, self._describe, team)
         if fabric.device.type == "cuda" and team.size == 1:
             self.soundness = AskLater(state.guard, self._describe_again)
-        self._forward: Callable[[Tensor], tuple[Tensor, ...]] = state.model.forward_heads
+        self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._draws = Draws(state.model)
         self._sums = EpochSums()
@@ -233,7 +233,7 @@ class Loop:
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The mean loss of some images, and which of them the model had right, (B,)."""
-        heads = self._forward(images)
+        heads = self.objective.ask(self._forward, images, targets)
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
     def _backward(self, loss: Tensor) -> None:
@@ -260,8 +260,9 @@ class Loop:
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
         with _in_evaluation(self.state.kept), torch.no_grad(), self.fabric.autocast():
-            for images, labels in self.data.val_batches():
-                outputs.append((self.state.kept(self.fabric.to_device(images)).float(), labels))
+            for batch in self.data.val_batches():
+                answers = self.objective.ask(self.state.kept, *self.fabric.to_device(batch))
+                outputs.append((answers.float(), batch[1]))
                 self.interruption.in_validation()
         own = [torch.cat(parts).cpu() for parts in zip(*outputs, strict=True)]
         logits, labels = (self.data.put_together(shares) for shares in zip(*self.team.gather(own), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,34 @@ from vitkit.training.distributed import Team
 from vitkit.training.divergence import Outcome
 from vitkit.training.losses import binary_loss, distillation_loss, label_loss
 from vitkit.training.recipe import Recipe
+
+T = TypeVar("T")
+
+
+class Learning(Protocol):
+    """What the loop asks of an objective. What it calls labels (B,) is whatever the data give beside each image."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same with what a step reads on this device."""
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the loss takes labels as they come, if images are not mixed."""
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels (B,) as what can be mixed, (B, K)."""
+
+    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
+        """What the network says of some images; in training it says a tensor for each head."""
+
+    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some images, ()."""
+
+    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """How far each image is right, 0 to 1, (B,); (0,) where nothing can be right."""
+
+    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+        """The figures of the validation images, and what tells of a collapse, if anything does."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +85,10 @@ class Objective:
     def takes_labels(self) -> bool:
         """Whether labels (B,) say all that targets would."""
         return self.class_weights is None and self.sets is None
+
+    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:  # none is shown
+        """What the network says of some images."""
+        return network(images)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of some images.
@@ -114,7 +147,7 @@ class EpochSums:
     def __init__(self) -> None:
         self.losses: list[Tensor] = []  # of each batch the sum over its images
         self.images: list[int] = []  # of each batch
-        self.hits: list[Tensor] = []
+        self.hits: list[Tensor] = []  # of each batch how far its images are right
 
     def add(self, loss: Tensor, images: int) -> None:
         """Count a batch, of this loss, (), over all of its images."""
@@ -122,11 +155,11 @@ class EpochSums:
         self.images.append(images)
 
     def over(self, team: Team) -> dict[str, float]:
-        """The mean loss and the accuracy over all processes; losses that are not finite are no part of it."""
+        """The mean loss and, if any, the accuracy over all processes; losses that are not finite are no part of it."""
         losses = torch.stack(self.losses).tolist() if self.losses else []
         own = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
         sums = team.gather((sum(loss for loss, _ in own), sum(images for _, images in own)))
         images = sum(images for _, images in sums)
         hits = torch.cat(team.gather(torch.cat(self.hits).cpu()))
         loss = sum(loss for loss, _ in sums) / images if images else math.nan
-        return {"train_loss": loss, "train_acc": hits.float().mean().item()}
+        return {"train_loss": loss, **({"train_acc": hits.float().mean().item()} if len(hits) else {})}

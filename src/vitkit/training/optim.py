@@ -11,7 +11,7 @@ from torch import nn
 
 from vitkit.training.recipe import Recipe
 
-_NO_DECAY = ("cls_token", "dist_token", "reg_token", "pos_embed", "rel_pos")
+_NO_DECAY = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos")
 _OF_BLOCK = re.compile(r"(blocks|rel_pos)\.(\d+)\.")
 
 
@@ -32,7 +32,8 @@ def parameter_groups(
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = decay_all or (parameter.ndim > 1 and not name.startswith(_NO_DECAY))
+            own = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
+            decays = decay_all or (parameter.ndim > 1 and not own.startswith(_NO_DECAY))
             scale = layer_decay ** (depth + 1 - layer_of(name, model))
             empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
             groups.setdefault((scale, decays), empty)["params"].append(parameter)

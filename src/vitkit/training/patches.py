@@ -56,7 +56,14 @@ def check_patch_dropout(config: ViTConfig) -> None:
     Raises:
         VitkitError: positions act in every layer, or layers convolve.
     """
+    if (why := needs_every_patch(config)) is not None:
+        raise VitkitError(f"--patch-dropout: {why}")
+
+
+def needs_every_patch(config: ViTConfig) -> str | None:
+    """Why a model cannot do without some of the patches; None where it can."""
     if config.position == "relative" or (config.position != "none" and config.position_at != "input"):
-        raise VitkitError("--patch-dropout: positions act in every layer of this model, which needs all patches")
+        return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
-        raise VitkitError("--patch-dropout: layers of this model convolve, which needs all patches")
+        return "layers of this model convolve, which needs all patches"
+    return None

@@ -17,7 +17,7 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
-from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, RECIPE, SPLIT, fold_folder
+from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, PRETRAINING, RECIPE, SPLIT, fold_folder
 from vitkit.training.architecture import weights_of
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
@@ -118,17 +118,17 @@ def _prepare(
             run.say(reason)
         if recipe.folds is None:
             (own,) = settled.parts
-            _write(run.folder, recipe, own, settled.before, _tell(run, settled.findings_of(own)))
+            write_start(run.folder, recipe, own, settled.before, tell(run, settled.findings_of(own)))
             if (line := of_earlier_runs(out, own)) is not None:
                 run.say(line)
         else:
-            told = _tell(run, settled.findings)
+            told = tell(run, settled.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
             for number, own in enumerate(settled.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
                 lacking = map(str, of_splits(own.images.table))
-                _write(folder, recipe.replace(folds=None), own, settled.before, [*told, *lacking])
+                write_start(folder, recipe.replace(folds=None), own, settled.before, [*told, *lacking])
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -169,6 +169,8 @@ def resume(
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    if (folder / PRETRAINING).is_file():
+        raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
@@ -176,31 +178,51 @@ def resume(
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
-        team.by_first(lambda: _tidy(folder, data_root, progress, hold))
+        team.by_first(lambda: tidy(folder, data_root, progress, hold))
         _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), recipe)
     return folder
 
 
-def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
+def tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
+    """Hold a run that is to go on, whose images may be elsewhere now."""
     hold_again(folder, hold)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root, progress)
 
 
-def _tell(run: Run, findings: Iterable[Finding]) -> list[str]:
+def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
+    """Say each finding once; what was said."""
     told = list(dict.fromkeys(map(str, findings)))
     for finding in told:
         run.say(finding)
     return told
 
 
-def _write(folder: Path, recipe: Recipe, own: Divided, before: PictureRecord, findings: list[str]) -> None:
-    """Write down all that training starts from, so that it can be resumed from here on."""
+def write_start(
+    folder: Path,
+    recipe: Recipe,
+    own: Divided,
+    before: PictureRecord,
+    findings: list[str],
+    *,
+    has_labels: bool = True,
+) -> None:
+    """Write down all that training starts from, so that it can be resumed from here on.
+
+    Args:
+        folder: of the run.
+        recipe: settled.
+        own: its images.
+        before: what the weights had seen.
+        findings: what the doctor found.
+        has_labels: whether the images' classes are learned.
+    """
     table = own.images.table
     write_json(folder / FINDINGS, findings)
-    write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
+    if has_labels:
+        write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
     write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(own.images)})
     write_json(folder / GROUPS, groups_to_list(table, own.images.groups))
-    write_bytes(folder / RECORD, record_after(own, before).to_bytes())
+    write_bytes(folder / RECORD, record_after(own, before, has_labels=has_labels).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())

@@ -86,7 +86,7 @@ def settle(
     before = ancestry_of(recipe, taught, progress)
     parts = _parts(images, recipe, before, progress)
     if recipe.max_images is not None:
-        parts = [_limit(own, recipe.max_images, recipe.seed) for own in parts]
+        parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
     return Settled(recipe, config, tuple(reasons), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
 
 
@@ -112,9 +112,9 @@ def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
     return parts
 
 
-def _limit(own: Divided, limit: int, seed: int) -> Divided:
+def limit(own: Divided, most: int, seed: int) -> Divided:
     """The same with fewer training images."""
-    limited = limit_training(own.images.table, limit, seed)
+    limited = limit_training(own.images.table, most, seed)
     place = {path: i for i, path in enumerate(own.images.table.paths)}
     kept = [place[path] for path in limited.paths]
     return replace(own, images=replace(own.images.take(kept), table=limited), overlap=own.overlap.take(kept))

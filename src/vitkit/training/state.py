@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,9 +14,12 @@ from vitkit.training.distributed import ALONE, Team
 from vitkit.training.divergence import Guard
 from vitkit.training.microbatch import Pieces
 from vitkit.training.optim import build_optimizer, lr_factor, swa_factor
+from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import Recipe
 from vitkit.training.safe_point import SafePoint
 from vitkit.training.sharding import full_state, set_full_state
+
+Trained = Model | SelfSupervised  # what can be in training
 
 
 @dataclass(eq=False, repr=False)
@@ -45,7 +48,7 @@ class TrainingState:
         went_back: whether this epoch's weights were given up.
     """
 
-    model: Model
+    model: Trained
     optimizer: torch.optim.Optimizer
     recipe: Recipe
     total_steps: int
@@ -64,7 +67,7 @@ class TrainingState:
     @classmethod
     def begin(
         cls,
-        model: Model,
+        model: Trained,
         recipe: Recipe,
         total_steps: int,
         guard: Guard | None = None,
@@ -113,9 +116,9 @@ class TrainingState:
         return recipe.lr * factor * self.guard.lr_scale
 
     @property
-    def kept(self) -> Model:
+    def kept(self) -> Trained:
         """The model that is validated and saved: the average, once there is one."""
-        return self.average.model if self.average is not None and self.average.has_begun else self.model
+        return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs after this epoch; several processes call it together."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
 
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
@@ -63,16 +61,10 @@ def draw_data(folder: Path, table: ImageTable, preprocess: Preprocess, augment: 
     plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
     images = TrainingImages(table.of_split("train"), preprocess, augment, seed)
     chosen = np.random.default_rng(seed).permutation(len(images))[:32].tolist()
-    pictures = [_to_picture(images[0, i][0], preprocess) for i in chosen]
+    pictures = [preprocess.picture_of(images[0, i][0].numpy()) for i in chosen]
     titles = [images.table.name_of(i) or "none" for i in chosen]
     sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
     plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
-
-
-def _to_picture(image: torch.Tensor, preprocess: Preprocess) -> Image.Image:
-    """Back from the numbers that the model reads to a picture."""
-    pixels = image.numpy().transpose(1, 2, 0) * np.array(preprocess.std) + np.array(preprocess.mean)
-    return Image.fromarray(np.round(pixels * 255).clip(0, 255).astype(np.uint8))
 
 
 def report(

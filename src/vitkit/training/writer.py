@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
 from vitkit.classifier import Classifier
-from vitkit.model.build import Model
+from vitkit.system.files import replacing
 from vitkit.system.progress import Say
-from vitkit.system.run_files import LAST, METRICS
+from vitkit.system.run_files import FILLER, LAST, METRICS
 from vitkit.training.balance import standing_so
 from vitkit.training.checkpoint import save
 from vitkit.training.distributed import ALONE, Team
@@ -20,8 +22,9 @@ from vitkit.training.finalize import standing_of
 from vitkit.training.lora import merged
 from vitkit.training.metrics_file import append_metrics, truncate_metrics
 from vitkit.training.optim import swa_start
+from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import Recipe
-from vitkit.training.state import TrainingState
+from vitkit.training.state import Trained, TrainingState
 
 
 class RunWriter:
@@ -120,7 +123,7 @@ class RunWriter:
             return True
         return value == self.best
 
-    def _keep_model(self, epoch: int, model: Model, metrics: dict[str, float], is_best: bool) -> None:
+    def _keep_model(self, epoch: int, model: Trained, metrics: dict[str, float], is_best: bool) -> None:
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
         if self.recipe.keep == "every":
             if self.team.is_first:
@@ -131,11 +134,18 @@ class RunWriter:
             self.save(self.folder, model)
             self.has_kept = True
 
-    def save(self, folder: Path, model: Model) -> None:
-        """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet."""
-        model = merged(self.team.whole(model))
+    def save(self, folder: Path, trained: Trained) -> None:
+        """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet.
+
+        Of a pre-training the encoder is the model, and the rest is a file beside it.
+        """
+        model = merged(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_first:
             return
+        if isinstance(trained, SelfSupervised):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / FILLER) as temporary:
+                save_file(trained.task.state_dict(), temporary)
         # A new Classifier puts its model into evaluation mode, which the one in training must not be.
         classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
         standing = standing_of(classifier)

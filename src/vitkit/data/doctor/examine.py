@@ -85,7 +85,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: P
         progress: told what is being done, how many are done, of how many.
 
     Raises:
-        VitkitError: fewer than two classes have a readable image.
+        VitkitError: fewer than two classes have a readable image; of a table of one class, none is readable.
     """
 
     def tell(what: str) -> Callable[[int, int], None]:
@@ -127,10 +127,11 @@ def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], 
 
 def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
     readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
-    if len(set(readable.labels)) < 2:
+    if len(set(readable.labels)) < min(2, len(table.classes)):
         first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
         found = f"{len(unreadable)} of {len(table)} images are unreadable"
         left = "all images left have the same classes" if table.is_multi else "fewer than two classes are left"
+        left = "no image is left" if len(table.classes) == 1 else left
         raise VitkitError(f"{table.name}: {left}; {found}{first}")
     return readable.compact()
 

@@ -1,0 +1,108 @@
+"""The page of a pre-training: its losses, and pictures as they were, as they were shown, and as they were filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.text.html import figure, finding, table, to_png, write_page
+
+_INCHES = 1.3  # of a picture
+_ROWS = ("the picture", "shown", "filled in")
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One picture, three times."""
+
+    path: str
+    whole: Image.Image
+    shown: Image.Image
+    filled: Image.Image
+
+
+def write_pretraining_report(
+    path: Path,
+    *,
+    title: str,
+    headline: str,
+    facts: Mapping[str, str],
+    findings: Sequence[str],
+    rows: Sequence[Mapping[str, float]],
+    kept: int,
+    strips: Sequence[Strip],
+    shown: str,
+    recipe: str,
+) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        title: the run's name.
+        headline: what came of it.
+        facts: what was learned, on what, by what.
+        findings: what the reader should know about the data, one sentence each.
+        rows: of metrics.csv.
+        kept: the epoch whose weights became the model, from 0.
+        strips: pictures with what was hidden filled in.
+        shown: what those are, in a sentence.
+        recipe: as TOML.
+    """
+    note = (
+        "No label was shown. The loss says how well hidden patches are filled in, not how good a classifier comes of "
+        "it: fine-tune from this run, and from none, and compare."
+    )
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{escape(headline)}</p>",
+        f'<p class="soft">{note}</p>',
+        *map(finding, findings),
+        "<h2>The run</h2>",
+        table([[escape(name), escape(value)] for name, value in facts.items()]),
+        figure("Loss by epoch", to_png(draw_losses(rows, kept))),
+        figure("Pictures filled in", to_png(draw_strips(strips))),
+        f"<p>{escape(shown)}. Where a patch is drawn after its own mean and contrast, those are given back to it.</p>",
+        "<h2>Recipe</h2>",
+        f"<pre>{escape(recipe)}</pre>",
+    ]
+    write_page(path, title, body)
+
+
+def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
+    """Training and validation loss by epoch; the epoch that was kept is marked."""
+    drawn = Figure(figsize=(6, 3.4), layout="constrained")
+    axis = drawn.subplots()
+    for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):
+        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
+    axis.axvline(kept + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
+    axis.set(xlabel="epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return drawn
+
+
+def draw_strips(strips: Sequence[Strip]) -> Figure:
+    """A column for each picture: as it is, as it was shown, as it was filled in."""
+    across, down = max(len(strips), 1), len(_ROWS)
+    drawn = Figure(figsize=(_INCHES * across + 0.9, _INCHES * down))
+    axis = drawn.add_axes((0, 0, 1, 1))
+    axis.set_axis_off()
+    for row, name in enumerate(_ROWS):
+        axis.text(0.1, _INCHES * (row + 0.5), name, fontsize=8, va="center")
+    for column, strip in enumerate(strips):
+        for row, picture in enumerate((strip.whole, strip.shown, strip.filled)):
+            x, y = 0.9 + _INCHES * (column + 0.5), _INCHES * (row + 0.5)
+            half_w, half_h = (0.48 * _INCHES * side / max(picture.size) for side in picture.size)
+            axis.imshow(picture, interpolation="nearest", extent=(x - half_w, x + half_w, y + half_h, y - half_h))
+    axis.set(xlim=(0, _INCHES * across + 0.9), ylim=(_INCHES * down, 0))
+    return drawn

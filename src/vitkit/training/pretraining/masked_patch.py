@@ -1,0 +1,108 @@
+"""Masked patch prediction (arXiv 2010.11929, sec. 4.6 and app. B.1.2): half of the patch embeddings are corrupted, and
+each one's colour is to be told from what stands in its place after the last layer.
+
+Shapes: B images, N patches, D features.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.pretraining.choices import Pretraining
+from vitkit.training.pretraining.masks import Corruption, corrupt
+from vitkit.training.pretraining.network import Filled
+from vitkit.training.pretraining.patches import colour_count, colours, painted, patchify, unpatchify
+
+_SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
+
+
+class MaskedPatchPrediction(nn.Module):
+    """What the prediction adds to an encoder: the [mask] embedding, and a linear layer.
+
+    Args:
+        config: of the encoder.
+        choices: settled.
+        preprocess: how images are normalised, as colours are of pixels as they were.
+
+    Raises:
+        VitkitError: there are too few patches, or patches cannot be divided.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: ViTConfig, choices: Pretraining, preprocess: Preprocess) -> None:
+        super().__init__()
+        assert choices.mask is not None
+        self.config, self.side = config, _SIDES.get(choices.target)
+        self.has_hits = self.side is not None
+        self.number = round(config.patches * choices.mask)
+        if not 0 < self.number < config.patches:
+            raise VitkitError(
+                f"--mask {choices.mask:g} corrupts {self.number} of {config.patches} patches: at least one must be "
+                "corrupted and one not"
+            )
+        if self.side is not None and any(own % self.side for own in config.patch_size):
+            p, q = config.patch_size
+            raise VitkitError(f"--target {choices.target} divides patches by 4, and those of this model are {p}x{q}")
+        p, q = config.patch_size
+        outputs = p * q * config.in_channels if self.side is None else self.side**2 * colour_count(config.in_channels)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.head = nn.Linear(config.hidden_size, outputs)
+        nn.init.normal_(self.mask_token, std=0.02)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(preprocess, name), dtype=torch.float32).view(1, -1, 1, 1)
+            self.register_buffer(name, values, persistent=False)
+
+    def predict(self, encoder: VisionTransformer, images: Tensor, fate: Corruption) -> Tensor:
+        """What is said of every patch: (B, N, outputs)."""
+        x = encoder.patches_of(images)  # (B, N, D)
+        x = x.gather(1, fate.source[:, :, None].expand_as(x))
+        x = torch.where(fate.masked[:, :, None], self.mask_token.to(x.dtype), x)
+        x = encoder.norm(encoder.encode(encoder.place(x)))[:, self.config.prefix_tokens :]
+        return self.head(x).float()
+
+    def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        """Of each image the mean loss over its corrupted patches, (B,); and the part of their colours that is right."""
+        fate = corrupt(keys, self.config.patches, self.number)
+        said = self.predict(encoder, images, fate)
+        places = fate.corrupted.nonzero()[:, 1].view(len(images), self.number)  # as many of each image
+
+        def of_corrupted(values: Tensor) -> Tensor:
+            """(B, N, ...) -> (B, number, ...)."""
+            index = places.view(*places.shape, *[1] * (values.ndim - 2))
+            return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
+
+        if self.side is None:
+            error = said - patchify(images.float(), self.config.patch_size)
+            return (of_corrupted(error).square().mean(dim=(1, 2)),)
+        truth = of_corrupted(self._colours(images))  # (B, number, side * side)
+        logits = of_corrupted(said).reshape(
+            len(images), self.number, self.side**2, -1
+        )  # (B, number, side * side, colours)
+        losses = F.cross_entropy(logits.permute(0, 3, 1, 2), truth, reduction="none")  # (B, number, side * side)
+        right = logits.argmax(dim=3) == truth
+        return losses.mean(dim=(1, 2)), right.float().mean(dim=(1, 2))
+
+    def _colours(self, images: Tensor) -> Tensor:
+        assert self.side is not None
+        return colours(images.float() * self.std + self.mean, self.config.patch_size, self.side)
+
+    def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
+        """Corrupted patches as the network tells them, the others as they are."""
+        fate = corrupt(keys, self.config.patches, self.number)
+        said, patch, size = self.predict(encoder, images, fate), self.config.patch_size, self.config.image_size
+        if self.side is not None:
+            numbers = said.reshape(*said.shape[:2], self.side**2, -1).argmax(dim=3)  # (B, N, side * side)
+            pixels = painted(numbers, self.config.in_channels, patch, self.side, size)
+            said = patchify((pixels - self.mean) / self.std, patch)
+        whole = torch.where(fate.corrupted[:, :, None], said, patchify(images.float(), patch))
+        return Filled(unpatchify(whole, patch, size), fate.corrupted)

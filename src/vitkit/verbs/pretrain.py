@@ -1,0 +1,172 @@
+"""`vitkit.pretrain`: from pictures without labels to an encoder that training starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.run_files import METRICS, RECIPE, REPORT
+from vitkit.training.pretraining.choices import OF_LABELS, OtherDefaults, Pretraining
+from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe_files import load_fields
+from vitkit.verbs.inputs import path_of
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+
+
+@dataclass(frozen=True, repr=False)
+class PretrainingRun(Result):
+    """A run that pre-training left, read from its folder when it is asked about.
+
+    Attributes:
+        folder: the run folder, which is also the model folder of the best encoder: what `weights` of `train` takes.
+    """
+
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        """The page that tells of the run."""
+        return self.folder / REPORT
+
+    @cached_property
+    def encoder(self) -> Classifier:
+        """The encoder, a model without a head, with its preprocessing."""
+        from vitkit.weights import load
+
+        return load(self.folder)
+
+    @cached_property
+    def choices(self) -> Pretraining:
+        """What was hidden, and what was to be said of it."""
+        from vitkit.training.pretraining.run import choices_of_run
+
+        return choices_of_run(self.folder)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What the run was trained by, with everything settled that was left open."""
+        return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics.csv, an epoch each: losses, rate, seconds."""
+        from vitkit.training.metrics_file import read_metrics
+
+        return read_metrics(self.folder / METRICS)
+
+    @cached_property
+    def kept(self) -> dict[str, float]:
+        """The figures of the epoch whose weights were kept, `epoch` counted from 0."""
+        return dict(self.encoder.provenance["metrics"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The places of the run, what it was trained by and its figures."""
+        return {
+            "folder": str(self.folder),
+            "report": str(self.report),
+            "pretraining": self.choices.to_dict(),
+            "recipe": {name: value for name, value in dataclasses.asdict(self.recipe).items() if value is not None},
+            "kept": self.kept,
+        }
+
+    def lines(self) -> list[str]:
+        """What came of it, in a line."""
+        which = "val_loss" if "val_loss" in self.kept else "train_loss"
+        told = f"{which} {self.kept[which]:.4f} in epoch {self.kept['epoch'] + 1:.0f}"
+        return [f"{self.choices.objective}: {told}; report: {self.report}"]
+
+
+def pretrain(
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    force: bool = False,
+    resume: str | Path | None = None,
+    data_root: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
+    say: Say = print,
+    progress: Progress = silent,
+    **fields: Any,
+) -> PretrainingRun:
+    """Pre-train an encoder on pictures without their labels; `train` goes on from its run.
+
+        import vitkit
+
+        run = vitkit.pretrain("digits", epochs=2, max_images=300, decoder_layers=1)
+        vitkit.train("digits", weights=str(run.folder), epochs=2, max_images=300)
+
+    Pictures in class folders are split as `train` splits them, and learned from without labels; the test images are
+    left alone, and `train` keeps that split. Pictures that lie in one folder, or `unlabelled`, are all learned from.
+
+    Args:
+        data: folder of pictures, of class folders, of train/ and val/, or a name such as digits.
+        out: run folder; by default the next runs/NAME-OBJECTIVE-N.
+        force: write over the run in `out`.
+        resume: go on with this interrupted run; it takes everything else from there.
+        data_root: with `resume`: the folder that holds the run's images now, under these or other names.
+        callbacks: objects with some of on_fit_start, on_step_end, on_epoch_end, on_fit_end; each of these is given the
+            training's state.
+        loggers: objects with log_metrics(metrics, step), beside the one that `logger` names.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+        fields: what is hidden and what is to be said of it, and of a recipe what is not about labels; see below.
+
+    Returns:
+        The run, whose folder holds the encoder.
+
+    Raises:
+        VitkitError: the data or the model cannot be pre-trained on, or `out` exists, or another process works on it.
+        Interrupted: a signal stopped the run; the folder holds the best model so far.
+        OSError: the folder cannot be written.
+    """
+    from vitkit.training.pretraining import run
+
+    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
+        if not isinstance(given, (list, tuple)):
+            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
+    common: dict[str, Any] = {
+        "callbacks": tuple(callbacks),
+        "loggers": tuple(loggers),
+        "say": say,
+        "progress": progress,
+    }
+    if resume is not None:
+        if data is not None or out is not None or force or fields:
+            raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
+        return PretrainingRun(run.resume(resume, path_of(data_root), **common))
+    if data_root is not None:
+        raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
+    if data is not None:
+        fields["data"] = str(data)
+    return PretrainingRun(run.pretrain(fields, out, force=force, **common))
+
+
+def _tell_of_fields() -> None:
+    """Let the signature and the help of `pretrain` have the fields in the place of its `**fields`."""
+    told, parameters = "", [p for p in inspect.signature(pretrain).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    seen = {"data", *OF_LABELS}
+    for dataclass_ in (Pretraining, OtherDefaults, Recipe):
+        hints = get_type_hints(dataclass_, include_extras=True)
+        for field in dataclasses.fields(dataclass_):
+            if field.name not in seen:
+                seen.add(field.name)
+                kind, text, *_ = get_args(hints[field.name])
+                keyword = inspect.Parameter.KEYWORD_ONLY
+                parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=kind))
+                told += f"\n        {field.name}: {text}"
+    pretrain.__signature__ = inspect.signature(pretrain).replace(parameters=parameters)  # type: ignore[attr-defined]
+    pretrain.__doc__ = f"{(pretrain.__doc__ or '').rstrip()}\n\n    Fields:{told}\n    "
+
+
+_tell_of_fields()

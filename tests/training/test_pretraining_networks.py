@@ -1,0 +1,416 @@
+"""What pre-training computes, against transformers' ViTMAE and ViT with a mask token, and against sums written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.model.vit import VisionTransformer
+from vitkit.training.optim import parameter_groups
+from vitkit.training.pretraining.choices import Pretraining
+from vitkit.training.pretraining.mae import MaskedAutoencoding, decoder_config
+from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
+from vitkit.training.pretraining.masks import corrupt, shuffled
+from vitkit.training.pretraining.network import SelfSupervised
+from vitkit.training.pretraining.patches import colours, painted, patchify, unpatchify
+from vitkit.training.pretraining.setup import check_encoder, network_of
+
+SMALL: dict[str, Any] = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_size": 32,
+    "heads": 4,
+    "layers": 3,
+    "mlp_size": 48,
+    "num_classes": 0,
+    "norm_eps": 1e-6,
+}
+HALVES = Preprocess(size=(16, 16))
+KEYS = torch.tensor([3, -8, 2**31 - 1, -(2**31)])
+
+
+def config(**fields: Any) -> ViTConfig:
+    return ViTConfig(**{**SMALL, **fields})
+
+
+def network(objective: Any, seed: int = 0, preprocess: Preprocess = HALVES, **fields: Any) -> SelfSupervised:
+    choices = {
+        name: fields.pop(name) for name in ("mask", "target", "decoder_layers", "decoder_width") if name in fields
+    }
+    torch.manual_seed(seed)
+    encoder = VisionTransformer(config(**fields))
+    return network_of(encoder, preprocess, Pretraining(objective=objective, **choices).settled(), seed)
+
+
+def images(number: int = 4, size: tuple[int, int] = (16, 16)) -> Tensor:
+    return torch.randn(number, 3, *size, generator=torch.Generator().manual_seed(1)) / 2
+
+
+def scrambled(module: nn.Module) -> None:
+    """Weights that make every term of the sums count."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for own in module.parameters():
+            own.copy_(torch.randn(own.shape, generator=generator) * 0.2 + (0.7 if own.ndim == 1 else 0.0))
+
+
+# --- transformers: MAE ------------------------------------------------------------------------------
+
+
+def named_as_ours(theirs: nn.Module, of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
+    """Their parameters, or something of each, under our names; q, k and v in one."""
+    found = {}
+
+    def block(ours: str, layer: nn.Module) -> None:
+        parts = [getattr(layer.attention, f"{name}_proj") for name in "qkv"]
+        for kind in ("weight", "bias"):
+            found[f"{ours}.attn.qkv.{kind}"] = torch.cat([of(getattr(part, kind)) for part in parts])
+            for own, other in (
+                ("attn.proj", layer.attention.o_proj),
+                ("norm1", layer.layernorm_before),
+                ("norm2", layer.layernorm_after),
+                ("mlp.fc1", layer.mlp.fc1),
+                ("mlp.fc2", layer.mlp.fc2),
+            ):
+                found[f"{ours}.{own}.{kind}"] = of(getattr(other, kind))
+
+    vit = theirs.vit
+    found["encoder.cls_token"] = of(vit.embeddings.cls_token)
+    for kind in ("weight", "bias"):
+        found[f"encoder.patch_embed.proj.{kind}"] = of(getattr(vit.embeddings.patch_embeddings.projection, kind))
+        found[f"encoder.norm.{kind}"] = of(getattr(vit.layernorm, kind))
+    for i, layer in enumerate(vit.layers):
+        block(f"encoder.blocks.{i}", layer)
+    if hasattr(theirs.decoder, "decoder_layers"):
+        decoder = theirs.decoder
+        found["task.mask_token"] = of(decoder.mask_token)
+        for i, layer in enumerate(decoder.decoder_layers):
+            block(f"task.blocks.{i}", layer)
+        for ours, name in (("embed", "decoder_embed"), ("norm", "decoder_norm"), ("head", "decoder_pred")):
+            for kind in ("weight", "bias"):
+                found[f"task.{ours}.{kind}"] = of(getattr(getattr(decoder, name), kind))
+    else:
+        found["task.mask_token"] = of(vit.embeddings.mask_token)
+    return found
+
+
+def their_mae(*, is_normalised: bool) -> Any:
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    own = ViTMAEConfig(
+        image_size=16,
+        patch_size=4,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        layer_norm_eps=1e-6,
+        mask_ratio=0.75,
+        norm_pix_loss=is_normalised,
+        decoder_hidden_size=64,
+        decoder_num_hidden_layers=2,
+        decoder_num_attention_heads=2,
+        decoder_intermediate_size=256,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    theirs = ViTMAEForPreTraining(own)
+    scrambled(theirs)
+    theirs.decoder.initialize_weights(16)  # positions are fixed, and compared with ours
+    nn.init.normal_(theirs.decoder.mask_token)
+    return theirs.train()
+
+
+@pytest.mark.parametrize("target", ["normalised", "pixels"])
+def test_mae_has_the_loss_and_gradients_of_transformers(target: Any) -> None:
+    theirs = their_mae(is_normalised=target == "normalised")
+    ours = network("mae", target=target, decoder_layers=2, decoder_width=64)
+    assert torch.allclose(ours.task.positions, theirs.decoder.decoder_pos_embed[0], atol=1e-6)
+    state = named_as_ours(theirs, lambda own: own.detach().clone())
+    state["encoder.pos_embed"] = theirs.vit.embeddings.position_embeddings.detach().clone()
+    ours.load_state_dict(state)
+    order = shuffled(KEYS, 16)
+    loss = theirs(images(), noise=order.argsort(dim=1).double()).loss
+    loss.backward()
+    (each,) = ours.forward_heads(images(), KEYS)
+    each.mean().backward()
+    assert each.mean().item() == pytest.approx(loss.item(), abs=1e-5)
+    wanted = named_as_ours(theirs, lambda own: own.grad)
+    found = {name: own.grad for name, own in ours.named_parameters() if name in wanted}
+    assert found.keys() == wanted.keys()
+    apart = {name: float((found[name] - wanted[name]).abs().max()) for name in wanted}
+    assert apart == pytest.approx(dict.fromkeys(apart, 0.0), abs=1e-5)
+
+
+# --- transformers: a ViT with a mask token ----------------------------------------------------------
+
+
+def their_masked() -> Any:
+    from transformers import ViTConfig as TheirConfig
+    from transformers import ViTForMaskedImageModeling
+
+    own = TheirConfig(
+        image_size=16,
+        patch_size=4,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        layer_norm_eps=1e-6,
+        encoder_stride=4,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    theirs = ViTForMaskedImageModeling(own)
+    scrambled(theirs)
+    return theirs.train()
+
+
+def test_masked_patches_have_the_features_and_gradients_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every corrupted patch masked, as theirs are; the linear layer and the L2 loss are written out."""
+    monkeypatch.setattr("vitkit.training.pretraining.masks._MASKED", 1.0)
+    theirs, ours = their_masked(), network("masked-patch", target="pixels")
+    scrambled(ours.task)
+    state = named_as_ours(theirs, lambda own: own.detach().clone())
+    state["encoder.pos_embed"] = theirs.vit.embeddings.position_embeddings.detach().clone()
+    head = {name: own for name, own in ours.state_dict().items() if name.startswith("task.head.")}
+    ours.load_state_dict({**state, **head})
+    fate = corrupt(KEYS, 16, 8)
+    assert torch.equal(fate.corrupted, fate.masked)
+    features = theirs.vit(images(), bool_masked_pos=fate.corrupted.float()).last_hidden_state[:, 1:]
+    said = features @ ours.task.head.weight.detach().T + ours.task.head.bias.detach()
+    error = (said - their_mae(is_normalised=False).patchify(images())).square().mean(dim=2)
+    loss = (error * fate.corrupted).sum() / fate.corrupted.sum()
+    loss.backward()
+    (each,) = ours.forward_heads(images(), KEYS)
+    each.mean().backward()
+    assert each.mean().item() == pytest.approx(loss.item(), abs=1e-5)
+    wanted = named_as_ours(theirs, lambda own: own.grad)
+    found = {name: own.grad for name, own in ours.named_parameters() if name in wanted}
+    apart = {name: float((found[name] - wanted[name]).abs().max()) for name in wanted}
+    assert apart == pytest.approx(dict.fromkeys(wanted, 0.0), abs=1e-5)
+
+
+# --- Sums written out -------------------------------------------------------------------------------
+
+
+def colour_by_hand(picture: Tensor, y: int, x: int, side: int) -> int:
+    """The 3-bit colour of a cell of a picture (3, height, width), 0 to 1."""
+    red, green, blue = (min(int(float(own[y : y + side, x : x + side].double().mean()) * 8), 7) for own in picture)
+    return red * 64 + green * 8 + blue
+
+
+def test_the_loss_is_the_cross_entropy_of_the_colours_of_corrupted_patches() -> None:
+    ours = network("masked-patch")
+    scrambled(ours)
+    pixels, fate = images() * 0.5 + 0.5, corrupt(KEYS, 16, 8)
+    said = ours.task.predict(ours.encoder, images(), fate).detach()
+    losses, right = ours.forward_heads(images(), KEYS)
+    for i in range(4):
+        own = [p for p in range(16) if fate.corrupted[i, p]]
+        assert len(own) == 8
+        truth = [colour_by_hand(pixels[i], 4 * (p // 4), 4 * (p % 4), 4) for p in own]
+        by_hand = [-float(said[i, p].log_softmax(0)[number]) for p, number in zip(own, truth, strict=True)]
+        assert losses[i].item() == pytest.approx(sum(by_hand) / 8, rel=1e-5)
+        hits = [int(said[i, p].argmax()) == number for p, number in zip(own, truth, strict=True)]
+        assert right[i].item() == pytest.approx(sum(hits) / 8)
+
+
+def test_sixteen_colours_of_a_patch_lie_row_by_row() -> None:
+    pixels = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(2))
+    found = colours(pixels, (8, 8), 4)  # (2, 6, 16)
+    assert found.shape == (2, 6, 16)
+    by_hand = [
+        colour_by_hand(pixels[1], 8 * (p // 3) + 2 * (c // 4), 8 * (p % 3) + 2 * (c % 4), 2)
+        for p in range(6)
+        for c in range(16)
+    ]
+    assert found[1].flatten().tolist() == by_hand
+
+
+def test_white_is_the_last_colour_and_black_the_first() -> None:
+    both = torch.stack([torch.ones(3, 4, 4), torch.zeros(3, 4, 4)])
+    assert colours(both, (4, 4), 1).flatten().tolist() == [511, 0]
+
+
+@pytest.mark.parametrize("side", [1, 4])
+def test_a_painted_colour_is_told_as_itself(side: int) -> None:
+    numbers = torch.randint(512, (2, 6, side**2), generator=torch.Generator().manual_seed(3))
+    pixels = painted(numbers, 3, (8, 8), side, (16, 24))
+    assert torch.equal(colours(pixels, (8, 8), side), numbers)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 3]))
+@settings(max_examples=25, deadline=None)
+def test_patches_go_back_to_their_places(h: int, w: int, p: int, q: int, channels: int) -> None:
+    pictures = torch.arange(2.0 * channels * h * p * w * q).view(2, channels, h * p, w * q)
+    patches = patchify(pictures, (p, q))
+    assert patches.shape == (2, h * w, p * q * channels)
+    assert torch.equal(patches[0, 0], pictures[0, :, :p, :q].permute(1, 2, 0).flatten())
+    assert torch.equal(unpatchify(patches, (p, q), (h * p, w * q)), pictures)
+
+
+# --- What is hidden ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5), st.integers(2, 40))
+@settings(max_examples=40, deadline=None)
+def test_an_order_has_every_patch_once_and_depends_on_the_key_alone(keys: list[int], patches: int) -> None:
+    order = shuffled(torch.tensor(keys), patches)
+    assert torch.equal(order.sort(dim=1).values, torch.arange(patches).expand(len(keys), -1))
+    alone = torch.cat([shuffled(torch.tensor([key]), patches) for key in keys])
+    assert torch.equal(order, alone)
+
+
+def test_every_patch_is_hidden_as_often_as_any_other() -> None:
+    keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 20_000))
+    hidden = shuffled(keys, 16)[:, 4:].flatten().bincount(minlength=16).double() / 20_000
+    assert hidden.tolist() == pytest.approx([0.75] * 16, abs=0.015)  # five standard deviations
+
+
+def test_corrupted_patches_are_masked_replaced_and_left_as_the_paper_says() -> None:
+    keys = torch.from_numpy(np.random.default_rng(1).integers(-(2**31), 2**31, 5_000))
+    fate = corrupt(keys, 16, 8)
+    assert (fate.corrupted.sum(dim=1) == 8).all()
+    own = torch.arange(16).expand(5_000, -1)
+    replaced = fate.source != own
+    assert not (replaced & fate.masked).any()
+    assert not ((replaced | fate.masked) & ~fate.corrupted).any()
+    shares = [float(part.sum()) / 40_000 for part in (fate.masked, replaced)]
+    assert shares == pytest.approx([0.8, 0.1], abs=0.01)  # five standard deviations
+    steps = ((fate.source - own) % 16)[replaced].bincount(minlength=16).double() / int(replaced.sum())
+    assert steps[0] == 0
+    assert steps[1:].tolist() == pytest.approx([1 / 15] * 15, abs=0.02)
+
+
+@pytest.mark.parametrize("objective", ["mae", "masked-patch"])
+def test_nothing_hidden_is_read(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise in the hidden patches changes neither what is drawn nor, so, anything but the truth it is held against."""
+    monkeypatch.setattr("vitkit.training.pretraining.masks._MASKED", 1.0)
+    ours = network(objective, target="pixels").eval()
+    scrambled(ours)
+    hidden = ours.fill(images(), KEYS).hidden
+    noise = torch.randn(4, 16, 48, generator=torch.Generator().manual_seed(9)) * hidden[:, :, None]
+    spoilt = images() + unpatchify(noise, (4, 4), (16, 16))
+    drawn = [patchify(ours.fill(x, KEYS).images, (4, 4))[hidden] for x in (images(), spoilt)]
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("objective", ["mae", "masked-patch"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"pool": "gap"}, {"registers": 2}, {"image_size": (16, 24)}, {"position": "none"}, {"norm": "post"}],
+    ids=str,
+)
+def test_every_parameter_learns(objective: Any, fields: dict[str, Any]) -> None:
+    ours = network(objective, **fields)
+    scrambled(ours)
+    ours.forward_heads(images(4, ours.encoder.config.image_size), KEYS)[0].mean().backward()
+    idle = [name for name, own in ours.named_parameters() if own.grad is None or not own.grad.abs().sum()]
+    assert idle == []
+
+
+def test_a_masked_patch_needs_no_patch_missing() -> None:
+    ours = network("masked-patch", position="relative", position_at="every_layer")
+    assert ours(images(), KEYS).isfinite().all()
+
+
+@pytest.mark.parametrize("objective", ["mae", "masked-patch"])
+def test_an_image_has_the_same_figures_in_any_batch(objective: Any) -> None:
+    ours = network(objective)
+    with torch.no_grad():
+        whole = ours(images(), KEYS)
+        parts = torch.cat([ours(images()[i : i + 1], KEYS[i : i + 1]) for i in range(4)])
+    assert torch.allclose(whole, parts, atol=1e-5)
+
+
+# --- What decays, and the paper's decoder ----------------------------------------------------------
+
+
+def test_tokens_norms_and_biases_do_not_decay() -> None:
+    ours = network("mae")
+    free, decaying = (
+        {name for name, own in ours.named_parameters() if any(own is other for other in group["params"])}
+        for group in sorted(parameter_groups(ours, 0.05), key=lambda group: group["weight_decay"])
+    )
+    assert {"encoder.cls_token", "encoder.pos_embed", "task.mask_token", "task.norm.weight"} <= free
+    assert {"encoder.patch_embed.proj.weight", "task.embed.weight", "task.blocks.0.mlp.fc1.weight"} <= decaying
+    assert all(name.endswith("weight") for name in decaying)
+
+
+def test_the_decoder_of_a_base_model_is_the_papers() -> None:
+    base = ViTConfig(num_classes=0)
+    found = decoder_config(base, Pretraining().settled())
+    assert (found.layers, found.hidden_size, found.heads, found.mlp_size) == (8, 512, 16, 2048)
+    with torch.device("meta"):
+        task = MaskedAutoencoding(base, Pretraining().settled())
+        whole = SelfSupervised(VisionTransformer(base), task)
+    assert task.visible == 49
+    fixed = (196 + 1) * (768 + 512)  # positions that transformers keeps as parameters
+    assert sum(own.numel() for own in whole.parameters()) - 197 * 768 + fixed == 111_907_840  # facebook/vit-mae-base
+
+
+# --- What cannot be --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("objective", "fields", "said"),
+    [
+        ("mae", {"stem": (), "patch_size": 1}, "stem of a hybrid"),
+        ("masked-patch", {"stem": (), "patch_size": 1}, "stem of a hybrid"),
+        ("mae", {"distill_token": True}, "distillation token"),
+        ("mae", {"representation_size": 8}, "representation layer"),
+        ("masked-patch", {"pool": "gap", "fc_norm": True}, "fc_norm"),
+        ("mae", {"position": "relative", "position_at": "every_layer"}, "take --objective masked-patch"),
+        ("mae", {"mlp_kind": "conv"}, "convolve"),
+    ],
+)
+def test_a_model_that_cannot_learn_so_is_refused_in_a_line(objective: Any, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said) as caught:
+        check_encoder(config(**fields), Pretraining(objective=objective).settled())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("objective", "fields", "said"),
+    [
+        ("mae", {"patch_size": 16}, "leaves 0 of 1 patches"),
+        ("mae", {"mask": 0.0}, "leaves 16 of 16 patches"),
+        ("masked-patch", {"mask": 1.0}, "corrupts 16 of 16 patches"),
+        ("masked-patch", {"target": "colour-4x4", "patch_size": 2}, "divides patches by 4"),
+    ],
+)
+def test_too_few_patches_are_refused(objective: Any, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        network(objective, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"target": "colour"}, "mae predicts normalised, pixels, not colour"),
+        ({"objective": "masked-patch", "target": "normalised"}, "predicts colour, colour-4x4, pixels"),
+        ({"objective": "masked-patch", "decoder_layers": 2}, "only --objective mae has a decoder"),
+        ({"decoder_width": 40}, "multiple of 32"),
+        ({"mask": 1.5}, "mask"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        Pretraining(**fields)
+
+
+def test_masked_patches_of_grey_pictures_have_eight_colours() -> None:
+    grey = Preprocess(size=(16, 16), mean=(0.5,), std=(0.5,))
+    task = MaskedPatchPrediction(config(in_channels=1), Pretraining(objective="masked-patch").settled(), grey)
+    assert task.head.out_features == 8

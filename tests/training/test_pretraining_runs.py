@@ -1,0 +1,294 @@
+"""Pre-training as a run: the same weights however it is cut up, what it leaves, and what training makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import runs
+import vitkit
+from vitkit.data.pictures import UNLABELLED, PictureRecord
+from vitkit.data.split_file import split_from_file
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.training.pretraining.objective import keys_of_validation, mask_key
+from vitkit.training.pretraining.run import settle_fields
+from vitkit.verbs.pretrain import PretrainingRun, pretrain
+
+QUICK: dict[str, Any] = {
+    "model": "vit_micro_patch4_16",
+    "epochs": 2,
+    "batch_size": 8,
+    "precision": "float32",
+    "workers": 0,
+    "logger": "none",
+    "decoder_layers": 1,
+}
+OF = {"mae": {}, "masked-patch": {"decoder_layers": None}}
+
+
+def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> PretrainingRun:
+    own = {**QUICK, **OF[objective], "objective": objective, **fields}
+    given = {name: value for name, value in own.items() if value is not None}
+    told = {"say": given.pop("say", lambda _: None), **{n: given.pop(n) for n in ("progress", "force") if n in given}}
+    return pretrain(data, out=out, **told, **given)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+@pytest.fixture(scope="module", params=list(OF))
+def finished(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainingRun:
+    """A run of two epochs that tests may read but not change."""
+    return begin(data, tmp_path_factory.mktemp("runs") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def mae(data: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainingRun:
+    return begin(data, tmp_path_factory.mktemp("runs") / "mae")
+
+
+def stop_in(what: str, *, at_end: bool) -> Callable[[str, int, int | None], None]:
+    def progress(now: str, done: int, total: int | None) -> None:
+        if now == what and (done == total) == at_end:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return progress
+
+
+def same(one: Path, other: Path) -> None:
+    runs.assert_same_outcome(one, other)
+    first, second = ((own / "pretraining.safetensors").read_bytes() for own in (one, other))
+    assert first == second
+
+
+# --- One seed, one result ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_end", [True, False], ids=["first epoch's end", "second epoch's midst"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
+    finished: PretrainingRun, data: Path, tmp_path: Path, at_end: bool
+) -> None:
+    lines: list[str] = []
+    with pytest.raises(Interrupted):
+        stop = stop_in("epoch 1/2" if at_end else "epoch 2/2", at_end=at_end)
+        begin(data, tmp_path / "run", finished.choices.objective, say=lines.append, progress=stop)
+    assert lines[-1] == f"to go on: vitkit pretrain --resume {tmp_path / 'run'}"
+    assert not (tmp_path / "run" / "report.html").exists()
+    pretrain(resume=tmp_path / "run", say=lambda _: None)
+    same(tmp_path / "run", finished.folder)
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_neither_workers_nor_checkpointing_nor_the_cache_change_the_weights(
+    finished: PretrainingRun, data: Path, tmp_path: Path
+) -> None:
+    other = begin(data, tmp_path / "run", finished.choices.objective, workers=1, cache="none", checkpointing="all")
+    runs.assert_same_weights(other.folder, finished.folder)
+    assert runs.metrics(other.folder) == runs.metrics(finished.folder)
+
+
+def test_another_seed_hides_other_patches_and_leads_elsewhere(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
+    other = begin(data, tmp_path / "run", seed=1, split_from=str(mae.folder))
+    assert not torch.equal(*(runs.weights(own.folder)["blocks.0.attn.qkv.weight"] for own in (mae, other)))
+
+
+def test_keys_differ_between_images_epochs_and_splits_and_not_otherwise() -> None:
+    keys = {mask_key(0, kind, epoch, i) for kind in (1, 2) for epoch in range(20) for i in range(50)}
+    assert len(keys) == 2 * 20 * 50
+    assert min(keys) >= -(2**31)
+    assert max(keys) < 2**31
+    assert keys_of_validation(0, [3, 1])[1] == keys_of_validation(0, [1])[0]
+
+
+def test_a_run_does_not_go_on_with_another_objective(finished: PretrainingRun, tmp_path: Path) -> None:
+    folder = runs.copy_of(finished.folder, tmp_path / "run")
+    text = (folder / "pretraining.toml").read_text()
+    (folder / "pretraining.toml").write_text(text.replace("mask = 0.", "mask = 0.1"))
+    with pytest.raises(VitkitError, match=r"of another run, or the recipe was changed since: it has mask 0\.\d+, not"):
+        pretrain(resume=folder, say=lambda _: None)
+
+
+# --- What it leaves ---------------------------------------------------------------------------------
+
+
+def test_the_model_folder_is_the_encoder_alone(finished: PretrainingRun) -> None:
+    whole = vitkit.create_model("vit_micro_patch4_16", num_classes=0)
+    assert runs.weights(finished.folder).keys() == whole.state_dict().keys()
+    assert finished.encoder.classes == ()
+    assert finished.encoder.provenance["pretraining"] == finished.choices.to_dict()
+    assert finished.choices.objective in finished.lines()[0]
+
+
+def test_the_loss_of_every_epoch_is_written_and_the_least_is_kept(finished: PretrainingRun) -> None:
+    losses = [row["val_loss"] for row in finished.metrics]
+    assert len(losses) == 2
+    assert finished.kept["val_loss"] == min(losses)
+    assert ("val_acc" in finished.metrics[0]) == (finished.choices.target == "colour")
+
+
+def test_the_page_shows_pictures_filled_in_and_needs_nothing_else(finished: PretrainingRun) -> None:
+    page = finished.report.read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 2
+    assert "Pictures filled in" in page
+    assert "No label was shown" in page
+    assert "http" not in page.replace("https://arxiv.org", "")
+
+
+def test_it_learns(data: Path, tmp_path: Path) -> None:
+    """The photographs are of three colours and noise: what colour a patch has, the others tell."""
+    run = begin(data, tmp_path / "run", "masked-patch", epochs=6, lr=3e-3, target="pixels")
+    losses = [row["val_loss"] for row in run.metrics]
+    assert min(losses) < 0.7 * losses[0]
+
+
+# --- What training makes of it ----------------------------------------------------------------------
+
+
+def test_a_classifier_trained_from_it_keeps_its_split_and_tests_on_what_was_never_seen(
+    mae: PretrainingRun, data: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    run = vitkit.train(
+        data,
+        weights=str(mae.folder),
+        out=tmp_path / "run",
+        method="full",
+        epochs=1,
+        seed=5,
+        workers=0,
+        say=lines.append,
+    )
+    before, after = (split_from_file(own.folder / "split.json") for own in (mae, run))
+    parts = [dict(zip(own.paths, own.splits, strict=True)) for own in (before, after)]
+    assert parts[0] == parts[1]
+    assert any("are known from" in line and "keep their split" in line for line in lines)
+    assert run.classifier.provenance["weights"]["from"]["pretraining"]["objective"] == "mae"
+
+
+def test_the_record_knows_every_picture_and_no_label(mae: PretrainingRun) -> None:
+    record = PictureRecord.from_bytes((mae.folder / "pictures.npz").read_bytes(), mae.folder)
+    assert len(record) == 36
+    assert record.names == (UNLABELLED,)
+    assert record.is_whole
+    table = split_from_file(mae.folder / "split.json")
+    assert record.seen == sum(split != "test" for split in table.splits)
+
+
+def test_unlabelled_pictures_of_a_test_set_are_told_of(data: Path, tmp_path: Path) -> None:
+    """All pictures are pre-trained on as one heap; then a data set comes with its own split."""
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    for i, file in enumerate(sorted(data.rglob("*.png"))):
+        shutil.copy(file, heap / f"{i}.png")
+    run = begin(heap, tmp_path / "heap-run", epochs=1)
+    assert set(split_from_file(run.folder / "split.json").splits) == {"train", "val"}
+    split = tmp_path / "split"
+    for number, file in enumerate(sorted(data.rglob("*.png"))):
+        target = split / ("test" if number % 3 == 0 else "train") / file.parent.name / f"{number}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    lines: list[str] = []
+    vitkit.train(split, weights=str(run.folder), out=tmp_path / "run", epochs=1, workers=0, say=lines.append)
+    told = [line for line in lines if "had seen 12 of the 12 test images" in line]
+    assert told
+    assert told[0].startswith("problem: ")
+
+
+def test_pretraining_goes_on_from_other_weights_and_knows_what_they_had_seen(
+    mae: PretrainingRun, data: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    run = begin(data, tmp_path / "run", "masked-patch", weights=str(mae.folder), model=None, seed=3, say=lines.append)
+    parts = [
+        dict(zip(own.paths, own.splits, strict=True))
+        for own in (split_from_file(own.folder / "split.json") for own in (mae, run))
+    ]
+    assert parts[0] == parts[1]
+    assert run.recipe.weights == str(mae.folder)
+
+
+# --- Folders ----------------------------------------------------------------------------------------
+
+
+def test_unlabelled_takes_every_picture_below_and_tests_none(data: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    shutil.copytree(data / "red", deep / "red")
+    Image.new("RGB", (20, 20), "blue").save(tmp_path / "a" / "loose.png")
+    run = begin(tmp_path / "a", tmp_path / "run", unlabelled=True, epochs=1)
+    table = split_from_file(run.folder / "split.json")
+    assert len(table) == 13
+    assert "test" not in table.splits
+
+
+def test_an_unreadable_picture_is_left_out_and_told_of(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "red", tmp_path / "flat")
+    (tmp_path / "flat" / "broken.png").write_bytes(b"no picture")
+    lines: list[str] = []
+    begin(tmp_path / "flat", tmp_path / "run", epochs=1, say=lines.append)
+    assert any("1 of 13 images is unreadable" in line for line in lines)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_without_pictures_is_refused(tmp_path: Path, is_there: bool) -> None:
+    if is_there:
+        (tmp_path / "photos").mkdir()
+    with pytest.raises(VitkitError, match=r"no such folder|no images"):
+        begin(tmp_path / "photos", tmp_path / "run", unlabelled=True)
+    assert not (tmp_path / "run").exists()
+
+
+# --- What cannot be ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"label_smoothing": 0.1}, "label_smoothing is about learning labels"),
+        ({"mixup": 0.2}, "mixup is about learning labels"),
+        ({"epoch": 3}, "unknown field 'epoch'"),
+        ({"decoder_width": 50}, "multiple of 32"),
+    ],
+)
+def test_fields_that_mean_nothing_here_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        settle_fields({"data": "x", **fields})
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["vit_micro_r_s4_16", "vit_base_patch16_224_in21k", "torchvision:resnet18", "deit_tiny_distilled_patch16_224"],
+)
+def test_a_model_that_cannot_be_pretrained_leaves_nothing_behind(data: Path, tmp_path: Path, model: str) -> None:
+    with pytest.raises(VitkitError, match="--objective mae: "):
+        begin(data, tmp_path / "run", model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_kind_of_run_is_resumed_by_its_own_command(mae: PretrainingRun, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match=f"is a pre-training: vitkit pretrain --resume {mae.folder}"):
+        vitkit.train(resume=mae.folder)
+    (tmp_path / "recipe.toml").write_text("")
+    with pytest.raises(VitkitError, match=f"vitkit train --resume {tmp_path}"):
+        pretrain(resume=tmp_path)
+
+
+def test_resume_takes_everything_from_the_run(mae: PretrainingRun) -> None:
+    with pytest.raises(VitkitError, match="leave out the data and the other flags"):
+        pretrain(resume=mae.folder, epochs=3)
+
+
+def test_a_run_is_not_written_over_unless_forced(mae: PretrainingRun, data: Path) -> None:
+    before = (mae.folder / "model.safetensors").read_bytes()
+    with pytest.raises(VitkitError, match="exists and is not empty"):
+        begin(data, mae.folder)
+    assert (mae.folder / "model.safetensors").read_bytes() == before
