@@ -174,6 +174,8 @@ def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -
         ([A, B, "vit_nothing_16"], {}, "vit_nothing_16"),
         ([A, B, f"{A}@no/such/file.pth"], {}, "file.pth"),
         ([A, f"{A}@"], {}, "after @"),
+        ([A, "none-such.toml"], {}, "none-such.toml"),
+        (["some.toml"], {"recipe": "digits"}, "leave out --recipe"),
         ("a,,b", {}, "--models"),
         ([A], {"budget": "epochs=0"}, "epochs="),
         ([A], {"budget": "time=soon"}, "duration"),
@@ -196,6 +198,24 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
     with pytest.raises(VitkitError, match=message):
         compare(data, models, out=tmp_path / "out", say=quiet, **{**own, **fields})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = tmp_path / "large.toml", tmp_path / "small.toml"
+    large.write_text(f'model = "{A}"\nweights = "none"\nimage_size = 32\nepochs = 3\n', encoding="utf-8")
+    small.write_text(f'model = "{A}"\nweights = "none"\nepochs = 5\n', encoding="utf-8")
+    monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare(data, [large, str(small)], epochs=4, seeds=1, out=tmp_path / "flag", say=quiet)
+    with pytest.raises(ZeroDivisionError):
+        compare(data, f"{large},{small}", seeds=1, out=tmp_path / "out", say=quiet)
+    for out, epochs in (("flag", [4, 4]), ("out", [3, 5])):
+        plan = json.loads((tmp_path / out / "plan.json").read_text(encoding="utf-8"))["plan"]
+        assert plan["models"] == ["large", "small"]
+        assert [job["fields"].get("image_size") for job in plan["jobs"]] == [32, None]
+        assert [job["fields"]["epochs"] for job in plan["jobs"]] == epochs
 
 
 def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

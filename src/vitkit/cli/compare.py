@@ -20,7 +20,8 @@ def compare(
         typer.Argument(help="Folder of class folders, folder with train/ and val/, or a name such as digits."),
     ] = None,
     models: Annotated[
-        str | None, typer.Option("--models", help="Names as `vitkit train --model` takes them, or NAME@WEIGHTS.")
+        str | None,
+        typer.Option("--models", help="Names as `vitkit train --model` takes them, NAME@WEIGHTS, or RECIPE.toml."),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="TOML file, or the name of a bundled recipe, for all models.")

@@ -44,7 +44,8 @@ def compare(
 
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits.
-        models: names as `vitkit.train` takes them, or NAME@WEIGHTS; text has commas.
+        models: names as `vitkit.train` takes them, NAME@WEIGHTS, or RECIPE.toml of one that is trained in its own way;
+            text has commas.
         recipe: TOML file, or the name of a bundled recipe, for all models.
         seeds: trainings of each model, with seeds that follow one another from `seed` on.
         budget: of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.

@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vitkit.data.splits import limit_training
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
-from vitkit.system.files import fitting
+from vitkit.system.files import fitting, without_place
 from vitkit.system.progress import Progress
 from vitkit.training.architecture import weights_of
 from vitkit.training.lineage import Divided, contents_of
@@ -21,6 +22,7 @@ from vitkit.training.settling import Settled, settle
 
 # Fields that a comparison sets itself, or that would make of one run several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
+RECIPES = ".toml"  # an entry that ends so is a model with its own way to be trained
 _WHOLE = 1.0
 
 
@@ -98,7 +100,7 @@ def names_of(models: str | Sequence[str]) -> list[str]:
     Raises:
         VitkitError: there is none, or one is empty.
     """
-    names = [name.strip() for name in (models.split(",") if isinstance(models, str) else models)]
+    names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
     if not names or not all(names):
         raise VitkitError("--models must be names with commas between them, such as vit_tiny_patch16_224,NAME@WEIGHTS")
     return names
@@ -161,9 +163,11 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
     names, fractions = names_of(asked["models"]), fractions_of(asked["fractions"])
     budget = budget_of(asked["budget"], fields)
     entries, notes, first = [], [], None
+    labels = [_label(name) for name in names]
     for place, name in enumerate(names):
         progress("looking at the models", place, len(names))
-        label = name if name not in names[:place] else f"{name} ({names[:place].count(name) + 1})"
+        label, before = labels[place], labels[:place].count(labels[place])
+        label = f"{label} ({before + 1})" if before else label
         resolved = _fields(name, asked, fields, budget)
         try:
             settled = settle({**resolved, "max_images": None}, progress)
@@ -189,6 +193,14 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
     return Plan(
         dict(asked), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
     )
+
+
+def _label(name: str) -> str:
+    """What a model is called in the comparison: as it was asked for, without where its file lies."""
+    if name.endswith(RECIPES):
+        return Path(name).stem
+    model, at, weights = name.partition("@")
+    return f"{model}{at}{without_place(weights) if weights else ''}"
 
 
 @dataclass(frozen=True)
@@ -241,7 +253,10 @@ def _fields(
     name: str, asked: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
 ) -> dict[str, Any]:
     """Of a recipe for one model, as `vitkit train` would resolve them."""
-    model, at, weights = name.partition("@")
+    is_file = name.endswith(RECIPES)
+    if is_file and asked["recipe"] is not None:
+        raise VitkitError(f"{name} is a recipe of its own: leave out --recipe {asked['recipe']}")
+    model, at, weights = ("", "", "") if is_file else name.partition("@")
     if at and not weights:
         raise VitkitError(f"{name}: after @ comes where the weights are, or none")
     own = {
@@ -252,8 +267,8 @@ def _fields(
     }
     if budget is not None and budget[0] != "flops":
         own[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
-    resolved = resolve(own, asked["recipe"])
-    if not model:
+    resolved = resolve(own, name if is_file else asked["recipe"])
+    if not model and not is_file:
         resolved["model"] = None
     for refused in ("folds", "devices", "nodes"):
         if resolved.get(refused) is not None:
