@@ -31,13 +31,14 @@ EXPERIMENT = Measurement(
 def measure(subject: Subject) -> Measured:
     """The accuracy on all held-out images for each number of training images a class, drawn anew for each seed.
 
-    The penalty is chosen on the few images themselves, by leaving each out in turn.
+    Its interval is of other draws and of other test images. The penalty is chosen on the few images themselves, by
+    leaving each out in turn.
     """
     import numpy as np
 
-    from vitkit.evaluation.intervals import mean_interval
     from vitkit.evaluation.least_squares import choose_least_squares, one_or_minus_one
     from vitkit.experiments.lab.measuring import Measured
+    from vitkit.experiments.statistics import accuracy_interval
 
     table = subject.table
     train, test = table.of_split("train"), table.of_split(subject.held_out)
@@ -51,15 +52,15 @@ def measure(subject: Subject) -> Measured:
             chosen = draw(known, shots, seed)
             fitted = choose_least_squares(x[chosen], one_or_minus_one(known[chosen], len(table.classes)))
             is_right.append(fitted.scores(x_test).argmax(axis=1) == true)
-        right = np.array(is_right, dtype=float)  # (S, n)
+        right = np.array(is_right)  # (S, n)
         accuracy, each = float(right.mean()), right.mean(axis=1)
-        low, high = mean_interval(right.mean(axis=0), 1.0, subject.units)
+        low, high = map(float, accuracy_interval(right, subject.units))
         spans = [f"{100 * least:.1f} to {100 * most:.1f}" for least, most in ((low, high), (each.min(), each.max()))]
         rows.append([str(shots), f"{100 * accuracy:.1f} %", *spans])
         numbers.append(
             {"shots": shots, "accuracy": accuracy, "interval": [low, high], "by_seed": [float(own) for own in each]}
         )
-    headings = ["images a class", "accuracy", "95 %, of these test images", f"over {len(subject.seeds)} draws"]
+    headings = ["images a class", "accuracy", "95 %", f"over {len(subject.seeds)} draws"]
     chance = 100 / len(table.classes)
     told = [f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %"]
     return Measured(headings, rows, {"few_shot": numbers}, told)
