@@ -132,6 +132,32 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(
     assert timeless(again.to_dict()) == timeless(found.to_dict())
 
 
+def test_under_stress_all_models_are_asked_about_the_same_pictures(found: Comparison, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(found.folder, out)
+    stressed = compare(out=out, resume=True, stress="occlusion,blur", say=quiet)
+    assert {key: own for key, own in timeless(stressed.to_dict()).items() if key != "stress"} == {
+        key: own for key, own in timeless(found.to_dict()).items() if key != "stress"
+    }
+    rows = stressed.figures["stress"]
+    assert [row["kind"] for row in rows] == ["occlusion", "blur"]
+    for row in rows:
+        assert row["models"][A] == row["models"][f"{A}@none"]  # one configuration
+        for model in stressed.models:
+            own = row["models"][model["name"]]
+            assert len(own["accuracy"]) == len(own["interval"]) == len(row["strengths"])
+            assert all(low <= mean <= high for mean, (low, high) in zip(own["accuracy"], own["interval"], strict=True))
+            assert own["accuracy"][0] == pytest.approx(model["accuracy"], abs=0.1)  # as it is, but for its size
+    answers = sorted((out / "stress").iterdir())
+    assert len(answers) == 4  # of each run on all the data
+    for file in answers:  # what is known is not asked again
+        known = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({key: "1" * len(bits) for key, bits in known.items()}), encoding="utf-8")
+    again = compare(out=out, resume=True, stress="blur", say=quiet)
+    assert again.figures["stress"][0]["models"][A]["accuracy"] == [1.0] * 5
+    assert "Under stress: blurred" in again.report.read_text(encoding="utf-8")
+
+
 def test_a_run_that_was_judged_by_other_images_is_refused(found: Comparison, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(found.folder, out)
@@ -185,6 +211,8 @@ def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -
         ([A], {"fractions": "0,1"}, "--fractions"),
         ([A], {"fractions": "0.01,1"}, "--fractions 0.01"),
         ([A], {"seeds": 0}, "--seeds"),
+        ([A], {"stress": "blur,fog"}, "'fog' is none of"),
+        ([A, "torchvision:resnet0"], {}, "resnet0"),
         ([A], {"folds": 3}, "folds"),
         ([A], {"model": B}, "model"),
         (None, {}, "no models"),

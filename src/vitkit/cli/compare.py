@@ -9,6 +9,7 @@ import typer
 
 from vitkit.cli.flags import with_flags_of
 from vitkit.cli.say import say
+from vitkit.experiments.stress_kinds import STRESSES
 from vitkit.system.files import to_json
 from vitkit.training.recipe import Recipe
 
@@ -34,6 +35,10 @@ def compare(
     fractions: Annotated[
         str, typer.Option("--fractions", help="Of the training images, as 0.1,0.3,1; the test images stay.")
     ] = "1",
+    stress: Annotated[
+        str,
+        typer.Option("--stress", help=f"Ask of pictures made harder, too; with commas: {', '.join(STRESSES)}."),
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the comparison; by default the next runs/compare-NAME-N."),
@@ -65,6 +70,7 @@ def compare(
             seeds=seeds,
             budget=budget,
             fractions=fractions,
+            stress=stress,
             out=out,
             resume=resume,
             devices=devices,

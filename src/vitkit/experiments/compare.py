@@ -11,6 +11,7 @@ import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_plan import NOT_COMPARED, Plan, make_plan
 from vitkit.experiments.comparison_result import COMPARISON, HEADINGS, PAGE, TABLE, Comparison, cells, to_csv
+from vitkit.experiments.stress_kinds import stresses_of
 from vitkit.system.files import from_json, is_empty, sole_in, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.verbs.choices import check_least
@@ -28,6 +29,7 @@ def compare(
     seeds: int = 3,
     budget: str | None = None,
     fractions: str | float | Sequence[float] = "1",
+    stress: str | Sequence[str] = "",
     out: str | Path | None = None,
     resume: bool = False,
     devices: int = 1,
@@ -50,6 +52,8 @@ def compare(
         seeds: trainings of each model, with seeds that follow one another from `seed` on.
         budget: of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
         fractions: of the training images; smaller subsets are in the larger ones. Text has commas.
+        stress: ways to make the test pictures harder, with commas between them if in one text: occlusion, shuffle,
+            texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
         resume: go on with the comparison in `out`; what it was asked for need not be said again.
         devices: trainings at a time, each on a GPU of its own, or on its part of the cores.
@@ -71,7 +75,7 @@ def compare(
     check_least("--devices", devices, 1)
     if refused := [name for name in NOT_COMPARED if name in fields]:
         raise VitkitError(f"{refused[0]} is no choice of a comparison: leave it out")
-    asked = _asked(data, models, recipe, seeds, fractions, budget)
+    asked = {**_asked(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
     with ExitStack() as hold:
         if resume:
             folder, plan = _taken_up(out, asked, fields, hold)
@@ -82,7 +86,7 @@ def compare(
         except Interrupted:
             say(f"to go on: vitkit compare --resume --out {folder}")
             raise
-        return _conclude(plan, folder, fields.get("device", "auto"), progress)
+        return _conclude(plan, folder, asked["stress"] or plan.asked["stress"], progress)
 
 
 def _asked(
@@ -166,12 +170,14 @@ def _taken_up(
     return Path(out), plan
 
 
-def _conclude(plan: Plan, folder: Path, device: str, progress: Progress) -> Comparison:
+def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progress) -> Comparison:
     """Read all runs, compare, and write it down."""
     from vitkit.experiments.comparison_costs import costs_of
     from vitkit.experiments.comparison_figures import findings_of, of_model, pairs_of, read_judged
+    from vitkit.experiments.stress_answers import stress_figures
     from vitkit.reporting.comparison import write_comparison
 
+    device = plan.jobs[0].fields.get("device", "auto")
     judged = [read_judged(plan, folder, fraction) for fraction in plan.fractions]
     costs = costs_of(plan, folder, device, progress)
     models = [of_model(name, plan, folder, judged, costs[name]) for name in plan.models]
@@ -190,6 +196,7 @@ def _conclude(plan: Plan, folder: Path, device: str, progress: Progress) -> Comp
         "pairs": by_fraction[-1],
         "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
         "findings": findings_of(models, judged[-1]),
+        "stress": stress_figures(plan, folder, judged[-1], stress, device, progress),
         "notes": list(plan.notes),
     }
     write_text(folder / TABLE, to_csv(models))

@@ -153,7 +153,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
     """Settle every model before anything is trained.
 
     Args:
-        asked: data, models, recipe, seeds, fractions and budget, as `compare` takes them.
+        asked: data, models, recipe, seeds, fractions, budget and stress, as `compare` takes them.
         fields: of the recipe, for all models.
         progress: told what is being done, how many are done, of how many.
 
@@ -174,6 +174,8 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
             check_weights_name(settled)
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
+        if asked["stress"] and settled.table.is_multi:
+            raise VitkitError("--stress asks for the one class of a picture, and these may have several: leave it out")
         entry = _Entry(label, resolved, settled)
         first = first or entry
         if entry.judged_by != first.judged_by:
@@ -352,12 +354,15 @@ def check_weights_name(settled: Settled) -> None:
     Raises:
         VitkitError: they are.
     """
+    from vitkit.model.config import ViTConfig
     from vitkit.model.names import config_for, is_model_name
 
     recipe = settled.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
         return
     named, found = config_for(recipe.model), settled.config
+    if not isinstance(found, ViTConfig):
+        return  # refused already
     for field in ("layers", "hidden_size", "heads", "patch_size"):
         if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(found, field):
             raise VitkitError(

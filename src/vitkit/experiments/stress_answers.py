@@ -1,0 +1,135 @@
+"""What the models of a comparison say of pictures made harder, asked run by run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.experiments.comparison_figures import Judged
+from vitkit.experiments.comparison_plan import Plan
+from vitkit.experiments.statistics import accuracy_interval
+from vitkit.experiments.stress import at_one_size, variants
+from vitkit.experiments.stress_kinds import STRESSES
+from vitkit.system.files import from_json, write_json
+from vitkit.system.progress import Progress
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.data.sources import ImageTable
+
+ANSWERS = "stress"  # a folder beside the runs
+
+
+def stress_figures(
+    plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str, progress: Progress
+) -> list[dict[str, Any]]:
+    """The accuracy of each model under each stress, at each strength, with 95 % intervals.
+
+    Args:
+        plan: of the comparison.
+        out: its folder, whose runs are finished.
+        judged: the images that judge.
+        names: of the stresses.
+        device: where it is computed: auto, cpu, cuda or mps.
+        progress: told how many images are done.
+    """
+    if not names:
+        return []
+    folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == plan.fractions[-1]}
+    distinct = list(dict.fromkeys(folders.values()))
+    side = max(_short_side(out / folder) for folder in distinct)
+    answers = {}
+    for number, folder in enumerate(distinct, start=1):
+
+        def tell(what: str, done: int, total: int | None, number: int = number) -> None:
+            progress(f"stress, run {number} of {len(distinct)}: {what}", done, total)
+
+        answers[folder] = _answers(out, folder, judged.paths, names, side, plan.seeds[0], device, tell)
+    rows = []
+    for name in names:
+        own, models = STRESSES[name], {}
+        for model in plan.models:
+            of_seeds = [answers[folders[model, seed]] for seed in plan.seeds]
+            found = [
+                np.stack([each["" if place == 0 else f"{name} {strength:g}"] for each in of_seeds])  # (S, n)
+                for place, strength in enumerate(own.strengths)
+            ]
+            models[model] = {
+                "accuracy": [float(each.mean()) for each in found],
+                "interval": [list(accuracy_interval(each, judged.units)) for each in found],
+            }
+        told = {"kind": name, "title": own.title, "unit": own.unit, "about": own.about}
+        rows.append({**told, "short_side": side, "strengths": list(own.strengths), "models": models})
+    return rows
+
+
+def _short_side(run: Path) -> int:
+    from vitkit.weights import load
+
+    return load(run).preprocess.short_side
+
+
+def _answers(
+    out: Path,
+    folder: str,
+    paths: Sequence[str],
+    names: Sequence[str],
+    side: int,
+    seed: int,
+    device: str,
+    progress: Progress,
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which images a run has right as they are (``), and under each stress (`blur 2`), as known or asked now; (n,)."""
+    file = out / ANSWERS / f"{Path(folder).name}.json"
+    keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
+    stored = from_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not (stored.keys() >= set(keys) and all(len(stored[key]) == len(paths) for key in keys)):
+        stored = _ask(out / folder, paths, names, keys, side, seed, device, progress)
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, stored)
+    return {key: np.array([bit == "1" for bit in stored[key]]) for key in keys}
+
+
+def _ask(
+    run: Path,
+    paths: Sequence[str],
+    names: Sequence[str],
+    keys: Sequence[str],
+    side: int,
+    seed: int,
+    device: str,
+    progress: Progress,
+) -> dict[str, str]:
+    """For each key a `1` for each image that is right, else a `0`."""
+    from vitkit.data.whereabouts import images_of_run
+    from vitkit.system.run_files import SPLIT
+    from vitkit.weights import load
+
+    classifier = load(run).to(device)
+    table = images_of_run(run / SPLIT, progress=progress)
+    place = {path: i for i, path in enumerate(table.paths)}
+    columns = []
+    for done, path in enumerate(paths, start=1):
+        columns.append(_of_image(classifier, table, place[path], names, side, f"{seed} {path}"))
+        progress("pictures made harder", done, len(paths))
+    rows = np.stack(columns, axis=1)  # (V, n)
+    return {key: "".join("1" if own else "0" for own in row) for key, row in zip(keys, rows.tolist(), strict=True)}
+
+
+def _of_image(
+    classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
+) -> npt.NDArray[np.bool_]:
+    """Whether the classifier is right about each variant of an image, (V,)."""
+    import torch
+
+    from vitkit.data.decode import picture_of
+
+    with picture_of(table.file(i), side) as picture:
+        own = at_one_size(picture.image, side)
+    images = np.stack([classifier.preprocess(each) for each in variants(own, names, key)])  # (V, C, height, width)
+    said = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()
+    return np.asarray(said == classifier.classes.index(table.name_of(i)))

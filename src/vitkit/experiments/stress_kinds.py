@@ -1,0 +1,92 @@
+"""The ways to make pictures harder, by name; what does it is in `stress`. Nothing here loads anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitkit.errors import VitkitError
+
+GRID = 14  # patches along a side, as of 224 pixels by 16
+
+
+@dataclass(frozen=True)
+class Stress:
+    """One way to make pictures harder.
+
+    Attributes:
+        name: by which it is asked for.
+        title: in a heading.
+        unit: of the strength.
+        about: what is done, in a sentence.
+        strengths: from nothing on.
+    """
+
+    name: str
+    title: str
+    unit: str
+    about: str
+    strengths: tuple[float, ...]
+
+
+STRESSES: dict[str, Stress] = {
+    own.name: own
+    for own in (
+        Stress(
+            "occlusion",
+            "patches dropped",
+            "part of the patches that is black",
+            f"Random patches of a {GRID} x {GRID} grid are black; a higher strength adds to those of a lower.",
+            (0.0, 0.25, 0.5, 0.75, 0.9),
+        ),
+        Stress(
+            "shuffle",
+            "patches shuffled",
+            "cells along a side",
+            "The cells of a grid are put in another order, so that what is in them stays and where it is does not.",
+            (1.0, 2.0, 4.0, 8.0),
+        ),
+        Stress(
+            "texture",
+            "fine texture removed",
+            "width of the median filter, % of the short side",
+            "A median filter takes fine texture away and leaves outlines; a model that lives by texture loses by it.",
+            (0.0, 2.0, 4.0, 6.0),
+        ),
+        Stress(
+            "patch",
+            "a patch pasted",
+            "part of the area",
+            "A rectangle of random colours is pasted somewhere.",
+            (0.0, 0.05, 0.1, 0.2, 0.4),
+        ),
+        Stress(
+            "jpeg",
+            "JPEG compression",
+            "100 less the quality",
+            "Stored as JPEG by this quality, and read again.",
+            (0.0, 50.0, 80.0, 90.0, 95.0),
+        ),
+        Stress(
+            "blur",
+            "blurred",
+            "standard deviation, % of the short side",
+            "A Gaussian blur takes away fine detail and outlines alike.",
+            (0.0, 0.5, 1.0, 2.0, 4.0),
+        ),
+    )
+}
+
+
+def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The kinds asked for, each once; text has commas.
+
+    Raises:
+        VitkitError: one is not known.
+    """
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    found = tuple(dict.fromkeys(part for part in parts if part))
+    for name in found:
+        if name not in STRESSES:
+            raise VitkitError(f"--stress {name!r} is none of {', '.join(STRESSES)}")
+    return found
