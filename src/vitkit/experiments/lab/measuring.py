@@ -107,7 +107,8 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     held_out = held_out_split(own.images.table)
     judged = [i for i, name in enumerate(own.images.table.splits) if name == held_out]
     units = Units.of(len(judged), np.array(own.images.groups)[judged])
-    findings = [str(finding) for finding in [*of_ancestry(own, recipe), *own.findings, *diagnosis.findings]]
+    spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
+    findings = [str(finding) for finding in [*of_ancestry(own, recipe), *own.findings, *spoiling]]
     assumed = () if classifier.report is None else classifier.report.assumed.items()
     findings += [f"{name} assumed: {taken}" for name, taken in assumed if name != "classes"]
     return Subject(classifier, own.images.table, units, range(seed, seed + seeds), findings, progress)
