@@ -58,12 +58,14 @@ def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model
     assert {own.against, *own.better} <= set(labels)
     recipes = [build(variant_fields(base, {}, variant)) for variant in variants]
     configs = [config_of(recipe, 10) for recipe in recipes]
-    if name != "resolution":
+    if name == "pretraining":
+        assert {own.pretraining.get("objective") for own in variants} == {None, "masked-patch", "mae"}
+    elif name != "resolution":
         assert {config.image_size for config in configs} == {config_for(model).image_size}
         assert len(set(zip(configs, (recipe.lr for recipe in recipes), strict=True))) == len(variants)
 
 
-@pytest.mark.parametrize("name", sorted(ABLATIONS.keys() - {"resolution"}))
+@pytest.mark.parametrize("name", sorted(ABLATIONS.keys() - {"resolution", "pretraining"}))
 def test_the_published_recipe_is_one_and_is_foreseen(name: str) -> None:
     assert ABLATIONS[name].recipe in bundled()
     found = package.lab(name, preset="paper")
@@ -312,3 +314,28 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
         if own is not trained:
             assert classifier.provenance["weights"]["source"] == Path(trained["runs"][0]["folder"]).name
     assert larger["gmacs"] > 3 * same["gmacs"]
+
+
+def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path, tmp_path: Path) -> None:
+    """However few labels there are; a run that was pre-trained for has its split, and stopped it goes on."""
+
+    def stop(line: str) -> None:
+        if line.startswith("run 3 of 4"):
+            raise Interrupted(2)
+
+    small = {**QUICK, "model": "vit_micro_patch4_16", "seeds": 1, "model_fields": {"layers": 1}, "epochs": 1}
+    with pytest.raises(Interrupted):
+        package.lab("pretraining", photos, **{**small, "max_images": 9}, out=tmp_path / "lab", say=stop)
+    found = package.lab(resume=True, out=tmp_path / "lab", say=quiet)
+    assert isinstance(found, LabResult)
+    folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
+    splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
+    assert all(own["test"] == splits[0]["test"] for own in splits)
+    tested = {path for paths in splits[0]["test"].values() for path in paths}
+    for folder, objective in zip(folders[2:], ("masked-patch", "mae"), strict=True):
+        encoder = Path(f"{folder}-pretrained")
+        assert package.load(encoder).provenance["pretraining"]["objective"] == objective
+        learned = json.loads((encoder / "split.json").read_text())["splits"]["train"]
+        assert len(seen := {path for paths in learned.values() for path in paths}) > 9
+        assert not seen & tested
+        assert package.load(folder).provenance["weights"]["source"] == encoder.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vitkit.experiments.comparison_plan import Job
 from vitkit.system.files import write_json
@@ -36,7 +37,26 @@ def make(job: Job, out: Path, progress: Progress = silent) -> None:
             if folder.is_dir():  # killed before its recipe was written, which comes last
                 clear(folder)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            run.train(job.fields, folder, say=unsaid, progress=progress)
+            fields = job.fields
+            if job.pretraining is not None:
+                encoder = folder.with_name(f"{folder.name}-pretrained")
+                _pretrain(job.pretraining, encoder, progress)
+                fields = {**fields, "weights": str(encoder)}
+            run.train(fields, folder, say=unsaid, progress=progress)
     if memory.peak is not None:
         (out / COSTS).mkdir(exist_ok=True)
         write_json(out / COSTS / f"{folder.name}.json", {"peak_memory": memory.peak})
+
+
+def _pretrain(fields: dict[str, Any], folder: Path, progress: Progress) -> None:
+    """Pre-train what a job starts from, unless that is done."""
+    from vitkit.training.pretraining import run as pretraining
+
+    if is_finished(folder):
+        return
+    if (folder / RECIPE).is_file():
+        pretraining.resume(folder, say=unsaid, progress=progress)
+        return
+    if folder.is_dir():
+        clear(folder)
+    pretraining.pretrain(dict(fields), folder, say=unsaid, progress=progress)

@@ -37,6 +37,7 @@ class Job:
         images: how many they are.
         fields: of its recipe.
         folder: of the run, below the comparison's.
+        pretraining: fields of the pre-training that it starts from; None: there is none.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Job:
     images: int
     fields: dict[str, Any]
     folder: str
+    pretraining: dict[str, Any] | None = None
 
     @property
     def described(self) -> str:

@@ -13,7 +13,7 @@ from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.comparison_figures import Judged, read_judged, verdict
 from vitkit.experiments.comparison_plan import Job, Plan, hash_of_images
 from vitkit.experiments.lab.experiment import Ablation, Variant
-from vitkit.experiments.lab.presets import Preset, base_config, base_fields, variant_fields
+from vitkit.experiments.lab.presets import Preset, base_config, base_fields, pretraining_fields, variant_fields
 from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference, holm
 from vitkit.profiling.model_info import describe
 from vitkit.system.files import from_json
@@ -50,7 +50,7 @@ def plan_ablation(
             progress("looking at the variants", place, len(variants))
             fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
             try:
-                if variant.after is None:
+                if variant.after is None and not variant.pretraining:
                     settled = settle(fields, progress)
                     (own,) = settled.parts
                     judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
@@ -68,8 +68,9 @@ def plan_ablation(
             for own_seed in range(seed, seed + seeds):
                 if variant.after is not None:
                     fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{own_seed}"}
-                folder = f"{folders[variant.label]}-seed{own_seed}"
-                jobs.append(Job(variant.label, own_seed, 1.0, images, {**fields, "seed": own_seed}, folder))
+                folder, own_fields = f"{folders[variant.label]}-seed{own_seed}", {**fields, "seed": own_seed}
+                before = pretraining_fields(own_fields, variant) if variant.pretraining else None
+                jobs.append(Job(variant.label, own_seed, 1.0, images, own_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
     assert judged_by is not None
     plan = Plan(

@@ -21,6 +21,8 @@ class Variant:
         paper: the paper's figure of it, as it is printed there.
         times: by how much fields of the recipe are multiplied, such as lr and epochs.
         after: the label of an earlier variant, whose run of the same seed it starts from; None: from none.
+        pretraining: fields of `vitkit pretrain`, which comes first, with the same seed, on the training images; empty:
+            it does not.
     """
 
     label: str
@@ -28,6 +30,7 @@ class Variant:
     paper: str | None = None
     times: Mapping[str, float] = field(default_factory=dict)
     after: str | None = None
+    pretraining: Mapping[str, Any] = field(default_factory=dict)
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> Variant:

@@ -87,3 +87,34 @@ def variant_fields(base: Mapping[str, Any], asked: Mapping[str, Any], variant: V
         value = fields.get(name, getattr(Recipe(), name))
         fields[name] = max(round(factor * value), 1) if isinstance(value, int) else factor * value
     return unfold({name: value for name, value in fields.items() if value is not None and value != {}})
+
+
+_OF_BOTH = (  # what a pre-training has from the recipe that it is for: the same model, pixels, split and machine
+    *("data", "model", "model_fields", "image_size", "init", "batch_size"),
+    *(
+        "fit",
+        "crop_pct",
+        "interpolation",
+        "crop_scale",
+        "hflip",
+        "rotate",
+        "translate",
+        "zoom",
+        "shear",
+        "color_jitter",
+    ),
+    *("layout", "split", "split_seed", "split_from", "group_by", "seed"),
+    *("precision", "device", "compile", "cache", "workers"),
+)
+
+
+def pretraining_fields(fields: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    """Of the pre-training that comes before a variant's training.
+
+    All training images are learned from, however few of them the training is given with `max_images`.
+
+    Args:
+        fields: of the training.
+        variant: which.
+    """
+    return {**{name: fields[name] for name in _OF_BOTH if name in fields}, "logger": "none", **variant.pretraining}

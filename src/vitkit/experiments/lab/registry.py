@@ -5,7 +5,7 @@ The command line, its help and the documentation derive from this table.
 
 from __future__ import annotations
 
-from vitkit.experiments.lab import head, hybrid, norm, pooling, position, regularisation, resolution, shape
+from vitkit.experiments.lab import head, hybrid, norm, pooling, position, pretraining, regularisation, resolution, shape
 from vitkit.experiments.lab.attention_distance import EXPERIMENT as ATTENTION_DISTANCE
 from vitkit.experiments.lab.experiment import Experiment
 from vitkit.experiments.lab.few_shot import EXPERIMENT as FEW_SHOT
@@ -21,6 +21,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         head.EXPERIMENT,
         hybrid.EXPERIMENT,
         resolution.EXPERIMENT,
+        pretraining.EXPERIMENT,
         FEW_SHOT,
         ATTENTION_DISTANCE,
     )
