@@ -12,15 +12,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import runs
 import warm
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
+from vitkit.evaluation.intervals import Units
 from vitkit.experiments import comparison_costs, comparison_runs
 from vitkit.experiments.compare import compare
+from vitkit.experiments.comparison_figures import Judged, findings_of
 from vitkit.experiments.comparison_result import Comparison
+from vitkit.experiments.statistics import accuracy_interval
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
 FIELDS: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name != "model"} | {"epochs": 1}
@@ -267,6 +271,30 @@ def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeyp
     epoch = 3 * 2e9 * describe(config_for(A, 3)).gmacs * 42
     assert epochs[A, 1] == int(1e10 // epoch)
     assert any(line.startswith(f"{A}: {epochs[A, 1]} epochs of 42 images are ") for line in lines)
+
+
+def test_a_model_at_chance_is_named() -> None:
+    labels = tuple("aab" * 20)
+    right = np.arange(60) % 2 < 1
+    judged = Judged(1.0, tuple(map(str, range(60))), labels, {}, Units.of(60, None))
+    assert judged.chance == pytest.approx(2 / 3)
+    models = [
+        {"name": name, "interval": list(accuracy_interval(own[None], judged.units))}
+        for name, own in (("lost", right), ("good", np.ones(60, bool)))
+    ]
+    (line,) = findings_of(models, judged)
+    assert line == "lost is not told from chance: always saying the most frequent class (66.7 %)"
+    assert findings_of(models[1:], judged) == []
+
+
+@pytest.mark.accept
+def test_labels_drawn_by_lot_are_at_chance_and_make_no_difference(tmp_path: Path) -> None:
+    data = runs.photos(tmp_path / "photos", images=40, noise=1e5)  # no colour is left
+    found = compare(data, [A, B], out=tmp_path / "out", say=quiet, **FIELDS | {"epochs": 5})
+    assert (
+        len(found.figures["findings"]) == 1 and A in found.figures["findings"][0] and B in found.figures["findings"][0]
+    )
+    assert all("cannot be told apart" in verdict for verdict in found.verdicts)
 
 
 # --- As processes ---------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _asked(
     budget: str | None,
 ) -> dict[str, Any]:
     """In plain JSON types."""
-    from vitkit.experiments.comparison_plan import fractions_of, names_of
+    from vitkit.experiments.comparison_request import fractions_of, names_of
 
     return {
         "data": None if data is None else str(data),

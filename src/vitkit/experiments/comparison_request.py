@@ -1,0 +1,62 @@
+"""What a comparison is asked for in text: models, fractions of the data, a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vitkit.errors import VitkitError
+
+
+def names_of(models: str | Sequence[str]) -> list[str]:
+    """The models asked for, one by one, with commas between them if in one text.
+
+    Raises:
+        VitkitError: there is none, or one is empty.
+    """
+    names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
+    if not names or not all(names):
+        raise VitkitError("--models must be names with commas between them, such as vit_tiny_patch16_224,NAME@WEIGHTS")
+    return names
+
+
+def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
+    """The parts of the training images asked for, the smallest first.
+
+    Raises:
+        VitkitError: one is no number above 0 and up to 1.
+    """
+    parts = fractions.split(",") if isinstance(fractions, str) else fractions
+    try:
+        found = sorted({float(part) for part in ([parts] if isinstance(parts, (int, float)) else parts)})
+    except (TypeError, ValueError):
+        found = []
+    if not found or not all(0 < part <= 1 for part in found):
+        raise VitkitError(
+            f"--fractions must be parts of 1 with commas between them, such as 0.1,0.3,1, not {fractions!r}"
+        )
+    return tuple(found)
+
+
+def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
+    """What each training may take, and how much of it.
+
+    Raises:
+        VitkitError: it is none of the three kinds, or a field says otherwise.
+    """
+    if budget is None:
+        return None
+    kind, equals, amount = budget.partition("=")
+    if kind not in ("epochs", "time", "flops") or not equals:
+        raise VitkitError(f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}")
+    other = {"epochs": "epochs", "time": "time", "flops": "epochs"}[kind]
+    if other in fields:
+        raise VitkitError(f"--budget {budget} and --{other} {fields[other]} both say how long: leave out one of them")
+    try:
+        if kind == "epochs" and not 1 <= int(amount) <= 1e9:
+            raise ValueError
+        if kind == "flops" and not 1 <= float(amount) <= 1e30:
+            raise ValueError
+    except ValueError:
+        wanted = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
+        raise VitkitError(f"--budget {kind}= must be {wanted}, not {amount!r}") from None
+    return kind, amount
