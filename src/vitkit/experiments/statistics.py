@@ -5,7 +5,7 @@ holds for both needs both: the images and the seeds are two crossed random facto
 compared. The variance of the difference is estimated for each factor; the one between seeds, of which there are few, is
 taken S / (S - 1) times, and the quantile is Student's with the degrees of freedom of Satterthwaite (1946). A bootstrap
 that draws seeds, then images, has the variance between S seeds (S - 1) / S times and normal quantiles, which misses the
-truth too often with two or three (docs/decisions/0025-comparing.md has the coverage of both).
+truth too often with two or three (docs/decisions/0027-comparing.md has the coverage of both).
 
 Two imagined images, one that only the first model has right and one that only the second has, keep an interval from
 being empty where nothing differs (Agresti and Min 2005).
