@@ -86,7 +86,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
         rows=rows,
         kept=epoch,
         strips=_strips(run, recipe, choices, encoder, table.of_split(judged)),
-        shown=f"The first {_SHOWN} {judged} images at most, what the network was shown of them, and what it made of it",
+        shown=f"Some {judged} images, evenly spread, what the network was shown of them, and what it made of it",
         recipe=without_places(recipe).to_toml(),
     )
     run.say(f"{headline}; report: {run.folder / REPORT}")
@@ -102,12 +102,13 @@ def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier,
     except (OSError, RuntimeError, SafetensorError) as error:
         raise VitkitError(f"{run.folder / FILLER} is damaged, so there is no report: {error}") from error
     images = EvaluationImages(table, preprocess)
-    chosen = range(min(_SHOWN, len(images)))
+    count = min(_SHOWN, len(images))
+    chosen = [i * len(images) // count for i in range(count)]
     pixels = torch.stack([images[i][0] for i in chosen])  # (n, C, height, width)
     filled, hidden = network.eval().fill(pixels, keys_of_validation(recipe.seed, chosen))
     shown = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # the mean colour, about grey
     shown = unpatchify(shown, config.patch_size, config.image_size)
     return [
-        Strip(table.paths[i], *(preprocess.picture_of(own[i].numpy()) for own in (pixels, shown, filled)))
-        for i in chosen
+        Strip(table.paths[place], *(preprocess.picture_of(own[i].numpy()) for own in (pixels, shown, filled)))
+        for i, place in enumerate(chosen)
     ]
