@@ -227,6 +227,17 @@ def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
     assert not (tmp_path / "run").exists()
 
 
+def test_low_rank_changes_are_refused_before_weights_are_downloaded(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="method lora is of Vision Transformers, and this is torchvision:resnet18"):
+        vitkit.train(data, model="torchvision:resnet18", method="lora", out=tmp_path / "run", **QUIET)
+
+
+def test_fields_of_a_vision_transformer_are_refused(data: Path, tmp_path: Path) -> None:
+    fields = {**recipe_for(data), "model_fields": {"layers": 6}}
+    with pytest.raises(VitkitError, match="'layers' is of Vision Transformers alone"):
+        train(fields, tmp_path / "run", **QUIET)
+
+
 def test_images_that_a_network_cannot_take_are_told_of_before_any_is_read(data: Path, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match=r"torchvision:alexnet cannot take 16x16 pixels"):
         train(recipe_for(data, model="torchvision:alexnet", image_size=16), tmp_path / "run", **QUIET)
@@ -237,3 +248,59 @@ def test_a_copy_of_a_model_in_training_has_its_own_head() -> None:
     copied = copy.deepcopy(model)
     assert copied.head is not model.head
     assert copied.get_parameter("head.weight") is copied.network.fc.weight
+
+
+class Pair:
+    """A team of two, whose other process has seen what is given."""
+
+    size = 2
+
+    def __init__(self, statistics: list[Tensor], images: int) -> None:
+        self._theirs = [*(own * images for own in statistics), torch.tensor([float(images)])]
+
+    def add_up(self, own: list[Tensor]) -> None:
+        for mine, theirs in zip(own, self._theirs, strict=True):
+            mine += theirs
+
+
+def test_several_processes_remember_the_mean_of_what_each_has_seen_by_its_images() -> None:
+    model, other = small().train(), small().train()
+    model(torch.randn(4, 3, 32, 32))
+    other(torch.randn(4, 3, 32, 32) + 1)
+    theirs = [own for own in other.buffers() if own.is_floating_point()]
+    expected = [(6 * a + 2 * b) / 8 for a, b in zip(floats(model), theirs, strict=True)]
+    counters = [own.clone() for own in model.buffers() if not own.is_floating_point()]
+    RunningStatistics(model, Pair(theirs, 2)).end(6)  # type: ignore[arg-type]
+    for found, wanted in zip(floats(model), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert all(map(torch.equal, counters, [own for own in model.buffers() if not own.is_floating_point()]))
+
+
+def floats(model: nn.Module) -> list[Tensor]:
+    return [own.clone() for own in model.buffers() if own.is_floating_point()]
+
+
+def test_the_cost_of_a_network_is_what_is_published() -> None:
+    cost = vitkit.info("torchvision:resnet18").cost
+    published = models.ResNet18_Weights.DEFAULT.meta
+    assert cost.parameters == published["num_params"]
+    assert cost.gmacs == pytest.approx(published["_ops"], abs=0.001)
+    assert vitkit.models("torchvision:resnet*").names[0] == "torchvision:resnet101"
+
+
+# --- Weights to start from ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["probe", "probe-sgd", "full"])
+def test_weights_of_a_run_are_trained_on(
+    method: str, trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path, tmp_path: Path
+) -> None:
+    fields = {"data": str(data), "weights": str(trained[0]), "method": method, "epochs": 1, "batch_size": 14}
+    train({**fields, "precision": "float32", "workers": 0}, tmp_path / "run", **QUIET)
+    before, after = (load_file(own / "model.safetensors") for own in (trained[0], tmp_path / "run"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    heads = {"fc.weight", "fc.bias"}
+    assert changed == heads if method != "full" else changed > heads | {"conv1.1.running_mean"}
+    described = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert described["provenance"]["recipe"]["layer_decay"] == 1.0
+    assert described["provenance"]["recipe"]["patch_dropout"] == 0.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.exporting import screen_onnx, seal
 from vitkit.inference.backends.graph_runner import GraphRunner
-from vitkit.inference.backends.onnx import from_file
+from vitkit.inference.backends.onnx import from_file, graph_of
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
     """As `Format.write`."""
-    from vitkit.inference.backends.onnx_graph import to_graph
-    from vitkit.model.build import vit_of
-
-    graph = to_graph(vit_of(model, "a file for this runtime"), batch, dtype)
+    graph = graph_of(model, batch, dtype)
     entry = graph.metadata_props.add()
     entry.key, entry.value = seal.CARD, card
     content = graph.SerializeToString()

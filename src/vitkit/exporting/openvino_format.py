@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.exporting import screen_openvino, seal
 from vitkit.inference.backends.graph_runner import GraphRunner
-from vitkit.inference.backends.openvino import from_file
+from vitkit.inference.backends.openvino import from_file, graph_of
 from vitkit.inference.backends.openvino_package import import_openvino
 
 if TYPE_CHECKING:
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
     """As `Format.write`."""
-    from vitkit.inference.backends.openvino_graph import to_graph
-    from vitkit.model.build import vit_of
-
-    graph = to_graph(vit_of(model, "a file for this runtime"), batch, dtype)
+    graph = graph_of(model, batch, dtype)
     graph.set_rt_info(card, [seal.CARD])
     try:
         import_openvino().serialize(graph, path, path.with_suffix(".bin"))

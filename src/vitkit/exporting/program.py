@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, first_line
 from vitkit.exporting import program_archive, program_file
 from vitkit.exporting.check import Refused
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.model.build import Model, build
+from vitkit.model.network import Network
 from vitkit.system.files import from_json
 
 
@@ -58,7 +59,12 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
     wrapped = _InNumbersOf(own.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     example = torch.zeros(batch or 2, config.in_channels, *config.image_size)
     sizes = None if batch else ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
+    try:
+        program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise VitkitError(f"torch.export cannot trace the model: {first_line(error)}") from error
+    if isinstance(own, Network):
+        program = program.run_decompositions({})  # into operations that change nothing in place
     buffer = BytesIO()
     torch.export.save(program, buffer, extra_files={program_archive.CARD_ENTRY.removeprefix("extra/"): card})
     entries = program_archive.read_entries(buffer)

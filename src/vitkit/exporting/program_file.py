@@ -29,10 +29,17 @@ _WRITTEN = (
     "sym_size.int t.default tanh.default to.dtype transpose.int unbind.int unflatten.int unsqueeze.default "
     "view.default view_as.default"
 )
-_OPERATIONS = frozenset(_WRITTEN.split())
+_TRACED = (  # of other libraries' networks; none changes what it is given
+    "_native_batch_norm_legit_no_training.default adaptive_avg_pool2d.default avg_pool2d.default clamp.default "
+    "clone.default constant_pad_nd.default convolution.default elu.default hardsigmoid.default hardswish.default "
+    "hardtanh.default leaky_relu.default roll.default sigmoid.default softmax.int split.Tensor "
+    "split_with_sizes.default squeeze.dim sqrt.default"
+)
+_OPERATIONS = frozenset(f"{_WRITTEN} {_TRACED}".split())
 _OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 _SYMBOL = re.compile(r"s\d+|Symbol\('s\d+', positive=True, integer=True\)")  # an unknown number of images
 _DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 13: torch.bfloat16}  # of torch._export.serde.schema
+_MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
 _PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
 
 
@@ -222,6 +229,8 @@ def _value(arg: dict[str, Any]) -> Any:
         return _DTYPES[own]
     if kind == "as_device":
         return torch.device("cpu")
+    if kind == "as_memory_format":
+        return _MEMORY_FORMATS[own]
     if kind == "as_layout":
         return torch.strided
     raise VitkitError(f"it has an argument of the kind {kind[:40]!r}")

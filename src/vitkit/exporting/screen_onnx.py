@@ -19,7 +19,11 @@ _WRITTEN = (
     b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "
     b"Sigmoid Slice Softmax Tanh Transpose"
 )
-_OPERATIONS = frozenset(_WRITTEN.split())
+_TRACED = (  # of other libraries' networks; none has a graph within, none reads anything but its inputs
+    b"AveragePool BatchNormalization Clip Div Erf Flatten Gather Gemm GlobalAveragePool HardSigmoid HardSwish "
+    b"Pad Pow Split Sqrt Squeeze Sub Unsqueeze"
+)
+_OPERATIONS = frozenset((_WRITTEN + b" " + _TRACED).split())
 # What each kind of message may have, by the numbers of onnx.proto: another kind of message, or a plain value.
 _TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
 _ATTRIBUTE: dict[int, Any] = {1: None, 2: None, 3: None, 4: None, 7: None, 8: None, 20: None}

@@ -14,13 +14,16 @@ from vitkit.exporting import seal
 from vitkit.exporting.seal import CARD
 
 _OPERATIONS = {
-    "opset1": "Add Const Convert Concat Convolution GroupConvolution MatMul Multiply Parameter ReLU ReduceMean Reshape "
-    "Result Tanh Transpose",
+    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Divide GroupConvolution HardSigmoid MatMul Maximum "
+    "Minimum Multiply Pad Parameter Power ReLU ReduceMean Reshape Result Sigmoid Split Sqrt Squeeze Subtract Tanh "
+    "Transpose Unsqueeze VariadicSplit",
     "opset3": "Broadcast ShapeOf",
-    "opset4": "Swish",
+    "opset4": "HSwish Swish",
     "opset6": "MVN",
     "opset7": "Gelu",
     "opset8": "Gather MaxPool Slice SoftMax",
+    "opset14": "AvgPool MaxPool",
+    "opset16": "AvgPool",
 }
 _ALLOWED = frozenset((name, version) for version, names in _OPERATIONS.items() for name in names.split())
 _LAYER = "net/layers/layer"
@@ -40,6 +43,7 @@ _PLACES = {  # where an element may stand, and what it must and may say
 }
 _WORDS = (
     "approximation_mode auto_broadcast auto_pad axis batch_dims destination_type dilations element_type eps eps_mode "
+    "exclude-pad m_pythondiv max min num_splits pad_mode "
     "index_element_type keep_dims kernel mode normalize_variance offset output_type pads_begin pads_end rounding_type "
     "shape size special_zero strides transpose_a transpose_b"
 )

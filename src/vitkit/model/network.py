@@ -105,20 +105,25 @@ def _anatomy_of(config: NetworkConfig) -> Anatomy:
         raise VitkitError(f"{config.full_name} cannot take {height}x{width} pixels: {first_line(error)}") from error
     for module, given, made in passed:
         if isinstance(module, nn.Linear) and made is logits and made.shape == (1, config.num_classes):
-            return Anatomy(names[module], given[0].shape[-1], _last_map(passed, names))
+            return Anatomy(names[module], given[0].shape[-1], _last_map(passed, names, config.image_size))
     raise VitkitError(
         f"{config.full_name} does not end in one Linear that makes the logits, so that it cannot be given other classes"
     )
 
 
-def _last_map(passed: list[tuple[nn.Module, tuple[Any, ...], Any]], names: dict[nn.Module, str]) -> str | None:
-    """The last module whose result is a map of more than one place, if what comes after has no places any more."""
+def _last_map(
+    passed: list[tuple[nn.Module, tuple[Any, ...], Any]], names: dict[nn.Module, str], image: tuple[int, int]
+) -> str | None:
+    """The last module whose result is a map of more than one place, if what comes after has no places any more.
+
+    A map is as wide for its height as the image is; the tokens of several heads are not.
+    """
     found = None
     for module, _, made in passed:
         shape = made.shape if isinstance(made, Tensor) else ()
         if len(shape) == 4 and shape[2] * shape[3] > 1 and not isinstance(module, _POOLS):
-            is_turned = shape[1] == shape[2] != shape[3]  # (B, h, w, channels)
-            found = None if is_turned else names[module]
+            is_map = abs(shape[2] * image[1] - shape[3] * image[0]) <= max(image)  # not (B, h, w, channels)
+            found = names[module] if is_map else None
         elif len(shape) == 3 and shape[1] > 1:  # tokens: places go on in another form
             found = None
     return found
@@ -158,8 +163,7 @@ def _build(config: NetworkConfig) -> nn.Module:
 def _of_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
     from torchvision import models
 
-    names: list[str] = models.list_models(module=models)
-    if config.name not in names:
+    if config.name not in (names := names_of("torchvision")):
         raise VitkitError(_unknown(config, names))
     if config.in_channels != 3:
         raise VitkitError(f"{config.full_name} takes images of 3 channels, not {config.in_channels}")
@@ -179,7 +183,7 @@ def _of_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
     timm = import_timm()
     name = config.name.partition(".")[0]
     if not timm.is_model(name):
-        raise VitkitError(_unknown(config, timm.list_models()))
+        raise VitkitError(_unknown(config, names_of("timm")))
     options: dict[str, Any] = {"num_classes": num_classes}
     if config.in_channels != 3:
         options["in_chans"] = config.in_channels
@@ -200,6 +204,19 @@ def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any])
         return timm.create_model(name, img_size=config.image_size, **options)
     except TypeError:
         return timm.create_model(name, **options)
+
+
+def names_of(library: str) -> list[str]:
+    """The classifiers that a library has.
+
+    Raises:
+        VitkitError: it is not installed.
+    """
+    if library == "timm":
+        return list(import_timm().list_models())
+    from torchvision import models
+
+    return list(models.list_models(module=models))
 
 
 def import_timm() -> Any:

@@ -72,6 +72,33 @@ def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
 
+def measure_any(model: nn.Module, images: Tensor) -> Measured:
+    """As `measure`, of a model of any operations, by PyTorch's own counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    measured = Measured()
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    hooks = [hook for name, module in model.named_modules() if name for hook in _watch(module, name, measured)]
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    measured.kept_bytes = sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in own)
+    measured.macs = counter.get_total_flops() // 2
+    counts = counter.get_flop_counts()
+    measured.macs_of = {name.partition(".")[2]: sum(own.values()) // 2 for name, own in counts.items() if "." in name}
+    return measured
+
+
 class _Meter(TorchFunctionMode):
     """Meets each call of the torch library: counts products, and stands in for some kernels."""
 

@@ -16,7 +16,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
-from vitkit.profiling.flops import Measured, measure
+from vitkit.profiling.flops import Measured, measure, measure_any
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _describe_network(config: NetworkConfig) -> ModelInfo:
     with torch.random.fork_rng():
         model = build(config).eval().to("meta")
     assert isinstance(model, Network)
-    measured = measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+    measured = measure_any(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return ModelInfo(
         config=config,

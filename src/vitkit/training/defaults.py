@@ -8,7 +8,7 @@ from typing import Any
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config, NetworkConfig
-from vitkit.training.networks import network_of, presets_of
+from vitkit.training.networks import check_network, network_of, presets_of
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, build
 
@@ -83,7 +83,10 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
     if asked.model is None and asked.weights in ("auto", "none"):
         settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {settled['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
-    return build(settled, "flags"), reasons
+    recipe = build(settled, "flags")
+    if network is not None:
+        check_network(network, recipe)
+    return recipe, reasons
 
 
 def spare_patches(recipe: Recipe, fields: dict[str, Any], config: Config) -> Recipe:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.model.names import config_for, is_model_name
-from vitkit.model.network_config import is_network_name
+from vitkit.model.network_config import NetworkConfig, is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.result import Result
@@ -150,11 +150,13 @@ def _shorten(names: tuple[str, ...], most: int = 20) -> str:
 def _cost_lines(name: str, cost: ModelInfo) -> list[str]:
     mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
     kept = cost.activation_bytes / 2**20
+    is_network = isinstance(cost.config, NetworkConfig)
+    executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block works for the head alone)"
     return [
         name,
         f"  parameters      {cost.parameters:,}",
         f"  GMACs           {cost.gmacs:.3f}   ({2 * cost.gmacs:.3f} GFLOPs, for one image)",
-        f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block works for the head alone)",
+        *([] if is_network else [executed]),
         f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16",
         f"  activations     {kept:.1f} MiB kept for the backward pass, for one image in float32",
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.model.names import config_for, list_models
+from vitkit.model.names import config_for, is_model_name, list_models
+from vitkit.model.network_config import LIBRARIES
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -70,24 +72,65 @@ class WeightList(Result):
         return f"<WeightList: {_counted(self.names, 'published weights')}>"
 
 
-def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList:
+@dataclass(frozen=True, repr=False)
+class NetworkList(Result):
+    """Networks of another library.
+
+    Attributes:
+        names: what a user types for each.
+    """
+
+    names: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The names, and what may be wrong with them."""
+        return [*self.names, "those that do not end in one Linear are refused when they are asked for"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The names."""
+        return {"models": list(self.names)}
+
+    def __repr__(self) -> str:
+        return f"<NetworkList: {_counted(self.names, 'networks')}>"
+
+
+def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList | NetworkList:
     """The models that can be built by name; or the published weights that load by name.
 
     `vitkit.models("base").names` are those with "base" in their name.
 
     Args:
-        pattern: part of the name, or a pattern such as `*base*`.
+        pattern: part of the name, or a pattern such as `*base*`; `torchvision:*` and `timm:*` are those libraries'.
         weights: published weights instead: name, classes, accuracy, licence, paper.
 
     Raises:
         VitkitError: no name matches.
     """
+    if (library := pattern.partition(":")[0]) in LIBRARIES:
+        if weights:
+            raise VitkitError(
+                f"{pattern}: what {library} publishes goes by the names of its networks; leave out --weights"
+            )
+        return NetworkList(_find_networks(pattern))
     if weights:
         return WeightList(_find_weights(pattern))
     names = list_models(pattern)
     if not names:
         raise VitkitError(f"no model's name matches {pattern!r}; `vitkit models` lists all {len(list_models())}")
     return ModelList(tuple(names))
+
+
+def _find_networks(pattern: str) -> tuple[str, ...]:
+    from vitkit.model.network import names_of
+
+    library, _, own = pattern.partition(":")
+    known = [name for name in names_of(library) if not is_model_name(name)]
+    found = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, own) or own in name)
+    if not found:
+        raise VitkitError(
+            f"no network of {library} matches {own!r}; `vitkit models '{library}:*'` lists all {len(known)}"
+        )
+    return found
 
 
 def _find_weights(pattern: str) -> tuple[Entry, ...]:

@@ -11,6 +11,8 @@ from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.inference.pipeline import threads
 
 if TYPE_CHECKING:
+    import torch
+
     from vitkit.inference.backends.base import Runner
     from vitkit.model.build import Model
 
@@ -23,10 +25,21 @@ def from_model(model: Model, precision: str) -> Runner:
     Raises:
         VitkitError: ONNX or its runtime is not installed, the model is too large, or precision is not float32.
     """
-    from vitkit.inference.backends.onnx_graph import to_graph
-    from vitkit.model.build import vit_of
+    return OnnxRunner(graph_of(model).SerializeToString(), precision)
 
-    return OnnxRunner(to_graph(vit_of(model, "backend onnx")).SerializeToString(), precision)
+
+def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
+    """The model as an `onnx.ModelProto`: ours is drawn, another library's network traced.
+
+    Raises:
+        VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.
+    """
+    from vitkit.inference.backends.network_graph import to_onnx
+    from vitkit.inference.backends.onnx_graph import to_graph
+    from vitkit.model.network import Network
+
+    options = {} if dtype is None else {"dtype": dtype}
+    return to_onnx(model, batch, **options) if isinstance(model, Network) else to_graph(model, batch, **options)
 
 
 def from_file(path: Path, precision: str) -> OnnxRunner:

@@ -14,6 +14,8 @@ from vitkit.inference.backends.precision import processor_precision
 from vitkit.inference.pipeline import cores, threads
 
 if TYPE_CHECKING:
+    import torch
+
     from vitkit.model.build import Model
 
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
@@ -25,10 +27,21 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
     Raises:
         VitkitError: OpenVINO is not installed, or cannot compute in this precision here.
     """
-    from vitkit.inference.backends.openvino_graph import to_graph
-    from vitkit.model.build import vit_of
+    return OpenVINORunner(graph_of(model), precision)
 
-    return OpenVINORunner(to_graph(vit_of(model, "backend openvino")), precision)
+
+def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
+    """The model as an `openvino.Model`: ours is drawn, another library's network traced.
+
+    Raises:
+        VitkitError: OpenVINO is not installed, or a network cannot be traced.
+    """
+    from vitkit.inference.backends.network_graph import to_openvino
+    from vitkit.inference.backends.openvino_graph import to_graph
+    from vitkit.model.network import Network
+
+    options = {} if dtype is None else {"dtype": dtype}
+    return to_openvino(model, batch, **options) if isinstance(model, Network) else to_graph(model, batch, **options)
 
 
 def from_file(path: Path, precision: str) -> OpenVINORunner:

@@ -1,0 +1,56 @@
+"""Files of torchvision's and timm's networks for other runtimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from runs import photos
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.exporting import choose_pictures, export, load_exported
+from vitkit.model.network import Network
+
+FEW = ("timm:test_efficientnet",)  # small, and it squeezes, gates and pools
+MORE = (
+    *("torchvision:mobilenet_v3_small", "torchvision:resnet18"),
+    *("torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x0_5", "torchvision:densenet121"),
+    *("torchvision:efficientnet_b0", "torchvision:convnext_tiny", "torchvision:regnet_y_400mf", "timm:resnet10t"),
+    *("torchvision:googlenet", "torchvision:vgg11", "timm:convnext_atto", "timm:mobilenetv3_small_050"),
+)
+NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.accept) for name in MORE)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photos(tmp_path_factory.mktemp("network_files") / "data", images=4)
+
+
+def classifier_of(name: str) -> Classifier:
+    """Untrained, but with statistics that no new network has, so that each batch norm counts."""
+    torch.manual_seed(0)
+    model = vitkit.create_model(name, num_classes=3, image_size=64)
+    assert isinstance(model, Network)
+    with torch.no_grad():
+        for _ in range(3):
+            model.train()(torch.randn(8, 3, 64, 64))
+    return Classifier(model, ("a", "b", "c"), Preprocess(size=(64, 64)), temperature=1.5)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_answers_as_the_network_does(name: str, suffix: str, data: Path, tmp_path: Path) -> None:
+    classifier = classifier_of(name)
+    pictures = choose_pictures(classifier, data)
+    outcome = export(classifier, tmp_path / f"net{suffix}", pictures)
+    assert outcome.comparison.drift < 1e-3
+    exported = load_exported(tmp_path / f"net{suffix}", "float32")
+    paths = sorted(map(str, data.glob("*/*.png")))[:5]  # another number of images than was traced
+    ours, theirs = ([row for _, row in own.stream(paths)] for own in (classifier, exported))
+    np.testing.assert_allclose(np.stack(ours), np.stack(theirs), atol=1e-4)
+    assert exported.classes == classifier.classes
+    assert str(Path.cwd()).encode() not in (tmp_path / f"net{suffix}").read_bytes()
