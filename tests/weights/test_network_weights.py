@@ -52,6 +52,15 @@ def test_a_file_of_torchvisions_answers_as_torchvision_does(saved: Path) -> None
     assert "preprocess" in classifier.report.assumed
 
 
+def test_a_name_and_a_file_are_one_source(saved: Path) -> None:
+    classifier = vitkit.load(f"{NAME}@{saved}", image_size=64)
+    with torch.inference_mode():
+        assert torch.equal(classifier.logits(images()), theirs()(images()))
+    assert vitkit.info(f"{NAME}@{saved}").cost.config.num_classes == 4
+    with pytest.raises(VitkitError, match="no such file or folder: nothing.pth"):
+        vitkit.load(f"{NAME}@nothing.pth")
+
+
 def test_a_model_folder_and_torchvision_open_each_others_weights(saved: Path, tmp_path: Path) -> None:
     vitkit.load(saved, network=NAME, image_size=64).save(tmp_path / "model")
     network = models.shufflenet_v2_x0_5(num_classes=4).eval()

@@ -121,7 +121,7 @@ def split_network(name: str) -> tuple[Library, str] | None:
     """
     for library in LIBRARIES:
         own = name.removeprefix(f"{library}:")
-        if own != name and own:
+        if own != name and own and "@" not in own:  # NAME@FILE is a checkpoint
             return None if library == "timm" and is_model_name(own.partition(".")[0]) else (library, own)
     return None
 

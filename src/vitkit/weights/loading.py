@@ -44,7 +44,8 @@ def load(
         source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
             a name of `weights.catalog`, MODEL.TAG; a bare model name, which means what `use` says; `timm:` ahead of
             either, for timm's pixels; a hub id such as `facebook/dinov2-small`, or `hf:` before it
-            where a folder has the owner's name.
+            where a folder has the owner's name; `torchvision:resnet18` or `timm:NAME`, that library's network as it
+            publishes it, or NAME@FILE of its weights in a file.
         num_classes: another number than the checkpoint's gives a new head, all zeros (as the paper's for fine-tuning),
             and leaves out the representation layer; 0 gives no head; None keeps what there is.
         image_size: pixels; None is the size that the weights are published for. Learned positions are resized under the
@@ -105,6 +106,8 @@ def inspect(
         num_classes = len(classes)
     size = None if image_size is None else as_pair(image_size, "image_size")
     changes: dict[str, Any] = {name: overrides.pop(name) for name in ("patch_size", "has_logits") if name in overrides}
+    if network is None:
+        source, network = _named_file(str(source))
     own = _network_of(str(source), network, size, overrides)
     if own is not None:
         meant, entry = None, None
@@ -132,6 +135,12 @@ def inspect(
     if classes is None and target.num_classes == origin.config.num_classes:
         classes = origin.classes
     return make_plan(str(source), origin, target, classes, None if isinstance(preprocess, str) else preprocess)
+
+
+def _named_file(source: str) -> tuple[str, str | None]:
+    """`torchvision:resnet18@FILE` as the file and whose weights it holds; anything else as it is."""
+    name, at, file = source.partition("@")
+    return (file, name) if at and file and not Path(source).exists() and split_network(name) else (source, None)
 
 
 def _network_of(
