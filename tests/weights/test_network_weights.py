@@ -57,7 +57,7 @@ def test_a_name_and_a_file_are_one_source(saved: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(classifier.logits(images()), theirs()(images()))
     assert vitkit.info(f"{NAME}@{saved}").cost.config.num_classes == 4
-    with pytest.raises(VitkitError, match="no such file or folder: nothing.pth"):
+    with pytest.raises(VitkitError, match=r"no such file or folder: nothing\.pth"):
         vitkit.load(f"{NAME}@nothing.pth")
 
 
