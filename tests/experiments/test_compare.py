@@ -273,6 +273,24 @@ def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeyp
     assert any(line.startswith(f"{A}: {epochs[A, 1]} epochs of 42 images are ") for line in lines)
 
 
+def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise _Killed
+
+    monkeypatch.setattr(comparison_runs, "make_all", stop)
+    lines: list[str] = []
+    network = "torchvision:resnet18"
+    with pytest.raises(_Killed):
+        own = {"init": "reference", "drop_path": 0.1, "image_size": 32}
+        compare(data, [A, network], out=tmp_path / "out", say=lines.append, **FIELDS, **own)
+    assert f"{network}: init reference is of Vision Transformers, and left out" in lines
+    assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
+    assert {(job["model"], job["fields"].get("init")) for job in plan["jobs"]} == {(A, "reference"), (network, None)}
+
+
 def test_a_model_at_chance_is_named() -> None:
     labels = tuple("aab" * 20)
     right = np.arange(60) % 2 < 1

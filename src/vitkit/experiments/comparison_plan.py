@@ -13,10 +13,10 @@ from typing import Any
 from vitkit.data.splits import limit_training
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
+from vitkit.experiments.comparison_models import check_weights_name, without_fields_of_vits
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
 from vitkit.system.files import fitting, without_place
 from vitkit.system.progress import Progress
-from vitkit.training.architecture import weights_of
 from vitkit.training.lineage import Divided, contents_of
 from vitkit.training.recipe_files import resolve
 from vitkit.training.settling import Settled, settle
@@ -116,7 +116,8 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         progress("looking at the models", place, len(names))
         label, before = labels[place], labels[:place].count(labels[place])
         label = f"{label} ({before + 1})" if before else label
-        resolved = _fields(name, asked, fields, budget)
+        resolved, left_out = without_fields_of_vits(_fields(name, asked, fields, budget))
+        notes += [f"{label}: {reason}" for reason in left_out]
         try:
             settled = settle({**resolved, "max_images": None}, progress)
             check_weights_name(settled)
@@ -294,26 +295,3 @@ def forward_flops(settled: Settled) -> float:
     from vitkit.profiling.model_info import describe
 
     return 2e9 * describe(settled.config).gmacs
-
-
-def check_weights_name(settled: Settled) -> None:
-    """Refuse weights of another architecture than the model is called: the name would be of no account.
-
-    Raises:
-        VitkitError: they are.
-    """
-    from vitkit.model.config import ViTConfig
-    from vitkit.model.names import config_for, is_model_name
-
-    recipe = settled.recipe
-    if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
-        return
-    named, found = config_for(recipe.model), settled.config
-    if not isinstance(found, ViTConfig):
-        return  # refused already
-    for field in ("layers", "hidden_size", "heads", "patch_size"):
-        if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(found, field):
-            raise VitkitError(
-                f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} {getattr(found, field)}:"
-                " name the model that the weights are of"
-            )

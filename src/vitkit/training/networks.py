@@ -13,7 +13,7 @@ from vitkit.model_folder import is_model_folder, read_description
 from vitkit.training.recipe import Recipe
 
 # Fields of a recipe that only a Vision Transformer heeds, and the value at which they do nothing.
-_OF_VIT: dict[str, Any] = {
+OF_VIT: dict[str, Any] = {
     "attention_dropout": 0.0,
     "patch_dropout": 0.0,
     "layer_decay": 1.0,
@@ -28,7 +28,7 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     Raises:
         VitkitError: the recipe asks for such a thing; the message names it.
     """
-    asked = [name for name, nothing in _OF_VIT.items() if getattr(recipe, name) != nothing]
+    asked = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
     if recipe.method == "lora":
         asked.insert(0, "method lora")
     if recipe.strategy == "fsdp":
