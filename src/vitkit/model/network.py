@@ -236,9 +236,26 @@ def own_size(config: NetworkConfig) -> tuple[int, int]:
     """(height, width) in pixels that the library made a network of this name for."""
     if config.library == "torchvision":
         return 224, 224
-    published = import_timm().get_pretrained_cfg(config.name, allow_unregistered=True)
+    published = published_by_timm(config)
     _, height, width = (3, 224, 224) if published is None else published.input_size
     return height, width
+
+
+def published_by_timm(config: NetworkConfig) -> Any:
+    """What timm says of the weights that it has for a network; None where it has none.
+
+    Raises:
+        VitkitError: timm is not installed, or has no such network, or no weights of that tag.
+    """
+    timm = import_timm()
+    if not timm.is_model(config.name.partition(".")[0]):
+        raise VitkitError(_unknown(config, names_of("timm")))
+    try:
+        return timm.get_pretrained_cfg(config.name)
+    except RuntimeError as error:
+        if "." not in config.name:
+            return None
+        raise VitkitError(f"{config.full_name}: {first_line(error)}") from error
 
 
 def library_version(config: NetworkConfig) -> str:

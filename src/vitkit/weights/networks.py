@@ -13,7 +13,7 @@ from torch import Tensor
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config_checks import Pair
-from vitkit.model.network import anatomy_of, import_timm
+from vitkit.model.network import anatomy_of, published_by_timm
 from vitkit.model.network_config import NetworkConfig
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
@@ -95,7 +95,7 @@ def _pixels_of_torchvision(config: NetworkConfig) -> dict[str, Any] | None:
 
 
 def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
-    own = import_timm().get_pretrained_cfg(config.name, allow_unregistered=True)
+    own = published_by_timm(config)
     if own is None:
         return None
     fit = {"center": "crop", "squash": "squash", "border": "pad"}[own.crop_mode]
@@ -133,7 +133,7 @@ def _fetch(config: NetworkConfig, progress: Progress) -> Path:
             raise VitkitError(f"torchvision publishes no weights of {config.name}: train it with --weights none")
         digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
         return download.fetch_url(weights.url, digits[1] if digits else None, progress)
-    own = import_timm().get_pretrained_cfg(config.name, allow_unregistered=False)
+    own = published_by_timm(config)
     if own is None or not own.hf_hub_id:
         raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
     return hub.fetch_hub(own.hf_hub_id, progress)
