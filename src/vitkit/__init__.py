@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vitkit.experiments.comparison_result import Comparison
     from vitkit.experiments.lab.result import LabResult
     from vitkit.experiments.lab.verb import lab
+    from vitkit.experiments.plan import plan
+    from vitkit.experiments.plan_result import TrainingPlan
     from vitkit.inference.prediction import Prediction
     from vitkit.model.config import ViTConfig
     from vitkit.model.load_report import LoadReport
@@ -55,6 +57,7 @@ __all__ = [
     "Predictions",
     "Preprocess",
     "PretrainingRun",
+    "TrainingPlan",
     "TrainingRun",
     "ViTConfig",
     "VisionTransformer",
@@ -74,6 +77,7 @@ __all__ = [
     "list_models",
     "load",
     "models",
+    "plan",
     "predict",
     "pretrain",
     "train",
@@ -98,6 +102,7 @@ _HOMES = {
     "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
     "PretrainingRun": "verbs.pretrain",
+    "TrainingPlan": "experiments.plan_result",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
@@ -117,6 +122,7 @@ _HOMES = {
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
+    "plan": "experiments.plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
     "train": "verbs.train",

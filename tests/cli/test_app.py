@@ -48,6 +48,7 @@ def test_the_verbs() -> None:
         "explain",
         "export",
         "bench",
+        "plan",
     }
     assert set(VERBS) == asked
 

@@ -53,6 +53,7 @@ def test_a_verb_has_the_parameters_and_defaults_of_its_command(name: str) -> Non
         "train",
         "compare",
         "lab",
+        "plan",
     ):  # whose defaults are the recipe's on both sides, None where none is given
         assert {own: parameters[own] for own in parameters.keys() & flags.keys()} == {
             own: flags[own] for own in parameters.keys() & flags.keys()

@@ -20,6 +20,7 @@ from vitkit.cli import (
     info,
     lab,
     models,
+    plan,
     predict,
     pretrain,
     train,
@@ -67,6 +68,7 @@ app.command("embed")(embed.embed)
 app.command("explain")(explain.explain)
 app.command("info")(info.info)
 app.command("models")(models.models)
+app.command("plan")(plan.plan)
 app.command("export")(export.export)
 app.command("bench")(bench.bench)
 

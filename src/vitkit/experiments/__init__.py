@@ -1,1 +1,1 @@
-"""Questions that take many trainings to answer."""
+"""Questions that take many trainings to answer, and what a training will take."""

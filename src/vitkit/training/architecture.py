@@ -74,12 +74,31 @@ def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[Confi
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _refuse_others(plan.config, changes, weights_of(recipe))
+    return started_from(plan.config, recipe, num_classes), plan
+
+
+def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
+    """`plan_of` for weights that are not looked at: those of a model of this name.
+
+    Raises:
+        VitkitError: there is no such model, or a change is one that weights cannot follow.
+    """
+    changes = recipe.model_fields or {}
+    own = config_for(name)
+    _refuse_others(own, changes, name)
+    fitted = {field: value for field, value in changes.items() if field in ("image_size", *_BY_LOAD)}
+    return started_from(own.replace(**_size(recipe), **fitted), recipe, num_classes)
+
+
+def started_from(own: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
+    """The configuration of a model that starts from weights of this one: what needs no other weights is changed."""
+    changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
-    after["class_token"] = plan.config.class_token  # which the mean of the patches need not read
-    config = plan.config.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
+    after["class_token"] = own.class_token  # which the mean of the patches need not read
+    config = own.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
     if recipe.method == "probe" and config.pool == "token" and not (config.fc_norm or config.distill_head):
         config = config if "pool" in changes else config.replace(pool="token+gap")
-    return config, plan
+    return config
 
 
 def _refuse_others(own: ViTConfig, changes: Mapping[str, Any], source: str) -> None:

@@ -60,22 +60,37 @@ def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[st
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    asked, reasons = build(fields, "flags"), []
+    asked = build(fields, "flags")
     if table.is_multi:
         _check_multi(asked)
+    trained = sum(split in (None, "train") for split in table.splits)
+    share = 1.0 if any(table.splits) else asked.split[0]
+    each = min(trained * share, asked.max_images or math.inf) / max(len(table.classes), 1)
+    return settle(fields, each, is_multi=table.is_multi)
+
+
+def settle(fields: dict[str, Any], each: float, *, is_multi: bool) -> tuple[Recipe, list[str]]:
+    """`complete`, of data of which no more is known.
+
+    Args:
+        fields: what was asked for, by field name.
+        each: training images per class.
+        is_multi: whether an image may have several classes.
+
+    Raises:
+        VitkitError: a field is unknown, of the wrong type, or out of range.
+    """
+    asked, reasons = build(fields, "flags"), []
     method = asked.method
     if method == "auto" and asked.weights == "none":
         method = "scratch"
     elif method == "auto":
-        trained = sum(split in (None, "train") for split in table.splits)
-        share = 1.0 if any(table.splits) else asked.split[0]
-        each = min(trained * share, asked.max_images or math.inf) / len(table.classes)
         method = "probe" if each < FEW else "full"
         why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
     network = network_of(asked)
     own = {} if network is None else presets_of(network)
-    settled = {**PRESETS[method], **own, **(_MULTI if table.is_multi else {}), **fields, "method": method}
+    settled = {**PRESETS[method], **own, **(_MULTI if is_multi else {}), **fields, "method": method}
     if method == "scratch":
         settled["weights"] = "none"
     if method == "probe" and asked.balance == "auto":

@@ -120,16 +120,16 @@ def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tupl
 
 def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     model, colon, file = name.partition(":")
-    if colon and not Path(name).exists() and model in _torchvision_names():
+    if colon and not Path(name).exists() and model in torchvision_names():
         return _from_file(name, model, Path(file), classes, size)
-    if not Path(name).exists() and name in _torchvision_names():
+    if not Path(name).exists() and name in torchvision_names():
         return _from_torchvision(name, classes)
     from vitkit.weights import load
 
     try:
         classifier = load(name)
     except VitkitError as error:
-        close = difflib.get_close_matches(model, _torchvision_names(), n=2)
+        close = difflib.get_close_matches(model, torchvision_names(), n=2)
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
@@ -142,7 +142,7 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
     return Teacher(name, network, pixels, classes, columns, model_hash, notes, classifier.pictures)
 
 
-def _torchvision_names() -> list[str]:
+def torchvision_names() -> list[str]:
     from torchvision import models
 
     names: list[str] = models.list_models(module=models)

@@ -1,0 +1,85 @@
+"""Accelerators that a training can be planned for: one row each, with where its figures stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitkit.errors import VitkitError
+
+_TERA, _GIGA, _GIBI = 10**12, 10**9, 2**30
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """What one device can do at most; matrix products of dense operands.
+
+    Attributes:
+        name: as users say it.
+        bfloat16, float32: FLOP/s; None where it has no such products, or its maker gives no figure.
+        memory: bytes.
+        what: the product, and what counts as one device.
+        source: the page or document of its maker that says so.
+    """
+
+    name: str
+    bfloat16: float | None
+    float32: float | None
+    memory: int
+    what: str
+    source: str
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s in `float32` or `bfloat16`.
+
+        Raises:
+            VitkitError: there is no such figure.
+        """
+        found = self.bfloat16 if precision == "bfloat16" else self.float32
+        if found is None:
+            other = "float32" if precision == "bfloat16" else "bfloat16"
+            raise VitkitError(f"{self.name}: no peak in {precision} is known; plan it with --precision {other}")
+        return found
+
+
+_DATASHEET = "https://www.nvidia.com/en-us/data-center"
+# float32 is that of plain cores: torch multiplies in TF32 only where it is told to, and vitkit does not tell it.
+# fmt: off
+_ENTRIES = (
+    Accelerator("h200", 989 * _TERA, 67 * _TERA, 141 * _GIGA, "NVIDIA H200 SXM, dense", f"{_DATASHEET}/h200/"),
+    Accelerator("h100", 989 * _TERA, 67 * _TERA, 80 * _GIGA, "NVIDIA H100 SXM, dense", f"{_DATASHEET}/h100/"),
+    Accelerator("a100", 312 * _TERA, 19.5 * _TERA, 80 * _GIGA, "NVIDIA A100 80 GB, dense", f"{_DATASHEET}/a100/"),
+    Accelerator("a100-40gb", 312 * _TERA, 19.5 * _TERA, 40 * _GIGA, "NVIDIA A100 40 GB, dense", f"{_DATASHEET}/a100/"),
+    Accelerator("v100", None, 15.7 * _TERA, 32 * _GIGA, "NVIDIA V100 SXM2 32 GB", f"{_DATASHEET}/v100/"),
+    Accelerator("tpu-v3", 61.5 * _TERA, None, 16 * _GIBI, "one core of a TPU v3, half a chip of 123 TFLOP/s and 32 GiB",
+                "https://cloud.google.com/tpu/docs/v3"),
+)
+# fmt: on
+ACCELERATORS = {entry.name: entry for entry in _ENTRIES}
+"""Accelerators by name."""
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """All that can be planned for."""
+    return tuple(ACCELERATORS)
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """The accelerator of a name.
+
+    Raises:
+        VitkitError: there is none.
+    """
+    if name not in ACCELERATORS:
+        raise VitkitError(f"--accelerator {name!r} is none of {', '.join(ACCELERATORS)}")
+    return ACCELERATORS[name]
+
+
+def register(entry: Accelerator) -> None:
+    """Add a row.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if entry.name in ACCELERATORS:
+        raise ValueError(f"there is an accelerator {entry.name!r} already")
+    ACCELERATORS[entry.name] = entry
