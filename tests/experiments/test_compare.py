@@ -20,7 +20,7 @@ import warm
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
-from vitkit.experiments import comparison_costs, comparison_runs
+from vitkit.experiments import comparison_costs, comparison_plan, comparison_runs
 from vitkit.experiments.compare import compare
 from vitkit.experiments.comparison_figures import Judged, findings_of
 from vitkit.experiments.comparison_result import Comparison
@@ -248,6 +248,25 @@ def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(
         assert plan["models"] == ["large", "small"]
         assert [job["fields"].get("image_size") for job in plan["jobs"]] == [32, None]
         assert [job["fields"]["epochs"] for job in plan["jobs"]] == epochs
+
+
+def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def settle(fields: dict[str, Any], progress: Any) -> Any:
+        seen.append(fields.get("max_images"))
+        return settled(fields, progress)
+
+    settled = comparison_plan.settle
+    monkeypatch.setattr(comparison_plan, "settle", settle)
+    monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare(data, [A], max_images=20, fractions="0.5,1", seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
+    assert seen == [20]
+    assert [(job["images"], job["fields"]["max_images"]) for job in plan["jobs"]] == [(10, 10), (20, 20)]
 
 
 def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

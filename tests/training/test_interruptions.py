@@ -13,7 +13,7 @@ import pytest
 import runs
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system.files import sole, sole_in
-from vitkit.training import run
+from vitkit.training import run, settling
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +127,9 @@ def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
 
         return is_held
 
-    for name in ("examine", "fit_and_report"):
+    for module, name in ((settling, "examine"), (run, "fit_and_report")):
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(run, name, look(name))
+            patch.setattr(module, name, look(name))
             run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
     assert seen == ["examine", "fit_and_report"]
     with sole_in(tmp_path / "run"):

@@ -25,6 +25,7 @@ from vitkit.model.network import Network
 from vitkit.training.averaging import Average, ema_decay
 from vitkit.training.loop import Loop
 from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_files import load_fields
 from vitkit.training.run import resume, train
 from vitkit.training.running_statistics import RunningStatistics
 from vitkit.training.safe_point import SafePoint
@@ -304,3 +305,24 @@ def test_weights_of_a_run_are_trained_on(
     described = json.loads((tmp_path / "run" / "model.json").read_text())
     assert described["provenance"]["recipe"]["layer_decay"] == 1.0
     assert described["provenance"]["recipe"]["patch_dropout"] == 0.0
+
+
+def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Any]] = []
+
+    def note(recipe: dict[str, Any], out: Any, **options: Any) -> Path:
+        asked.append((recipe, options["notes"]))
+        return Path("nowhere")
+
+    monkeypatch.setattr("vitkit.training.run.train", note)
+    vitkit.train("digits", model=f"torchvision:{NAME}", epochs=1, **QUIET)
+    (recipe, notes), *_ = asked
+    published = load_fields("digits")
+    assert {"init", "drop_path"} <= published.keys() and not {"init", "drop_path"} & recipe.keys()
+    assert recipe["lr"] == published["lr"]
+    assert [line for line in notes if "left out" in line] == [
+        "init reference is of Vision Transformers, and left out",
+        "drop_path 0.1 is left out: the network has none",
+    ]
+    vitkit.train("digits", model=f"torchvision:{NAME}", init="reference", **QUIET)
+    assert asked[1][0]["init"] == "reference", "what is asked for is refused further on, in a line"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from types import FrameType
@@ -284,3 +286,11 @@ def is_worker_lost(error: BaseException) -> bool:
 def worker_lost(workers: int) -> str:
     """What became of a process that prepares images, as a sentence without its cure."""
     return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
+
+
+@contextmanager
+def quiet_workers() -> Iterator[None]:
+    """Without torch's advice on how many processes prepare images, which was chosen on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +12,12 @@ from typing import Any
 from vitkit.data.splits import limit_training
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
-from vitkit.experiments.comparison_models import check_weights_name, without_fields_of_vits
+from vitkit.experiments.comparison_models import check_weights_name
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
-from vitkit.system.files import fitting, without_place
+from vitkit.system.files import fitting, to_json, without_place
 from vitkit.system.progress import Progress
 from vitkit.training.lineage import Divided, contents_of
+from vitkit.training.networks import without_fields_of_vits
 from vitkit.training.recipe_files import resolve
 from vitkit.training.settling import Settled, settle
 
@@ -119,7 +119,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         resolved, left_out = without_fields_of_vits(_fields(name, asked, fields, budget))
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
-            settled = settle({**resolved, "max_images": None}, progress)
+            settled = settle(resolved, progress)
             check_weights_name(settled)
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
@@ -179,8 +179,7 @@ class _Entry:
     @property
     def images(self) -> int:
         """Training images of the whole."""
-        there = self.own.images.table.splits.count("train")
-        return min(there, self.fields.get("max_images") or there)
+        return self.own.images.table.splits.count("train")
 
     @property
     def configuration(self) -> str:
@@ -197,7 +196,7 @@ def hash_of_images(own: Divided, split: str) -> str:
 
 def hash_of(rows: Sequence[tuple[str, str]]) -> str:
     """Of the classes of images and the digests of their content, sorted."""
-    return hashlib.sha256(json.dumps([list(row) for row in rows]).encode()).hexdigest()
+    return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()
 
 
 def _fields(
@@ -254,7 +253,7 @@ def _jobs(
         for place, entry in enumerate(entries):
             fields, images = dict(entry.fields), _count(entry.images, fraction)
             fields |= {"method": entry.settled.recipe.method}  # settled on the whole data, for every part of it
-            if images < entry.own.images.table.splits.count("train"):
+            if images < entry.images:
                 fields["max_images"] = images
             if budget is not None and budget[0] == "flops":
                 fields["epochs"], note = _epochs(entry, images, float(budget[1]))

@@ -6,7 +6,6 @@ stops its training in good order: nobody is left at work in a folder that anothe
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -21,6 +20,7 @@ from typing import IO, Any
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_plan import Job
 from vitkit.system.devices import choose_device
+from vitkit.system.files import from_json, to_json
 from vitkit.system.progress import Progress
 
 
@@ -55,7 +55,7 @@ def make_side_by_side(
             if number not in busy:
                 continue
             job = busy.pop(number)
-            answer = json.loads(line) if line else {"error": "its process ended"}
+            answer = from_json(line) if line else {"error": "its process ended"}
             if answer["error"] is not None:
                 raise VitkitError(f"{job.described}: {answer['error']}")
             finished(job)
@@ -94,7 +94,7 @@ def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
 def _give(worker: subprocess.Popen[str], job: Job, out: Path) -> None:
     assert worker.stdin is not None
     with suppress(BrokenPipeError):  # its end is told by the other pipe
-        worker.stdin.write(json.dumps({"out": str(out), "job": vars(job)}) + "\n")
+        worker.stdin.write(to_json({"out": str(out), "job": vars(job)}) + "\n")
         worker.stdin.flush()
 
 
@@ -127,10 +127,10 @@ def main() -> None:
     threading.Thread(target=_read, args=(sys.stdin, lines, at_work), daemon=True).start()
     while line := lines.get():
         at_work.set()
-        error = _make(json.loads(line))
+        error = _make(from_json(line))
         at_work.clear()
         with suppress(BrokenPipeError):
-            print(json.dumps({"error": error}), file=answers, flush=True)
+            print(to_json({"error": error}), file=answers, flush=True)
 
 
 def _read(pipe: IO[str], lines: queue.Queue[str], at_work: threading.Event) -> None:

@@ -13,8 +13,9 @@ from vitkit.system.lazy import importer
 if TYPE_CHECKING:
     from vitkit.explanation.artefacts import find_artefacts, mask_artefacts, token_norms
     from vitkit.explanation.attention import attention_maps, head_maps, last_attention
+    from vitkit.explanation.choosing import can_explain
     from vitkit.explanation.class_maps import grad_cam
-    from vitkit.explanation.explanation import Explanation, can_explain
+    from vitkit.explanation.explanation import Explanation
     from vitkit.explanation.gradient import gradient_attention, gradient_rollout
     from vitkit.explanation.methods import METHODS, by_layer, class_specific
     from vitkit.explanation.mistakes import worst_mistakes_page
@@ -82,7 +83,7 @@ _HOMES = {
     "norms_by_layer": "model_analysis",
     "position_similarity": "model_analysis",
     "Explanation": "explanation",
-    "can_explain": "explanation",
+    "can_explain": "choosing",
     "grad_cam": "class_maps",
     "worst_mistakes_page": "mistakes",
 }

@@ -23,9 +23,9 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
-from vitkit.explanation.class_maps import check_map
+from vitkit.explanation.choosing import choose_methods, options_of
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, method_names, methods_for
+from vitkit.explanation.methods import HEADS, METHODS, methods_for
 from vitkit.explanation.photograph import read_photograph
 from vitkit.model.build import Model, vit_of
 from vitkit.model.network import Network
@@ -196,7 +196,7 @@ def explain(
     model = classifier.model
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
-    methods = _methods(method, layer, model)
+    methods = choose_methods(method, layer, model)
     known = methods_for(is_network=isinstance(model, Network))
     if classifier.task == "multi":
         if method != "all" and known[method].of_rivals:
@@ -216,7 +216,7 @@ def explain(
         if name == HEADS:
             heads, layers = _heads(model, images, layer)
         else:
-            asked = _asked(name, chosen, layer)
+            asked = options_of(name, chosen, layer)
             maps[name] = known[name](model, images, **asked)[0].cpu().numpy()
     return Explanation(
         path=path,
@@ -230,11 +230,6 @@ def explain(
         layers=layers,
         is_network=isinstance(model, Network),
     )
-
-
-def can_explain(model: Model) -> bool:
-    """Whether the model has what `gradient` follows: layers that attend, or a map of features ahead of its head."""
-    return model.anatomy.map is not None if isinstance(model, Network) else bool(attending(model.config))
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:
@@ -255,40 +250,6 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
         f"there is no class {str(target)!r}: expected top, one of the {len(classes)} names, "
         f"or a number from 0 to {len(classes) - 1}{hint}"
     )
-
-
-def _methods(method: str, layer: int | None, model: Model) -> list[str]:
-    if method not in method_names():
-        raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
-    if isinstance(model, Network):
-        return _methods_of_network(method, layer, model)
-    methods = list(METHODS) if method == "all" else [method]
-    if layer is not None and not set(methods) & set(by_layer()):
-        raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
-    if layer is not None:
-        find_layer(model.config, layer)
-    return methods
-
-
-def _methods_of_network(method: str, layer: int | None, model: Network) -> list[str]:
-    name = model.config.full_name
-    if method != "all" and method not in OF_NETWORKS:
-        raise VitkitError(f"{method} is of Vision Transformers; for {name} take {' or '.join(OF_NETWORKS)}")
-    if layer is not None:
-        raise VitkitError(f"--layer is of Vision Transformers, and this is {name}: leave it out")
-    methods = list(OF_NETWORKS) if method == "all" else [method]
-    if "gradient" in methods and not can_explain(model):
-        if method != "all":
-            check_map(model)
-        methods.remove("gradient")
-    return methods
-
-
-def _asked(method: str, target: int, layer: int | None) -> dict[str, int]:
-    """What a method is to be called with, of what it takes."""
-    of_class = {"target": target} if METHODS[method].of_class else {}
-    of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
-    return of_class | of_layer
 
 
 def _heads(given: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...]]:

@@ -17,7 +17,8 @@ from vitkit.system.files import from_json, write_json
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.html import table, write_page
 from vitkit.training.fit import fit_and_report
-from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.run_folder import Run
 
 

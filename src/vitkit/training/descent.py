@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.augment import mix_seeds
-from vitkit.data.batches import BatchedImages, is_worker_lost, worker_lost
+from vitkit.data.batches import BatchedImages, is_worker_lost, quiet_workers, worker_lost
 from vitkit.data.loading import ImageData
 from vitkit.data.sources import ImageTable
 from vitkit.data.whereabouts import read_contents
@@ -235,7 +234,7 @@ def descend(
         loop.compile_steps()
     status = "failed"
     try:
-        with _telling_what_is_kept(run, state, writer, data.workers), stop, _quiet_workers():
+        with _telling_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
             loop.fit()
             stop.received = max(team.gather(stop.received or 0)) or None
         status = "success"
@@ -294,11 +293,3 @@ def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
     return writer.finished
-
-
-@contextmanager
-def _quiet_workers() -> Iterator[None]:
-    """Without torch's advice on how many processes prepare images, which was chosen on purpose."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        yield

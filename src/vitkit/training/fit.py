@@ -16,7 +16,8 @@ from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.training.descent import learn
 from vitkit.training.finalize import settle_confidence
 from vitkit.training.probe import Features, fit_head
-from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_names import without_places
 from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, new_classifier
 from vitkit.training.summary import draw_data, report

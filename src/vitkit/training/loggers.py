@@ -13,7 +13,8 @@ from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.loop import HOOKS
-from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_names import without_places
 from vitkit.training.state import TrainingState
 
 

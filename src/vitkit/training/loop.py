@@ -9,15 +9,14 @@ it stands in pieces that the loop calls by name: memory that runs out (`microbat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.data.augment import Mixing, mix_seeds
 from vitkit.data.batches import Batch, BatchedImages
@@ -36,7 +35,7 @@ from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.running_statistics import RunningStatistics
 from vitkit.training.sharding import is_sharded
 from vitkit.training.soundness import AskAtOnce, AskLater
-from vitkit.training.state import TrainingState
+from vitkit.training.state import TrainingState, in_evaluation
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a callback may have
 
@@ -259,7 +258,7 @@ class Loop:
         if not self.data.has_val:
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
-        with _in_evaluation(self.state.kept), torch.no_grad(), self.fabric.autocast():
+        with in_evaluation(self.state.kept), torch.no_grad(), self.fabric.autocast():
             for batch in self.data.val_batches():
                 answers = self.objective.ask(self.state.kept, *self.fabric.to_device(batch))
                 outputs.append((answers.float(), batch[1]))
@@ -298,15 +297,3 @@ class Loop:
 
     def _describe_again(self, place: Place) -> dict[str, Any]:
         return self._describe(self.data.batch_again(place.epoch, place.batch), place)
-
-
-@contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Parts that are in training mode are so again afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

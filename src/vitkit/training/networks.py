@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.network import own_rates
+from vitkit.model.libraries import check_rates, own_rates
 from vitkit.model.network_config import NetworkConfig, split_network
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.training.recipe import Recipe
@@ -35,6 +36,31 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
         asked.append("strategy fsdp")
     if asked:
         raise VitkitError(f"{asked[0]} is of Vision Transformers, and this is {config.full_name}: leave it out")
+
+
+def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a recipe, of a network without those that it does not know; and a line for each of these.
+
+    For recipes that were not written for it: a published one, or one for all models of a comparison.
+    """
+    found = None if fields.get("model") is None else split_network(fields["model"])
+    if found is None:
+        return dict(fields), []
+    own = NetworkConfig(library=found[0], name=found[1])
+    unknown = [name for name, nothing in OF_VIT.items() if fields.get(name, nothing) != nothing]
+    lacking = [name for name in ("dropout", "drop_path") if fields.get(name) and not _has(own, name)]
+    notes = [f"{name} {fields[name]} is of Vision Transformers, and left out" for name in unknown]
+    notes += [f"{name} {fields[name]} is left out: the network has none" for name in lacking]
+    return {name: value for name, value in fields.items() if name not in (*unknown, *lacking)}, notes
+
+
+def _has(network: NetworkConfig, rate: str) -> bool:
+    """Whether a network has layers that drop so."""
+    try:
+        check_rates(network.replace(**{rate: 0.1}))
+    except VitkitError:
+        return False
+    return True
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:

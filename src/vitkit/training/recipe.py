@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
-from vitkit.system.files import without_place
 from vitkit.text.fields import Between, hints_of, settle_types
-from vitkit.training.recipe_model import check_model_fields, in_words, to_table, unfold
+from vitkit.training.recipe_model import check_model_fields, to_table, unfold
 from vitkit.training.recipe_values import (
     BY_METHOD,
     METHODS_RENAMED,
@@ -269,22 +267,6 @@ class Recipe:
     def budget(self) -> float | None:
         """`time` in seconds."""
         return None if self.time is None else parse_duration(self.time)
-
-
-def without_places(recipe: Recipe) -> Recipe:
-    """The recipe as others may read it: data, weights and teacher without where they lie."""
-    teacher = recipe.teacher
-    if teacher is not None:
-        model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
-        teacher = f"{model}:{without_place(file)}" if colon and Path(file).is_absolute() else without_place(teacher)
-    data = None if recipe.data is None else without_place(recipe.data)
-    return dataclasses.replace(recipe, data=data, weights=without_place(recipe.weights), teacher=teacher)
-
-
-def name_of(recipe: Recipe) -> str:
-    """What to call the model: its name, or that of the weights it starts from, and what of it was changed."""
-    name = recipe.model or Path(recipe.weights).name
-    return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 
 
 def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:

@@ -29,8 +29,9 @@ from vitkit.training.lineage import (
     record_after,
 )
 from vitkit.training.loggers import check_watchers
-from vitkit.training.recipe import Recipe, build, name_of
+from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_of_run
+from vitkit.training.recipe_names import name_of
 from vitkit.training.run_folder import (
     Run,
     check_place,

@@ -32,7 +32,8 @@ from vitkit.system.progress import Progress
 from vitkit.training.architecture import config_of, load_options, plan_of, weights_of
 from vitkit.training.networks import check_network
 from vitkit.training.patches import check_patch_dropout
-from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_names import without_places
 from vitkit.weights import load
 
 _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")

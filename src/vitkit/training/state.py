@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from vitkit.model.build import Model
 from vitkit.training.averaging import Average
@@ -146,3 +149,15 @@ class TrainingState:
         self.pieces.size = state["piece"]
         self.safe_point.load_state_dict(state["before"])
         self.guard.load_state_dict(state["guard"])
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Parts that are in training mode are so again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -49,7 +49,8 @@ from vitkit.system.run_files import (
 )
 from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
 from vitkit.training.metrics_file import read_metrics
-from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_names import name_of, without_places
 from vitkit.weights import load
 
 _EXPLAINED = 12  # mistakes

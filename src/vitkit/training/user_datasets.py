@@ -40,8 +40,9 @@ from vitkit.training.finalize import settle_by
 from vitkit.training.fit import before_training
 from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
-from vitkit.training.recipe import Recipe, build, name_of, without_places
+from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_of_run
+from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.run_folder import Run, check_overwritten, clear, going_on, hold_again, hold_given, hold_next
 from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of
 from vitkit.training.teacher import check_distillation

@@ -201,16 +201,13 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
 
 
 def _model(model: str | Path | Classifier, note: Say, progress: Progress) -> Model:
-    if isinstance(model, (str, Path)) and _is_name(str(model)) and not Path(model).exists():
+    is_name = is_model_name(str(model)) or is_network_name(str(model))
+    if isinstance(model, (str, Path)) and is_name and not Path(model).exists():
         from vitkit.model.build import config_of
         from vitkit.profiling.speed import random_model
 
         return random_model(config_of(str(model)))
     return open_model(model, note, progress, "cpu").model
-
-
-def _is_name(model: str) -> bool:
-    return is_model_name(model) or is_network_name(model)
 
 
 def _measure(

@@ -121,7 +121,7 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
 
 
 def _find_networks(pattern: str) -> tuple[str, ...]:
-    from vitkit.model.network import names_of
+    from vitkit.model.libraries import names_of
 
     library, _, own = pattern.partition(":")
     known = [name for name in names_of(library) if not is_model_name(name)]

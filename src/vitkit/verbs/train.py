@@ -16,7 +16,7 @@ from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_files import departures, load_fields, resolve
+from vitkit.training.recipe_files import departures, load_fields, published, resolve
 from vitkit.training.recipe_model import overlay, unfold
 from vitkit.verbs.inputs import path_of
 from vitkit.verbs.result import Result
@@ -192,7 +192,19 @@ def train(
     if data is not None:
         fields["data"] = str(data)
     resolved, notes = resolve(fields, recipe), departures(fields, recipe)
+    if published(fields, recipe) is not None:
+        resolved, left_out = _heeded(resolved, fields)
+        notes = [*notes, *left_out]
     return TrainingRun(run.train(resolved, out, force=force, notes=notes, **watching, say=say, progress=progress))
+
+
+def _heeded(resolved: dict[str, Any], asked: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The fields without those of a published recipe that its caller's model does not know, and a line for each."""
+    from vitkit.training.networks import without_fields_of_vits
+
+    of_recipe = {name: value for name, value in resolved.items() if name == "model" or name not in asked}
+    heeded, left_out = without_fields_of_vits(of_recipe)
+    return {name: value for name, value in resolved.items() if name not in of_recipe or name in heeded}, left_out
 
 
 def _train_on_datasets(

@@ -13,7 +13,8 @@ from torch import Tensor
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config_checks import Pair
-from vitkit.model.network import anatomy_of, published_by_timm
+from vitkit.model.libraries import published_by_timm
+from vitkit.model.network import anatomy_of
 from vitkit.model.network_config import NetworkConfig
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress

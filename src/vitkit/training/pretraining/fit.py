@@ -26,7 +26,8 @@ from vitkit.training.pretraining.choices import Pretraining
 from vitkit.training.pretraining.objective import Filling, keys_of_validation, with_keys
 from vitkit.training.pretraining.patches import patchify, unpatchify
 from vitkit.training.pretraining.setup import network_of, new_encoder, use_fused_attention
-from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.run_folder import Run
 from vitkit.weights import load
 

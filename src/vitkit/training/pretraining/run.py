@@ -31,9 +31,10 @@ from vitkit.training.loggers import check_watchers
 from vitkit.training.pretraining.choices import KINDS, OF_LABELS, Pretraining, parted
 from vitkit.training.pretraining.fit import fit_and_report
 from vitkit.training.pretraining.setup import check_encoder, network_of
-from vitkit.training.recipe import Recipe, build, name_of
+from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.recipe_model import overlay, unfold
+from vitkit.training.recipe_names import name_of
 from vitkit.training.run import tell, tidy, write_start
 from vitkit.training.run_folder import (
     Run,
