@@ -17,6 +17,7 @@ import vitkit as package
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import read_source
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.intervals import Units
 from vitkit.experiments.lab import few_shot
@@ -29,6 +30,7 @@ from vitkit.experiments.lab.verb import LabList
 from vitkit.experiments.statistics import difference
 from vitkit.model.names import config_for
 from vitkit.training.architecture import config_of
+from vitkit.training.defaults import complete
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import bundled
 
@@ -339,3 +341,18 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
         assert len(seen := {path for paths in learned.values() for path in paths}) > 9
         assert not seen & tested
         assert package.load(folder).provenance["weights"]["source"] == encoder.name
+
+
+def test_a_training_after_pretraining_has_the_recipe_of_one_from_scratch(photos: Path) -> None:
+    ablation = EXPERIMENTS["pretraining"]
+    assert isinstance(ablation, Ablation)
+    base = base_fields(ablation, str(photos), "small", {})
+    table = read_source(photos)
+    recipes = []
+    for variant in ablation.variants(base_config(base)):
+        weights = {} if not variant.pretraining else {"weights": "somewhere"}
+        recipes.append(vars(complete({**variant_fields(base, {}, variant), **weights}, table)[0]))
+    fresh, longer, *tuned = recipes
+    assert {name for name in fresh if longer[name] != fresh[name]} == {"epochs"}
+    for own in tuned:
+        assert {name for name in fresh if own[name] != fresh[name]} <= {"weights", "method"}

@@ -23,6 +23,7 @@ class Variant:
         after: the label of an earlier variant, whose run of the same seed it starts from; None: from none.
         pretraining: fields of `vitkit pretrain`, which comes first, with the same seed, on the training images; empty:
             it does not.
+        usual: fields of the recipe where nobody says otherwise, which the method would choose otherwise by itself.
     """
 
     label: str
@@ -31,6 +32,7 @@ class Variant:
     times: Mapping[str, float] = field(default_factory=dict)
     after: str | None = None
     pretraining: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> Variant:

@@ -82,7 +82,7 @@ def variant_fields(base: Mapping[str, Any], asked: Mapping[str, Any], variant: V
     for name in varied:
         if name in own:
             raise VitkitError(f"{name} is what this experiment varies: leave it out")
-    fields = {**base, **varied, "model_fields": {**model, **changes}}
+    fields = {**variant.usual, **base, **varied, "model_fields": {**model, **changes}}
     for name, factor in variant.times.items():
         value = fields.get(name, getattr(Recipe(), name))
         fields[name] = max(round(factor * value), 1) if isinstance(value, int) else factor * value

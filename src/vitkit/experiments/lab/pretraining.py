@@ -6,18 +6,27 @@ from typing import Any
 
 from vitkit.experiments.lab.experiment import PAPER, Ablation, Variant
 from vitkit.model.config import ViTConfig
+from vitkit.training.defaults import PRESETS
+from vitkit.training.recipe import Recipe
 
 _NONE, _LONGER = "none", "none, twice the epochs"
 _TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
+_FROM_SCRATCH = {
+    name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in _TUNING
+}  # as the others have it
 _EPOCHS = 20
+
+
+def _first(label: str, paper: str | None = None, **fields: Any) -> Variant:
+    return Variant(label, _TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=_FROM_SCRATCH)
 
 
 def _variants(base: ViTConfig) -> tuple[Variant, ...]:  # noqa: ARG001  # they are the same of any
     return (
         Variant(_NONE),
         Variant(_LONGER, times={"epochs": 2}),
-        Variant("masked patches", _TUNING, "79.9", pretraining={"objective": "masked-patch", "epochs": _EPOCHS}),
-        Variant("MAE", _TUNING, pretraining={"objective": "mae", "epochs": _EPOCHS}),
+        _first("masked patches", "79.9", objective="masked-patch"),
+        _first("MAE", objective="mae"),
     )
 
 
