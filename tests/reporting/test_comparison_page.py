@@ -101,3 +101,14 @@ def test_stress_and_validation_are_told(tmp_path: Path, split: str) -> None:
     text = page(tmp_path, figures(split=split, stress=[stress]))
     assert "Under stress: blurred" in captions(text)
     assert ("chose the models too" in text) == (split == "val")
+
+
+@pytest.mark.parametrize(
+    ("fractions", "given"), [((0.1, 1), "all the data"), ((0.1, 0.3), "0.3 of the training images")]
+)
+def test_the_page_says_what_picked_the_best_and_what_the_curves_were_trained_on(
+    tmp_path: Path, fractions: tuple[float, ...], given: str, drawn_pictures: None
+) -> None:
+    text = page(tmp_path, figures(fractions))
+    assert "picked by these very images" in text
+    assert f"trained on {given}: thin lines" in text
