@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,24 @@ class Measured:
 def measure(model: nn.Module, images: Tensor) -> Measured:
     """Pass images (B, C, height, width) through a model, both on the meta device, and take note."""
     measured = Measured()
+    _pass(model, images, measured, _Meter(measured))
+    return measured
+
+
+def measure_any(model: nn.Module, images: Tensor) -> Measured:
+    """As `measure`, of a model of any operations, by PyTorch's own counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    measured, counter = Measured(), FlopCounterMode(display=False)
+    _pass(model, images, measured, counter)
+    measured.macs = counter.get_total_flops() // 2
+    counts = counter.get_flop_counts()
+    measured.macs_of = {name.partition(".")[2]: sum(own.values()) // 2 for name, own in counts.items() if "." in name}
+    return measured
+
+
+def _pass(model: nn.Module, images: Tensor, measured: Measured, counter: AbstractContextManager[Any]) -> None:
+    """Take note of what modules return and of what autograd keeps, while a counter does of the products."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -46,7 +65,7 @@ def measure(model: nn.Module, images: Tensor) -> Measured:
 
     hooks = [hook for name, module in model.named_modules() if name for hook in _watch(module, name, measured)]
     try:
-        with _Meter(measured), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(images)
     finally:
         for hook in hooks:
@@ -55,7 +74,6 @@ def measure(model: nn.Module, images: Tensor) -> Measured:
     measured.kept_bytes = sum(
         tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own
     )
-    return measured
 
 
 def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
@@ -70,33 +88,6 @@ def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
         measured.macs_of[name] = measured.macs_of.get(name, 0) + measured.macs - before.pop()
 
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-
-
-def measure_any(model: nn.Module, images: Tensor) -> Measured:
-    """As `measure`, of a model of any operations, by PyTorch's own counter."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    measured = Measured()
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    hooks = [hook for name, module in model.named_modules() if name for hook in _watch(module, name, measured)]
-    counter = FlopCounterMode(display=False)
-    try:
-        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    measured.kept_bytes = sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in own)
-    measured.macs = counter.get_total_flops() // 2
-    counts = counter.get_flop_counts()
-    measured.macs_of = {name.partition(".")[2]: sum(own.values()) // 2 for name, own in counts.items() if "." in name}
-    return measured
 
 
 class _Meter(TorchFunctionMode):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vitkit.model.build import build
+from vitkit.model.build import Model, build
 from vitkit.model.config import ViTConfig
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config, NetworkConfig
@@ -62,16 +62,7 @@ def describe(config: Config) -> ModelInfo:
         return _describe_network(config)
     model = _build(config)
     executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelInfo(
-        config=config,
-        parameters=parameters,
-        gmacs=full.macs / 1e9,
-        gmacs_executed=executed.macs / 1e9,
-        weight_bytes={"float32": 4 * parameters, "bfloat16": 2 * parameters},
-        activation_bytes=full.kept_bytes,
-        stages=_stages(model, full),
-    )
+    return _info(model, full, executed, _stages(model, full))
 
 
 def _describe_network(config: NetworkConfig) -> ModelInfo:
@@ -79,15 +70,19 @@ def _describe_network(config: NetworkConfig) -> ModelInfo:
         model = build(config).eval().to("meta")
     assert isinstance(model, Network)
     measured = measure_any(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+    return _info(model, measured, measured, _parts(model, measured))
+
+
+def _info(model: Model, full: Measured, executed: Measured, stages: list[Stage]) -> ModelInfo:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return ModelInfo(
-        config=config,
+        config=model.config,
         parameters=parameters,
-        gmacs=measured.macs / 1e9,
-        gmacs_executed=measured.macs / 1e9,
+        gmacs=full.macs / 1e9,
+        gmacs_executed=executed.macs / 1e9,
         weight_bytes={"float32": 4 * parameters, "bfloat16": 2 * parameters},
-        activation_bytes=measured.kept_bytes,
-        stages=_parts(model, measured),
+        activation_bytes=full.kept_bytes,
+        stages=stages,
     )
 
 

@@ -17,13 +17,10 @@ from typing import Any
 
 import torch
 
-import vitkit
 from vitkit.errors import VitkitError, first_line
+from vitkit.inference.backends.onnx_graph import OPSET, as_model, check_size
 from vitkit.inference.backends.openvino_package import import_openvino
 from vitkit.model.network import Network
-
-_OPSET, _IR_VERSION = 20, 9  # as of the graphs that vitkit draws itself
-_LARGEST = 2**31 - 2**20
 
 
 def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -42,9 +39,7 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
         raise VitkitError("ONNX and onnxscript are not installed: pip install 'vitkit[export]'") from error
-    size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
-    if size > _LARGEST:
-        raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, ONNX holds 2: take another dtype")
+    check_size(model, dtype, "take another dtype")
     traced = _trace(model, batch)
     nodes, constants = _parts(traced.graph, dtype)
     config = model.config
@@ -57,10 +52,7 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
         name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()
     }
     assert (given.name, made.name) == ("images", "logits")
-    graph = onnx.helper.make_graph(nodes, "vitkit", [values["images"]], [values["logits"]], constants)
-    plain = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
-    plain.ir_version, plain.producer_name, plain.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
-    return plain
+    return as_model(nodes, values["images"], values["logits"], constants)
 
 
 def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -97,7 +89,7 @@ def _trace(model: Network, batch: int | None) -> Any:
                 dynamic_shapes=sizes,
                 input_names=["images"],
                 output_names=["logits"],
-                opset_version=_OPSET,
+                opset_version=OPSET,
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:

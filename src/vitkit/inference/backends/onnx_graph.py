@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitkit
 from vitkit.errors import VitkitError
@@ -15,7 +15,8 @@ from vitkit.inference.backends.graph_builder import draw
 from vitkit.inference.backends.pen import Activation, Pads
 from vitkit.model.vit import VisionTransformer
 
-_OPSET, _IR_VERSION = 20, 9  # the first with GELU, and the container of that time: runtimes since 2024 read them
+OPSET = 20  # the first with GELU
+_IR_VERSION = 9  # the container of that time: runtimes since 2024 read them
 _LARGEST = 2**31 - 2**20  # bytes that a protocol buffer holds, less room for the graph
 
 
@@ -34,17 +35,40 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
         import onnx
     except ImportError as error:
         raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
-    size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
-    if size > _LARGEST:
-        raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, ONNX holds 2: take another dtype, or OpenVINO")
+    check_size(model, dtype, "take another dtype, or OpenVINO")
     pen = _Pen(batch, dtype)
     logits = draw(model, pen)
     pen.node("Identity", logits, name="logits")
     config = model.config
     shape = [batch or "batch", config.num_classes or config.feature_size]
     output = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape)
-    graph = onnx.helper.make_graph(pen.nodes, "vitkit", [pen.input], [output], pen.constants)
-    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
+    return as_model(pen.nodes, pen.input, output, pen.constants)
+
+
+def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
+    """Refuse a model that is larger than an ONNX file can be.
+
+    Raises:
+        VitkitError: it is; the message says what to do.
+    """
+    size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
+    if size > _LARGEST:
+        raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, ONNX holds 2: {cure}")
+
+
+def as_model(nodes: list[Any], images: Any, logits: Any, constants: list[Any]) -> Any:
+    """The `onnx.ModelProto` of a graph of vitkit's.
+
+    Args:
+        nodes: its operations, in their order.
+        images: what it is given, with its shape.
+        logits: what it gives, with its shape.
+        constants: its weights.
+    """
+    import onnx
+
+    graph = onnx.helper.make_graph(nodes, "vitkit", [images], [logits], constants)
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
     return made
 
