@@ -104,6 +104,25 @@ def named_as_ours(theirs: nn.Module, of: Callable[[nn.Parameter], Tensor]) -> di
     return found
 
 
+def weights_of(theirs: nn.Module) -> dict[str, Tensor]:
+    """Their weights under our names, positions too."""
+    state = named_as_ours(theirs, lambda own: own.detach().clone())
+    return {**state, "encoder.pos_embed": theirs.vit.embeddings.position_embeddings.detach().clone()}
+
+
+def assert_same_loss_and_gradients(ours: nn.Module, theirs: nn.Module, loss: Tensor) -> None:
+    """`loss` is theirs, of the same images, of which the same is hidden."""
+    loss.backward()
+    (each,) = ours.forward_heads(images(), KEYS)
+    each.mean().backward()
+    assert each.mean().item() == pytest.approx(loss.item(), abs=1e-5)
+    wanted = named_as_ours(theirs, lambda own: own.grad)
+    found = {name: own.grad for name, own in ours.named_parameters() if name in wanted}
+    assert found.keys() == wanted.keys()
+    apart = {name: float((found[name] - wanted[name]).abs().max()) for name in wanted}
+    assert apart == pytest.approx(dict.fromkeys(apart, 0.0), abs=1e-5)
+
+
 def their_mae(*, is_normalised: bool) -> Any:
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
@@ -136,20 +155,11 @@ def test_mae_has_the_loss_and_gradients_of_transformers(target: Any) -> None:
     theirs = their_mae(is_normalised=target == "normalised")
     ours = network("mae", target=target, decoder_layers=2, decoder_width=64)
     assert torch.allclose(ours.task.positions, theirs.decoder.decoder_pos_embed[0], atol=1e-6)
-    state = named_as_ours(theirs, lambda own: own.detach().clone())
-    state["encoder.pos_embed"] = theirs.vit.embeddings.position_embeddings.detach().clone()
+    state = weights_of(theirs)
     ours.load_state_dict(state)
     order = shuffled(KEYS, 16)
     loss = theirs(images(), noise=order.argsort(dim=1).double()).loss
-    loss.backward()
-    (each,) = ours.forward_heads(images(), KEYS)
-    each.mean().backward()
-    assert each.mean().item() == pytest.approx(loss.item(), abs=1e-5)
-    wanted = named_as_ours(theirs, lambda own: own.grad)
-    found = {name: own.grad for name, own in ours.named_parameters() if name in wanted}
-    assert found.keys() == wanted.keys()
-    apart = {name: float((found[name] - wanted[name]).abs().max()) for name in wanted}
-    assert apart == pytest.approx(dict.fromkeys(apart, 0.0), abs=1e-5)
+    assert_same_loss_and_gradients(ours, theirs, loss)
 
 
 # --- transformers: a ViT with a mask token ----------------------------------------------------------
@@ -181,8 +191,7 @@ def test_masked_patches_have_the_features_and_gradients_of_transformers(monkeypa
     monkeypatch.setattr("vitkit.training.pretraining.masks._MASKED", 1.0)
     theirs, ours = their_masked(), network("masked-patch", target="pixels")
     scrambled(ours.task)
-    state = named_as_ours(theirs, lambda own: own.detach().clone())
-    state["encoder.pos_embed"] = theirs.vit.embeddings.position_embeddings.detach().clone()
+    state = weights_of(theirs)
     head = {name: own for name, own in ours.state_dict().items() if name.startswith("task.head.")}
     ours.load_state_dict({**state, **head})
     fate = corrupt(KEYS, 16, 8)
@@ -191,14 +200,7 @@ def test_masked_patches_have_the_features_and_gradients_of_transformers(monkeypa
     said = features @ ours.task.head.weight.detach().T + ours.task.head.bias.detach()
     error = (said - their_mae(is_normalised=False).patchify(images())).square().mean(dim=2)
     loss = (error * fate.corrupted).sum() / fate.corrupted.sum()
-    loss.backward()
-    (each,) = ours.forward_heads(images(), KEYS)
-    each.mean().backward()
-    assert each.mean().item() == pytest.approx(loss.item(), abs=1e-5)
-    wanted = named_as_ours(theirs, lambda own: own.grad)
-    found = {name: own.grad for name, own in ours.named_parameters() if name in wanted}
-    apart = {name: float((found[name] - wanted[name]).abs().max()) for name in wanted}
-    assert apart == pytest.approx(dict.fromkeys(wanted, 0.0), abs=1e-5)
+    assert_same_loss_and_gradients(ours, theirs, loss)
 
 
 # --- Sums written out -------------------------------------------------------------------------------

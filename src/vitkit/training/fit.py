@@ -8,7 +8,6 @@ from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import images_of_run
-from vitkit.errors import Interrupted
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json
@@ -18,7 +17,7 @@ from vitkit.training.finalize import settle_confidence
 from vitkit.training.probe import Features, fit_head
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import without_places
-from vitkit.training.run_folder import Run
+from vitkit.training.run_folder import Run, reporting
 from vitkit.training.setup import augment_of, new_classifier
 from vitkit.training.summary import draw_data, report
 from vitkit.training.suspects import doubt_labels
@@ -43,11 +42,8 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
             known = fit_head(run, recipe, table, classifier)
     else:
         learn(run, recipe, table, classifier, teacher)
-    try:
+    with reporting(run):
         return _conclude(run, recipe, table, known)
-    except Interrupted:
-        run.say(f"stopped; the model is in {run.folder}, its report is not finished")
-        raise
 
 
 def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.doctor.findings import Finding
 from vitkit.data.memory import Facts
 from vitkit.data.overlap import Overlap, exposures, find_overlap, inherit
@@ -47,6 +48,12 @@ class Images:
     facts: tuple[Facts, ...]
     twins: tuple[int, ...]
     groups: tuple[int, ...]
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis, groups: Sequence[int] | None = None) -> Images:
+        """What the doctor has read; copies alone stay together unless there are other groups."""
+        twins = diagnosis.twins
+        return cls(diagnosis.table, diagnosis.facts, twins, twins if groups is None else tuple(groups))
 
     def take(self, indices: Sequence[int]) -> Images:
         """The images at these indices."""

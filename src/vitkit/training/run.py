@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,16 +175,31 @@ def resume(
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
+    with taken_up(folder, recipe, data_root, callbacks, loggers, say, progress) as run:
+        _go(run, recipe)
+    return folder
+
+
+@contextmanager
+def taken_up(
+    folder: Path,
+    recipe: Recipe,
+    data_root: Path | None,
+    callbacks: Sequence[Any],
+    loggers: Sequence[Any],
+    say: Say,
+    progress: Progress,
+) -> Iterator[Run]:
+    """A run that is to go on, held meanwhile, by all processes of its recipe."""
     check_watchers(recipe, callbacks, loggers)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
-        team.by_first(lambda: tidy(folder, data_root, progress, hold))
-        _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), recipe)
-    return folder
+        team.by_first(lambda: _tidy(folder, data_root, progress, hold))
+        yield Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers))
 
 
-def tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
+def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
     """Hold a run that is to go on, whose images may be elsewhere now."""
     hold_again(folder, hold)
     if data_root is not None:

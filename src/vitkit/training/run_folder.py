@@ -129,6 +129,16 @@ def going_on(run: Run, again: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def reporting(run: Run) -> Iterator[None]:
+    """A run that is stopped when its model is there, but not its report, says so."""
+    try:
+        yield
+    except Interrupted:
+        run.say(f"stopped; the model is in {run.folder}, its report is not finished")
+        raise
+
+
 def next_free(name: str) -> Path:
     """A new folder `runs/NAME-N`."""
     Path("runs").mkdir(exist_ok=True)

@@ -82,7 +82,7 @@ def settle(
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
-    images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, tuple(groups))
+    images = Images.of(diagnosis, groups)
     before = ancestry_of(recipe, taught, progress)
     parts = _parts(images, recipe, before, progress)
     if recipe.max_images is not None:

@@ -13,7 +13,7 @@ from vitkit.data.loading import EvaluationImages
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import images_of_run, read_contents
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import VitkitError
 from vitkit.model.build import vit_of
 from vitkit.model_folder import RECORD
 from vitkit.reporting.pretraining_report import Strip, write_pretraining_report
@@ -28,7 +28,7 @@ from vitkit.training.pretraining.patches import patchify, unpatchify
 from vitkit.training.pretraining.setup import network_of, new_encoder, use_fused_attention
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import name_of, without_places
-from vitkit.training.run_folder import Run
+from vitkit.training.run_folder import Run, reporting
 from vitkit.weights import load
 
 _SHOWN = 8  # pictures of the page
@@ -49,11 +49,8 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining) -> None:
     own = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
     objective = Filling(has_hits=bool(network.task.has_hits))
     descend(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, own, network)
-    try:
+    with reporting(run):
         run.team.by_first(partial(_report, run, recipe, choices, table))
-    except Interrupted:
-        run.say(f"stopped; the model is in {run.folder}, its report is not finished")
-        raise
 
 
 def _counted(table: ImageTable) -> str:

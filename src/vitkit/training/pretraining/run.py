@@ -17,6 +17,7 @@ import tomli_w
 
 import vitkit
 from vitkit.data.doctor.examine import examine
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable, read_source
 from vitkit.data.splits import check_trainable
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
@@ -35,7 +36,7 @@ from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.recipe_model import overlay, unfold
 from vitkit.training.recipe_names import name_of
-from vitkit.training.run import tell, tidy, write_start
+from vitkit.training.run import taken_up, tell, write_start
 from vitkit.training.run_folder import (
     Run,
     check_place,
@@ -144,12 +145,9 @@ def _prepare(
     check_place(out, table, None, weights_of(recipe))
     if out is not None:
         hold_given(out, hold, force=force)
-    _check_buildable(recipe, choices, progress)
-    _, preprocess = start_of(recipe, (), progress)
-    diagnosis = examine(table, preprocess, progress)
+    diagnosis = examine(table, _pixels_of(recipe, choices, progress), progress)
     before = ancestry_of(recipe, None, progress)
-    images = Images(diagnosis.table, diagnosis.facts, diagnosis.twins, tuple(diagnosis.twins))
-    own = divide(images, recipe, before, progress)
+    own = divide(Images.of(diagnosis), recipe, before, progress)
     if recipe.max_images is not None:
         own = limit(own, recipe.max_images, recipe.seed)
     run = Run(
@@ -169,8 +167,8 @@ def _prepare(
     return run.folder, recipe, choices
 
 
-def _check_buildable(recipe: Recipe, choices: Pretraining, progress: Progress) -> None:
-    """What cannot be built should fail before the images are read."""
+def _pixels_of(recipe: Recipe, choices: Pretraining, progress: Progress) -> Preprocess:
+    """As the encoder reads them; what cannot be built fails here, before the images are read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
@@ -179,6 +177,7 @@ def _check_buildable(recipe: Recipe, choices: Pretraining, progress: Progress) -
     vit = check_encoder(config, choices)
     with torch.device("meta"), torch.random.fork_rng():
         network_of(VisionTransformer(vit), preprocess, choices, recipe.seed)
+    return preprocess
 
 
 def _go(run: Run, recipe: Recipe, choices: Pretraining) -> None:
@@ -211,12 +210,7 @@ def resume(
     folder = Path(folder)
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
-    check_watchers(recipe, callbacks, loggers)
-    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    check_team(recipe, team)
-    with ExitStack() as hold, reading_once():
-        team.by_first(lambda: tidy(folder, data_root, progress, hold))
-        run = Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers))
+    with taken_up(folder, recipe, data_root, callbacks, loggers, say, progress) as run:
         _go(run, recipe, choices)
     return folder
 
