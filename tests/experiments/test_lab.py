@@ -20,7 +20,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.intervals import Units
-from vitkit.experiments.lab import few_shot
+from vitkit.experiments.lab import few_shot, verb
 from vitkit.experiments.lab.ablating import claims_of, pairs_against
 from vitkit.experiments.lab.experiment import Ablation, Measurement, of_model
 from vitkit.experiments.lab.presets import base_config, base_fields, variant_fields
@@ -333,6 +333,8 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
     folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
     splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
     assert all(own["test"] == splits[0]["test"] for own in splits)
+    for own, folder in zip(found.figures["variants"], folders, strict=True):
+        assert own["parameters"] == sum(each.numel() for each in package.load(folder).model.parameters())
     tested = {path for paths in splits[0]["test"].values() for path in paths}
     for folder, objective in zip(folders[2:], ("masked-patch", "mae"), strict=True):
         encoder = Path(f"{folder}-pretrained")
@@ -356,3 +358,10 @@ def test_a_training_after_pretraining_has_the_recipe_of_one_from_scratch(photos:
     assert {name for name in fresh if longer[name] != fresh[name]} == {"epochs"}
     for own in tuned:
         assert {name for name in fresh if own[name] != fresh[name]} <= {"weights", "method"}
+
+
+def test_the_command_that_does_it_again_is_one_that_a_shell_takes() -> None:
+    own = EXPERIMENTS["head"]
+    options = {"split": (0.3, 0.1, 0.6), "seeds": 3, "max_images": 9, "model_fields": {"position": None}}
+    words = "vitkit lab head --data digits --split 0.3 0.1 0.6 --max-images 9 --set model.position=none"
+    assert verb._command(own, "/somewhere/digits", options) == words

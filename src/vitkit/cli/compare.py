@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from vitkit.cli.flags import with_flags_of
-from vitkit.cli.say import say
+from vitkit.cli.say import say, show
+from vitkit.experiments.comparison_request import NOT_COMPARED
 from vitkit.experiments.stress_kinds import STRESSES
-from vitkit.system.files import to_json
 from vitkit.training.recipe import Recipe
 
 
-@with_flags_of(Recipe, but=("data", "model", "folds", "devices", "nodes", "strategy"))
+@with_flags_of(Recipe, but=NOT_COMPARED)
 def compare(
     data: Annotated[
         str | None,
@@ -78,8 +78,4 @@ def compare(
             progress=bar,
             **(flags or {}),
         )
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-        return
-    for line in found.lines():
-        say(line)
+    show(found, as_json=as_json)

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from vitkit.cli.arguments import FolderLayout
-from vitkit.cli.say import say
-from vitkit.system.files import to_json
+from vitkit.cli.say import show
 from vitkit.verbs import doctor as verb
 
 
@@ -36,10 +35,6 @@ def doctor(
 
     with Bar() as bar:
         found = verb.doctor(data, out, fit=fit, crop_pct=crop_pct, layout=layout, force=force, progress=bar)
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-    else:
-        for line in found.lines():
-            say(line)
+    show(found, as_json=as_json)
     if not found.is_trustworthy:
         raise typer.Exit(1)

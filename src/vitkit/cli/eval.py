@@ -18,8 +18,7 @@ from vitkit.cli.arguments import (
     PrecisionName,
     tell,
 )
-from vitkit.cli.say import say
-from vitkit.system.files import to_json
+from vitkit.cli.say import show
 from vitkit.verbs import evaluate as verb
 
 
@@ -66,8 +65,4 @@ def evaluate(
             note=tell,
             progress=bar,
         )
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-        return
-    for line in found.lines():
-        say(line)
+    show(found, as_json=as_json)

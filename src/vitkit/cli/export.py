@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, tell
-from vitkit.cli.say import say
+from vitkit.cli.say import say, show
 from vitkit.exporting.formats import suffixes
-from vitkit.system.files import to_json
 from vitkit.text.words import one_of
 from vitkit.verbs import export as verb
 
@@ -70,8 +69,4 @@ def export(
         except Refused as error:
             say(f"refused: {error}; nothing was written", file=sys.stderr)
             raise typer.Exit(1) from error
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-    else:
-        for line in found.lines():
-            say(line)
+    show(found, as_json=as_json)

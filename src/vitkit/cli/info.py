@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.say import say
-from vitkit.system.files import to_json
+from vitkit.cli.say import show
 from vitkit.verbs import info as verb
 
 
@@ -33,8 +32,4 @@ def info(
         found = verb.info(
             model, shapes=shapes, image_size=image_size, heads=heads, allow_partial=allow_partial, progress=bar
         )
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-        return
-    for line in found.lines():
-        say(line)
+    show(found, as_json=as_json)

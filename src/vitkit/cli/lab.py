@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from vitkit.cli.flags import with_flags_of
-from vitkit.cli.say import say
+from vitkit.cli.say import say, show
+from vitkit.experiments.comparison_request import NOT_COMPARED
 from vitkit.experiments.lab.presets import Preset
 from vitkit.experiments.lab.registry import names
-from vitkit.system.files import to_json
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:  # choices are known when the table has been read
@@ -20,7 +20,7 @@ else:
     Name = Literal[names()]
 
 
-@with_flags_of(Recipe, but=("data", "model", "folds", "devices", "nodes", "strategy"))
+@with_flags_of(Recipe, but=NOT_COMPARED)
 def lab(
     name: Annotated[
         Name | None, typer.Argument(metavar="NAME", help=f"Of the experiment: {', '.join(names())}; none lists them.")
@@ -65,8 +65,4 @@ def lab(
             progress=bar,
             **(flags or {}),
         )
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-        return
-    for line in found.lines():
-        say(line)
+    show(found, as_json=as_json)

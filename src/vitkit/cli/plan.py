@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from vitkit.cli.flags import with_flags_of
-from vitkit.cli.say import say
+from vitkit.cli.say import show
 from vitkit.experiments.plan import DECODE_RATE
 from vitkit.experiments.plan import plan as make_plan
 from vitkit.profiling.accelerators import accelerator_names
-from vitkit.system.files import to_json
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:  # choices are known when the table has been read
@@ -51,8 +50,4 @@ def plan(
     asked: dict[str, Any] = {"accelerator": accelerator, "utilisation": utilisation, "decode_rate": decode_rate}
     with Bar() as bar:
         found = make_plan(recipe, images=images, classes=classes, price=price, **asked, progress=bar, **(flags or {}))
-    if as_json:
-        print(to_json(found.to_dict(), indent=2))
-        return
-    for line in found.lines():
-        say(line)
+    show(found, as_json=as_json)

@@ -7,9 +7,13 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from vitkit.system.files import to_json
 from vitkit.text.cells import visible
+
+if TYPE_CHECKING:
+    from vitkit.verbs.result import Result
 
 HARMLESS = "vitkit"  # how what an encoding lacks is written
 
@@ -49,3 +53,12 @@ def give_up_stdout() -> None:
 def say(text: object = "", *, file: TextIO | None = None, flush: bool = False) -> None:
     """A line for people; control characters, as names may have them, are shown as escapes."""
     print(visible(str(text)), file=file, flush=flush)
+
+
+def show(found: Result, *, as_json: bool) -> None:
+    """What a verb found, on stdout: its lines for people, or its figures as JSON for programs."""
+    if as_json:
+        print(to_json(found.to_dict(), indent=2))
+        return
+    for line in found.lines():
+        say(line)

@@ -9,15 +9,18 @@ from typing import Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments.comparison_plan import NOT_COMPARED, Plan, make_plan
+from vitkit.experiments.comparison_plan import Plan, make_plan
+from vitkit.experiments.comparison_request import NOT_COMPARED, refuse_not_compared
 from vitkit.experiments.comparison_result import COMPARISON, HEADINGS, PAGE, TABLE, Comparison, cells, to_csv
+from vitkit.experiments.place import Place
 from vitkit.experiments.stress_kinds import stresses_of
-from vitkit.system.files import from_json, is_empty, sole_in, without_place, write_json, write_text
+from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.verbs.choices import check_least
-from vitkit.verbs.train import tell_of_fields
+from vitkit.verbs.fields import tell_of_fields
 
 PLAN = "plan.json"  # what the comparison will do, written before it begins
+PLACE = Place(PLAN, "comparison")
 _SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
 
 
@@ -73,8 +76,7 @@ def compare(
 
     check_least("--seeds", seeds, 1)
     check_least("--devices", devices, 1)
-    if refused := [name for name in NOT_COMPARED if name in fields]:
-        raise VitkitError(f"{refused[0]} is no choice of a comparison: leave it out")
+    refuse_not_compared(fields, "a comparison")
     asked = {**_asked(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
     with ExitStack() as hold:
         if resume:
@@ -129,11 +131,7 @@ def _begun(
     table = read_source(asked["data"], progress, fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
-        hold.enter_context(sole_in(Path(out)))
-        if (Path(out) / PLAN).is_file():
-            raise VitkitError(f"--out {out} holds a comparison: --resume to go on with it, or choose a new name")
-        if not is_empty(Path(out)):
-            raise VitkitError(f"--out {out} is not empty: choose a new name")
+        PLACE.hold_given(out, hold)
     with reading_once():
         plan = make_plan(asked, fields, progress)
     folder = Path(out) if out is not None else hold_next(f"compare-{table.root.name}", hold)
@@ -148,16 +146,12 @@ def _taken_up(
     out: str | Path | None, asked: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
     """The folder of a comparison that was begun, held again, and its plan; what is said anew must be as it was."""
-    if out is None:
-        raise VitkitError("--resume goes on with the comparison in --out: name it")
-    if not (Path(out) / PLAN).is_file():
-        raise VitkitError(f"--out {out} holds no comparison to go on with: it has no {PLAN}")
-    hold.enter_context(sole_in(Path(out)))
+    folder = PLACE.hold_again(out, hold)
+    stored = PLACE.read(folder)
     try:
-        stored = from_json((Path(out) / PLAN).read_text(encoding="utf-8"))
         before, plan = stored["fields"], Plan.from_dict(stored["plan"])
     except (ValueError, KeyError, TypeError) as error:
-        raise VitkitError(f"{Path(out) / PLAN} is damaged: begin the comparison anew in another folder") from error
+        raise PLACE.damaged(folder) from error
     usual = _asked(None, None, None, 3, "1", None)
     for name in _SETTINGS:
         if asked[name] not in (usual[name], plan.asked[name]):
@@ -167,7 +161,7 @@ def _taken_up(
         if plain != before.get(name):
             was = before.get(name, "none given")
             raise VitkitError(f"{name} {value}: the comparison in {out} was begun with {was}; leave it out")
-    return Path(out), plan
+    return folder, plan
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progress) -> Comparison:

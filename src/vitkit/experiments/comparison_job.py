@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +30,33 @@ def make(job: Job, out: Path, progress: Progress = silent) -> None:
     """
     from vitkit.profiling.memory import PeakMemory
 
-    folder = out / job.folder
+    folder, fields = out / job.folder, job.fields
     with PeakMemory() as memory:
-        if (folder / RECIPE).is_file():
-            run.resume(folder, say=unsaid, progress=progress)
-        else:
-            if folder.is_dir():  # killed before its recipe was written, which comes last
-                clear(folder)
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            fields = job.fields
-            if job.pretraining is not None:
-                encoder = folder.with_name(f"{folder.name}-pretrained")
-                _pretrain(job.pretraining, encoder, progress)
-                fields = {**fields, "weights": str(encoder)}
-            run.train(fields, folder, say=unsaid, progress=progress)
+        if job.pretraining is not None and not (folder / RECIPE).is_file():
+            from vitkit.training.pretraining import run as pretraining
+
+            encoder = folder.with_name(f"{folder.name}-pretrained")
+            if not is_finished(encoder):
+                _finish(pretraining.pretrain, pretraining.resume, dict(job.pretraining), encoder, progress)
+            fields = {**fields, "weights": str(encoder)}
+        _finish(run.train, run.resume, fields, folder, progress)
     if memory.peak is not None:
         (out / COSTS).mkdir(exist_ok=True)
         write_json(out / COSTS / f"{folder.name}.json", {"peak_memory": memory.peak})
 
 
-def _pretrain(fields: dict[str, Any], folder: Path, progress: Progress) -> None:
-    """Pre-train what a job starts from, unless that is done."""
-    from vitkit.training.pretraining import run as pretraining
-
-    if is_finished(folder):
-        return
+def _finish(
+    begin: Callable[..., Path],
+    resume: Callable[..., Path],
+    fields: dict[str, Any],
+    folder: Path,
+    progress: Progress,
+) -> None:
+    """Make a run from its beginning, or go on with it where it was stopped."""
     if (folder / RECIPE).is_file():
-        pretraining.resume(folder, say=unsaid, progress=progress)
+        resume(folder, say=unsaid, progress=progress)
         return
-    if folder.is_dir():
+    if folder.is_dir():  # killed before its recipe was written, which comes last
         clear(folder)
-    pretraining.pretrain(dict(fields), folder, say=unsaid, progress=progress)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    begin(fields, folder, say=unsaid, progress=progress)

@@ -21,8 +21,6 @@ from vitkit.training.networks import without_fields_of_vits
 from vitkit.training.recipe_files import resolve
 from vitkit.training.settling import Settled, settle
 
-# Fields that a comparison sets itself, or that would make of one run several.
-NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
 RECIPES = ".toml"  # an entry that ends so is a model with its own way to be trained
 _WHOLE = 1.0
 

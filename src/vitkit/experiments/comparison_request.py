@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from vitkit.errors import VitkitError
 
+# Fields that a comparison sets itself, or that would make of one run several.
+NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
+
 
 def names_of(models: str | Sequence[str]) -> list[str]:
     """The models asked for, one by one, with commas between them if in one text.
@@ -60,3 +63,13 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
         wanted = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
         raise VitkitError(f"--budget {kind}= must be {wanted}, not {amount!r}") from None
     return kind, amount
+
+
+def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
+    """Refuse fields that are not for the caller to choose.
+
+    Raises:
+        VitkitError: one is among them.
+    """
+    if refused := [name for name in NOT_COMPARED if name in fields]:
+        raise VitkitError(f"{refused[0]} is no choice of {what}: leave it out")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.text.cells import harmless
+from vitkit.text.words import aligned
 from vitkit.verbs.result import Result
 
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
@@ -59,12 +60,10 @@ class Comparison(Result):
     def lines(self) -> list[str]:
         """The table, the verdicts, and where the rest is."""
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         judged = f"{self.figures['test_images']} {self.figures['split']} images, {len(self.figures['seeds'])} seeds"
         return [
             f"{len(self.models)} models on {self.figures['data']}: {judged}",
-            *table,
+            *aligned(rows),
             "",
             *self.verdicts,
             *self.figures["findings"],

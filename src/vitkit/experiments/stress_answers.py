@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.experiments.comparison_figures import Judged
 from vitkit.experiments.comparison_plan import Plan
 from vitkit.experiments.statistics import accuracy_interval
 from vitkit.experiments.stress import at_one_size, variants
 from vitkit.experiments.stress_kinds import STRESSES
+from vitkit.model_folder import read_description
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Progress
 
@@ -68,9 +70,7 @@ def stress_figures(
 
 
 def _short_side(run: Path) -> int:
-    from vitkit.weights import load
-
-    return load(run).preprocess.short_side
+    return Preprocess.from_dict(read_description(run)["preprocess"]).short_side
 
 
 def _answers(

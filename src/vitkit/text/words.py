@@ -1,4 +1,4 @@
-"""Counts and lists in sentences."""
+"""Counts and lists in sentences, and tables in lines."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 def one_of(words: tuple[str, ...]) -> str:
     """`a, b or c`."""
     return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines whose columns stand below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

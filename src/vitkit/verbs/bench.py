@@ -14,6 +14,7 @@ from vitkit.model.network_config import is_network_name
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole_in
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.words import aligned
 from vitkit.verbs.choices import check_choice, check_least, several
 from vitkit.verbs.inputs import open_model, path_of
 from vitkit.verbs.notes import Notes
@@ -106,10 +107,7 @@ class Benchmark(Result):
 
     def lines(self) -> list[str]:
         """Title, table and legend."""
-        rows = [self.headings, *self.cells]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return [self.title, *table, *self.legend]
+        return [self.title, *aligned([self.headings, *self.cells]), *self.legend]
 
     def _repr_html_(self) -> str:
         from html import escape

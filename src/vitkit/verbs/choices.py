@@ -40,3 +40,15 @@ def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list
         if part not in known:
             raise VitkitError(f"{flag} {part!r} is none of {', '.join(known)}")
     return list(dict.fromkeys(parts))
+
+
+def watchers(callbacks: Any, loggers: Any) -> dict[str, Any]:
+    """Who looks on at a training, as its parameters by name.
+
+    Raises:
+        VitkitError: the one or the other is no list.
+    """
+    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
+        if not isinstance(given, (list, tuple)):
+            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
+    return {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}

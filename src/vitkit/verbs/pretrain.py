@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
@@ -16,6 +15,8 @@ from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.training.pretraining.choices import OF_LABELS, OtherDefaults, Pretraining
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
+from vitkit.verbs.choices import watchers
+from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import path_of
 from vitkit.verbs.result import Result
 
@@ -132,15 +133,7 @@ def pretrain(
     """
     from vitkit.training.pretraining import run
 
-    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
-        if not isinstance(given, (list, tuple)):
-            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
-    common: dict[str, Any] = {
-        "callbacks": tuple(callbacks),
-        "loggers": tuple(loggers),
-        "say": say,
-        "progress": progress,
-    }
+    common = {**watchers(callbacks, loggers), "say": say, "progress": progress}
     if resume is not None:
         if data is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
@@ -152,21 +145,4 @@ def pretrain(
     return PretrainingRun(run.pretrain(fields, out, force=force, **common))
 
 
-def _tell_of_fields() -> None:
-    """Let the signature and the help of `pretrain` have the fields in the place of its `**fields`."""
-    told, parameters = "", [p for p in inspect.signature(pretrain).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    seen = {"data", *OF_LABELS}
-    for dataclass_ in (Pretraining, OtherDefaults, Recipe):
-        hints = get_type_hints(dataclass_, include_extras=True)
-        for field in dataclasses.fields(dataclass_):
-            if field.name not in seen:
-                seen.add(field.name)
-                kind, text, *_ = get_args(hints[field.name])
-                keyword = inspect.Parameter.KEYWORD_ONLY
-                parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=kind))
-                told += f"\n        {field.name}: {text}"
-    pretrain.__signature__ = inspect.signature(pretrain).replace(parameters=parameters)  # type: ignore[attr-defined]
-    pretrain.__doc__ = f"{(pretrain.__doc__ or '').rstrip()}\n\n    Fields:{told}\n    "
-
-
-_tell_of_fields()
+tell_of_fields(pretrain, ("data", *OF_LABELS), (Pretraining, OtherDefaults, Recipe), "Fields")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
@@ -18,6 +17,8 @@ from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_fold
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import departures, load_fields, published, resolve
 from vitkit.training.recipe_model import overlay, unfold
+from vitkit.verbs.choices import watchers
+from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import path_of
 from vitkit.verbs.result import Result
 
@@ -170,10 +171,7 @@ def train(
     """
     from vitkit.training import run
 
-    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
-        if not isinstance(given, (list, tuple)):
-            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
-    watching: dict[str, Any] = {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}
+    watching = watchers(callbacks, loggers)
     if train_dataset is not None:
         files = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
         if named := [name for name, value in files.items() if value is not None]:
@@ -232,26 +230,6 @@ def _train_on_datasets(
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
     resume_on(Datasets(*given), run_of)
     return TrainingRun(run_of.folder)
-
-
-def tell_of_fields(function: Callable[..., Any], but: Collection[str] = ("data",)) -> None:
-    """Let the signature and the help of a function have the recipe's fields in the place of its `**fields`.
-
-    Args:
-        function: which.
-        but: fields that it does not take.
-    """
-    hints = get_type_hints(Recipe, include_extras=True)
-    fields = [field for field in dataclasses.fields(Recipe) if field.name not in but]
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    further = [
-        inspect.Parameter(field.name, kind, default=field.default, annotation=get_args(hints[field.name])[0])
-        for field in fields
-    ]
-    function.__signature__ = inspect.signature(function).replace(parameters=own + further)  # type: ignore[attr-defined]
-    told = "".join(f"\n        {field.name}: {get_args(hints[field.name])[1]}" for field in fields)
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Fields of the recipe:{told}\n    "
 
 
 tell_of_fields(train)

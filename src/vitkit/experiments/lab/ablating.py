@@ -43,7 +43,7 @@ def plan_ablation(
     base = base_fields(ablation, data, preset, asked)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
-    jobs, told, notes, judged_by, images = [], [], [], None, 0
+    jobs, told, notes, judged_by, images, classes = [], [], [], None, 0, 0
     folders: dict[str, str] = {}
     with reading_once():
         for place, variant in enumerate(variants):
@@ -55,11 +55,12 @@ def plan_ablation(
                     (own,) = settled.parts
                     judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
                     images, config = own.images.table.splits.count("train"), settled.config
+                    classes = config.num_classes
                     fields |= {"method": settled.recipe.method}
                     notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
                 else:
                     build(fields)
-                    config = base_config(fields)
+                    config = base_config(fields).replace(num_classes=classes)
             except VitkitError as error:
                 raise VitkitError(f"{variant.label}: {error}") from error
             info = describe(config)

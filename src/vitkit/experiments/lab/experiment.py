@@ -9,6 +9,8 @@ from typing import Any
 from vitkit.model.config import ViTConfig
 
 PAPER = "arXiv 2010.11929"
+# Fine-tuning all weights alike, so that it differs from a training from scratch in where it begins alone.
+TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,8 +9,6 @@ from vitkit.experiments.lab.experiment import Ablation
 from vitkit.experiments.lab.presets import base_config, base_fields, published_recipe, variant_fields
 from vitkit.experiments.lab.result import LabResult
 from vitkit.training.recipe import build
-
-_PASSES = 3  # a training step is a forward pass and a backward pass of twice its products
 
 
 class Corpus(NamedTuple):
@@ -39,6 +36,8 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     Raises:
         VitkitError: a variant cannot be built, or what it varies was asked for, or there is no published recipe.
     """
+    from vitkit.experiments.comparison_plan import passes_of
+    from vitkit.experiments.plan_recipe import passes
     from vitkit.profiling.model_info import describe
 
     recipe_name = published_recipe(ablation)
@@ -49,11 +48,14 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
         recipe = build(variant_fields(base, fields, variant), variant.label)
         config = base_config(recipe.__dict__).replace(num_classes=corpus.classes)
         info = describe(config)
-        steps = recipe.epochs * math.ceil(corpus.images / recipe.batch_size)
-        seen = recipe.epochs * corpus.images
+        seen, steps = passes(recipe, corpus.images)
         own = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
         own |= {"tokens_per_image": config.tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
-        own |= {"lr": recipe.lr, "tokens": seen * config.tokens, "flops": 2e9 * _PASSES * info.gmacs * seen}
+        own |= {
+            "lr": recipe.lr,
+            "tokens": seen * config.tokens,
+            "flops": 2e9 * passes_of("scratch") * info.gmacs * seen,
+        }
         variants.append(own)
         row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(config.tokens), f"{steps:,}"]
         rows.append((*row, f"{recipe.lr:.3g}", f"{own['tokens']:.3g}", f"{own['flops']:.3g}", variant.paper or "-"))

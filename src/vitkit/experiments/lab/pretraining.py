@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitkit.experiments.lab.experiment import PAPER, Ablation, Variant
+from vitkit.experiments.lab.experiment import PAPER, TUNING, Ablation, Variant
 from vitkit.model.config import ViTConfig
 from vitkit.training.recipe import Recipe
 
 _NONE, _LONGER = "none", "none, twice the epochs"
-_TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
 _EPOCHS = 20
 
 
 def _first(label: str, paper: str | None = None, **fields: Any) -> Variant:
     from vitkit.training.defaults import PRESETS  # which loads torch, and the list of experiments need not
 
-    from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in _TUNING}
-    return Variant(label, _TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
+    from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
+    return Variant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
 
 
 def _variants(base: ViTConfig) -> tuple[Variant, ...]:  # noqa: ARG001  # they are the same of any

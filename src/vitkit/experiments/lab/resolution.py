@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from vitkit.experiments.lab.experiment import PAPER, Ablation, Variant
+from vitkit.experiments.lab.experiment import PAPER, TUNING, Ablation, Variant
 from vitkit.model.config import ViTConfig
 
 _TRAINED, _SAME = "trained", "tuned on, the same size"
-_TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
 _LESS = {"epochs": 1 / 3, "lr": 1 / 3}
 
 
@@ -17,8 +14,8 @@ def _variants(base: ViTConfig) -> tuple[Variant, ...]:
     twice = {"model_fields": {"image_size": (2 * height, 2 * width)}}
     return (
         Variant(_TRAINED),
-        Variant(_SAME, _TUNING, times=_LESS, after=_TRAINED),
-        Variant("tuned on, twice the side", {**_TUNING, **twice}, times=_LESS, after=_TRAINED),
+        Variant(_SAME, TUNING, times=_LESS, after=_TRAINED),
+        Variant("tuned on, twice the side", {**TUNING, **twice}, times=_LESS, after=_TRAINED),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.experiments.lab.experiment import Ablation, Experiment
+from vitkit.text.words import aligned
 from vitkit.verbs.result import Result
 
 LAB, PAGE = "lab.json", "lab.html"
@@ -70,12 +71,6 @@ class LabResult(Result):
 
     def _repr_html_(self) -> str:
         return "".join(self.body())
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines whose columns stand below one another."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

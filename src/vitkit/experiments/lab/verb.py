@@ -11,19 +11,21 @@ from typing import Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.experiments.comparison_request import NOT_COMPARED, refuse_not_compared
 from vitkit.experiments.lab.experiment import Ablation, Experiment, Measurement
 from vitkit.experiments.lab.presets import Preset
 from vitkit.experiments.lab.registry import EXPERIMENTS, names
 from vitkit.experiments.lab.result import LAB, PAGE, LabResult, table_of, told_of
+from vitkit.experiments.place import Place
 from vitkit.model.config import suggest
-from vitkit.system.files import from_json, is_empty, sole_in, without_place, write_json
+from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.result import Result
-from vitkit.verbs.train import tell_of_fields
 
-NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")  # fields that an experiment sets itself
 PLAN = "lab-plan.json"  # what an experiment will do, written before it begins
+PLACE = Place(PLAN, "experiment")
 DATA = "digits"
 
 
@@ -86,8 +88,7 @@ def lab(
     """
     check_choice("--preset", preset, Preset)
     check_least("--seeds", seeds, 1)
-    if refused := [field for field in NOT_COMPARED if field in fields]:
-        raise VitkitError(f"{refused[0]} is no choice of an experiment: leave it out")
+    refuse_not_compared(fields, "an experiment")
     if resume:
         if name is not None or data is not None or model is not None or fields:
             raise VitkitError("--resume takes everything from --out: leave out the rest")
@@ -128,7 +129,7 @@ def _ablate(
     from vitkit.experiments.lab.ablating import plan_ablation
 
     with ExitStack() as hold:
-        folder = _hold(out, hold)
+        folder = None if out is None else PLACE.hold_given(out, hold)
         plan, variants = plan_ablation(own, data, preset, seeds, fields, progress)
         for note in plan.notes:
             say(note)
@@ -143,19 +144,15 @@ def _ablate(
 def _take_up(out: str | Path | None, say: Say, progress: Progress) -> LabResult:
     from vitkit.experiments.comparison_plan import Plan
 
-    if out is None:
-        raise VitkitError("--resume goes on with the experiment in --out: name it")
-    if not (Path(out) / PLAN).is_file():
-        raise VitkitError(f"--out {out} holds no experiment to go on with: it has no {PLAN}")
     with ExitStack() as hold:
-        hold.enter_context(sole_in(Path(out)))
+        folder = PLACE.hold_again(out, hold)
+        begun = PLACE.read(folder)
         try:
-            begun = from_json((Path(out) / PLAN).read_text(encoding="utf-8"))
             plan, own = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VitkitError(f"{Path(out) / PLAN} is damaged: begin the experiment anew in another folder") from error
+            raise PLACE.damaged(folder) from error
         assert isinstance(own, Ablation)
-        return _go_on(own, Path(out), plan, begun, say, progress)
+        return _go_on(own, folder, plan, begun, say, progress)
 
 
 def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say, progress: Progress) -> LabResult:
@@ -194,7 +191,7 @@ def _measure(
         raise VitkitError(f"{own.name} measures a model: name a run, a checkpoint or published weights with --model")
     source = str(data or DATA)
     with ExitStack() as hold:
-        folder = _hold(out, hold)
+        folder = None if out is None else PLACE.hold_given(out, hold)
         subject = subject_of(str(model), source, seeds, seed, progress)
         measured = getattr(import_module(own.module), own.function)(subject)
         folder = folder or _next(own, hold)
@@ -213,22 +210,6 @@ def _measure(
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
-
-
-def _hold(out: str | Path | None, hold: ExitStack) -> Path | None:
-    """Hold the folder that is asked for; None where none is.
-
-    Raises:
-        VitkitError: another process holds it, or there is something in it.
-    """
-    if out is None:
-        return None
-    hold.enter_context(sole_in(Path(out)))
-    if (Path(out) / PLAN).is_file():
-        raise VitkitError(f"--out {out} holds an experiment: --resume to go on with it, or choose a new name")
-    if not is_empty(Path(out)):
-        raise VitkitError(f"--out {out} is not empty: choose a new name")
-    return Path(out)
 
 
 def _next(own: Experiment, hold: ExitStack) -> Path:
@@ -256,8 +237,12 @@ def _command(own: Experiment, data: str, options: Mapping[str, Any]) -> str:
 
             words += [f"--set model.{key}={part}" for key, part in to_table(None, value).items()]
         elif value != usual.get(name):
-            words += [f"--{name.replace('_', '-')}", without_place(value) if isinstance(value, str) else str(value)]
+            words += [f"--{name.replace('_', '-')}", *map(_word, value if isinstance(value, tuple) else (value,))]
     return " ".join(words)
+
+
+def _word(value: Any) -> str:
+    return without_place(value) if isinstance(value, str) else str(value)
 
 
 tell_of_fields(lab, NOT_COMPARED)
