@@ -112,3 +112,9 @@ def test_the_page_says_what_picked_the_best_and_what_the_curves_were_trained_on(
     text = page(tmp_path, figures(fractions))
     assert "picked by these very images" in text
     assert f"trained on {given}: thin lines" in text
+
+
+@pytest.mark.parametrize(("speed", "shown"), [(3925.4, "3,925"), (482.3, "482"), (1.25, "1.25")])
+def test_speeds_are_shown_as_people_write_them(speed: float, shown: str) -> None:
+    own = {**figures()["models"][0], "predict_images_per_s": speed}
+    assert cells(own)[list(HEADINGS).index("predict_images_per_s")] == shown

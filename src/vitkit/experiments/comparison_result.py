@@ -122,7 +122,7 @@ def _cell(key: str, model: dict[str, Any]) -> str:
         "parameters": f"{value:,}",
         "file_bytes": f"{value / 2**20:.1f}",
         "peak_memory": f"{value / 2**20:.0f}",
-    }.get(key, f"{value:.3g}")
+    }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
 
 
 def to_csv(models: Sequence[dict[str, Any]]) -> str:
