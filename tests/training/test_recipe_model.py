@@ -320,3 +320,9 @@ def test_set_is_a_flag_of_train(photos: Path, tmp_path: Path) -> None:
     app(["train", str(photos), *flags, "-o", str(tmp_path / "run")], standalone_mode=False)
     config = ViTConfig.from_dict(json.loads((tmp_path / "run" / "model.json").read_text())["config"])
     assert (config.position, config.layers) == ("sincos_2d", 1)
+
+
+@pytest.mark.parametrize("place", ["model", "model_fields"])
+def test_a_table_with_nothing_in_it_is_not_taken_for_none(place: str) -> None:
+    with pytest.raises(VitkitError, match=f"{place} is empty"):
+        build({place: {}})

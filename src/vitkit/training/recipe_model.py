@@ -45,12 +45,15 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
         fields: whose `model` may be a table, as in TOML, and whose `model_fields` may have any field of the model.
 
     Raises:
-        VitkitError: a field of the model is unknown, of another type, decided by the data, or given twice.
+        VitkitError: a field of the model is unknown, of another type, decided by the data, or given twice; or a table
+            has nothing in it.
     """
     unfolded = dict(fields)
     changes: dict[str, Any] = {}
     for place in ("model", "model_fields"):
         if isinstance(fields.get(place), Mapping):
+            if not fields[place]:
+                raise VitkitError(f"{place} is empty: name or change something in it, or leave it out")
             for name, value in unfolded.pop(place).items():
                 _refuse_twice(name, changes, f"model.{name}")
                 changes[name] = value
