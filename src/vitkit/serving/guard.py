@@ -1,0 +1,282 @@
+"""Who may ask a server on this machine, and how much: around any ASGI application, before it sees a request.
+
+A page of another site can make the user's browser send requests to 127.0.0.1, and can give its own name that address
+(DNS rebinding). So a request must be addressed to a name that is ours (Host), and what changes something must not come
+from another site (Sec-Fetch-Site, Origin). Other machines need the token. Bodies are counted and timed as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from vitkit.serving.rules import Rules
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Any, Receive, Send], Awaitable[None]]
+
+_SAFE = ("GET", "HEAD")
+_SLOWEST = 64 * 2**10  # bytes a second for which the time of a body is prolonged
+_LINGER = 2.0  # seconds in which what is refused may still be sent: a connection closed earlier loses the answer
+_AGAIN = 2  # seconds after which to ask again
+_HEADERS = {  # of every answer that has none of its own
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"content-security-policy": (
+        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
+        b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+}
+
+
+class Guard:
+    """An ASGI application around another. Refusals are JSON: `{"error": ...}`."""
+
+    def __init__(self, application: Application, rules: Rules) -> None:
+        self._application, self.rules = application, rules
+        self._held = 0  # bytes
+        secret = (rules.token or "").encode()
+        self._secret = secret
+        self.cookie = f"vitkit-{hashlib.sha256(secret).hexdigest()[:8]}"  # cookies do not know ports
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = _read_headers(scope["headers"])
+        if (moved := self._admitted_to(scope, headers)) is not None:
+            await _answer(send, 303, "the token is kept in a cookie", moved)
+            return
+        refusal = self._refuse(scope, headers)
+        if refusal is not None:
+            await _refuse(refusal, headers, receive, send)
+            return
+        await self._let_through(scope, headers, receive, send)
+
+    # --- Who asks ---------------------------------------------------------------------------------------
+
+    def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
+        """Why a request is not answered, as far as its head tells."""
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.rules.most_bytes:
+            return self._too_large()
+        if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE:
+            return None
+        if not self._is_ours(headers.get("host")):
+            return _Refusal(421, f"this server is not called {headers.get('host') or 'nothing'!r:.100}")
+        if _is_foreign(scope["method"], headers):
+            return _Refusal(403, "requests from pages of other sites are refused")
+        if not self._has_token(headers):
+            return _Refusal(401, "a token is needed: in the header Authorization: Bearer TOKEN")
+        return None
+
+    def _is_ours(self, host: str | None) -> bool:
+        name = _name_in(host or "")
+        if name in self.rules.names:
+            return True
+        with suppress(ValueError):
+            return self.rules.any_address and ipaddress.ip_address(name) is not None
+        return False
+
+    def _has_token(self, headers: dict[str, str]) -> bool:
+        if self.rules.token is None:
+            return True
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._is_token(given.strip()):
+            return True
+        return self._is_token(_cookie(headers.get("cookie", ""), self.cookie))
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._secret)
+
+    def _admitted_to(
+        self, scope: MutableMapping[str, Any], headers: dict[str, str]
+    ) -> list[tuple[bytes, bytes]] | None:
+        """Where to go on from a page that was opened with the right `?token=`, and the cookie to go with."""
+        if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
+            return None
+        asked = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        is_right = any(name == "token" and self._is_token(value) for name, value in asked)
+        if not is_right or not self._is_ours(headers.get("host")):
+            return None
+        rest = urlencode([(name, value) for name, value in asked if name != "token"])
+        path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
+        kept = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
+        return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
+
+    # --- How much ---------------------------------------------------------------------------------------
+
+    def _too_large(self) -> _Refusal:
+        return _Refusal(413, f"a request may have {self.rules.most_bytes / 2**20:.4g} MiB at most")
+
+    async def _let_through(
+        self, scope: MutableMapping[str, Any], headers: dict[str, str], receive: Receive, send: Send
+    ) -> None:
+        body = _Body(self, receive)
+        exchange = _Exchange(body, send)
+        try:
+            await self._application(scope, body.receive, exchange.send)
+        except Exception:
+            if body.refusal is None:
+                raise
+        finally:
+            self._held -= body.size
+        if body.refusal is not None and not exchange.is_begun:
+            await _refuse(body.refusal, headers, receive, send)
+
+    def hold(self, size: int, body: int) -> _Refusal | None:
+        """Count bytes that have come, of a body of so many by now; or say why they are too many."""
+        self._held += size
+        if body > self.rules.most_bytes:
+            return self._too_large()
+        if self._held > self.rules.most_held:
+            return _Refusal(503, "too much is being read at a time: ask again later")
+        return None
+
+
+class _RefusedError(Exception):
+    """Ends an application's reading of a body."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    status: int
+    reason: str
+
+
+class _Body:
+    """A request's body, counted and timed as the application reads it.
+
+    Attributes:
+        size: bytes that have come.
+        refusal: why reading was given up; None as long as it was not.
+    """
+
+    def __init__(self, guard: Guard, receive: Receive) -> None:
+        self._guard, self._receive = guard, receive
+        self._began = asyncio.get_running_loop().time()
+        self._is_whole = False
+        self.size = 0
+        self.refusal: _Refusal | None = None
+
+    async def receive(self) -> Message:
+        if self.refusal is not None:
+            raise _RefusedError
+        if self._is_whole:  # what comes now is that the client has gone
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _SLOWEST):
+                message = await self._receive()
+        except TimeoutError:
+            self.refusal = _Refusal(408, f"the request did not come within {self._guard.rules.seconds:g} seconds")
+            raise _RefusedError from None
+        if message["type"] == "http.request":
+            size = len(message.get("body", b""))
+            self.size += size
+            self.refusal = self._guard.hold(size, self.size)
+            self._is_whole = not message.get("more_body", False)
+        if self.refusal is not None:
+            raise _RefusedError
+        return message
+
+
+class _Exchange:
+    """What an application answers, with the headers of every answer; nothing, once its request was refused.
+
+    Attributes:
+        is_begun: whether an answer of the application has begun.
+    """
+
+    def __init__(self, body: _Body, send: Send) -> None:
+        self._body, self._send = body, send
+        self.is_begun = False
+
+    async def send(self, message: Message) -> None:
+        if not self.is_begun and self._body.refusal is not None:
+            return  # what it makes of an error that is not its own
+        if message["type"] == "http.response.start":
+            self.is_begun = True
+            message = {**message, "headers": _with_ours(message.get("headers", ()))}
+        await self._send(message)
+
+
+def _read_headers(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By name; of a header that came several times all values, which is none that is right."""
+    found: dict[str, str] = {}
+    for name, value in given:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        found[key] = f"{found[key]}; {text}" if key in found else text
+    return found
+
+
+def _name_in(host: str) -> str:
+    """Of a Host header, without the port."""
+    if host.startswith("["):
+        name, closing, rest = host[1:].partition("]")
+        return name.lower() if closing and (not rest or rest.startswith(":")) else ""
+    name, _, port = host.partition(":")
+    return name.lower().removesuffix(".") if not port or port.isdecimal() else ""
+
+
+def _is_foreign(method: str, headers: dict[str, str]) -> bool:
+    """Whether a browser says that a page of another site asks. Opening a page from there is all it may."""
+    site = headers.get("sec-fetch-site", "none")
+    if site not in ("same-origin", "none"):
+        return method not in _SAFE or headers.get("sec-fetch-mode") != "navigate"
+    origin = headers.get("origin")
+    if method in _SAFE or origin is None:
+        return False
+    scheme, _, host = origin.lower().partition("://")
+    return scheme not in ("http", "https") or host != headers.get("host", "").lower()
+
+
+def _cookie(header: str, name: str) -> str:
+    try:
+        found = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _with_ours(given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    own = list(given)
+    names = {name.lower() for name, _ in own}
+    return own + [(name, value) for name, value in _HEADERS.items() if name not in names]
+
+
+async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Everything but the last, empty part: the client has it all, and the connection is still there."""
+    body = json.dumps({"error": reason}).encode()
+    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    own += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    own += [(b"retry-after", str(_AGAIN).encode())] if status == 503 else []
+    await send({"type": "http.response.start", "status": status, "headers": _with_ours(own)})
+    await send({"type": "http.response.body", "body": body, "more_body": status >= 400})
+
+
+async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, send: Send) -> None:
+    """Answer, and let the client send what it is just sending, for a while, so that it comes to read the answer."""
+    await _answer(send, refusal.status, refusal.reason, [(b"connection", b"close")])
+    if "expect" not in headers and refusal.status != 408:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER):
+                while (await receive()).get("more_body", False):
+                    pass
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,306 @@
+"""Who may ask a server, and how much: each rule from both sides, by the messages that a server exchanges."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitkit.errors import VitkitError
+from vitkit.serving.guard import Guard
+from vitkit.serving.rules import Rules, check_token, is_loopback, new_token, rules_of
+
+TOKEN = "a-token-of-some-length"
+LOCAL = Rules(frozenset({"localhost", "127.0.0.1", "::1"}))
+Head = Iterable[tuple[str, str]]
+
+
+class Echo:
+    """Answers with what it was sent, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked += 1
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Swallowing(Echo):
+    """Takes whatever goes wrong for a fault of its own, as frameworks do."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception:
+            await send({"type": "http.response.start", "status": 500, "headers": []})
+            await send({"type": "http.response.body", "body": b"my fault"})
+
+
+class Answer:
+    """What came back."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        assert [own["type"] for own in messages].count("http.response.start") == 1, messages
+        assert not messages[-1].get("more_body", False), "the answer has no end"
+        self.status = messages[0]["status"]
+        self.headers = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
+        self.body = b"".join(own.get("body", b"") for own in messages[1:])
+
+
+def ask(
+    guard: Guard,
+    method: str = "GET",
+    path: str = "/",
+    head: Head = (("host", "localhost:8000"),),
+    query: str = "",
+    parts: Iterable[bytes | float] = (b"",),
+) -> Answer:
+    """An answer to one request, whose body comes in parts; a number is a pause in seconds."""
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in head],
+    }  # fmt: skip
+    coming, messages = list(parts), []
+
+    async def receive() -> Any:
+        while coming and isinstance(coming[0], float):
+            await asyncio.sleep(coming.pop(0))  # type: ignore[arg-type]
+        if not coming:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": coming.pop(0), "more_body": bool(coming)}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    asyncio.run(guard(scope, receive, send))
+    return Answer(messages)
+
+
+def refused(answer: Answer) -> tuple[int, str]:
+    return answer.status, json.loads(answer.body)["error"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "::1"])
+def test_it_is_called_by_its_own_names(host: str) -> None:
+    status = ask(Guard(Echo(), LOCAL), head=[("host", host)]).status
+    assert status == (421 if host == "::1" else 200)  # which needs its brackets
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "0.0.0.0", "192.168.1.7"),
+        *("[::2]:80", "localhost:evil", "localhost@evil.example", "[::1", "[::1]evil", "xn--lcalhost-8nf"),
+        "localhost, evil.example",
+    ],
+)
+def test_no_other_name_will_do(host: str) -> None:
+    echo = Echo()
+    status, reason = refused(ask(Guard(echo, LOCAL), head=[("host", host)]))
+    assert (status, echo.asked) == (421, 0)
+    assert "not called" in reason
+
+
+def test_without_a_host_or_with_two_it_is_called_nothing() -> None:
+    assert ask(Guard(Echo(), LOCAL), head=[]).status == 421
+    assert ask(Guard(Echo(), LOCAL), head=[("host", "localhost"), ("host", "evil.example")]).status == 421
+
+
+def test_a_server_for_others_is_called_by_addresses_and_by_its_names_alone() -> None:
+    rules = rules_of("0.0.0.0", TOKEN)
+    head = [("authorization", f"Bearer {TOKEN}")]
+    for host, status in {"192.168.1.7:8000": 200, "[fe80::1]": 200, "localhost": 200, "evil.example": 421}.items():
+        assert ask(Guard(Echo(), rules), head=[*head, ("host", host)]).status == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        [("origin", "http://evil.example")],
+        [("origin", "null")],
+        [("origin", "http://localhost:3000")],
+        [("origin", "http://localhost")],
+        [("origin", "file://localhost:8000")],
+        [("origin", "http://[")],
+        [("sec-fetch-site", "cross-site")],
+        [("sec-fetch-site", "same-site")],
+        [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")],
+        [("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
+        [("sec-fetch-site", "cross-site"), ("origin", "http://localhost:8000")],
+    ],
+)
+def test_a_page_of_another_site_changes_nothing(method: str, head: Head) -> None:
+    echo = Echo()
+    status, reason = refused(ask(Guard(echo, LOCAL), method, head=[("host", "localhost:8000"), *head]))
+    assert (status, echo.asked) == (403, 0)
+    assert "other sites" in reason
+
+
+@pytest.mark.parametrize(
+    "head", [[], [("origin", "http://localhost:8000"), ("sec-fetch-site", "same-origin")], [("sec-fetch-site", "none")]]
+)
+def test_its_own_pages_and_programs_may_post(head: Head) -> None:
+    answer = ask(Guard(Echo(), LOCAL), "POST", head=[("host", "localhost:8000"), *head], parts=[b"a", b"b"])
+    assert (answer.status, answer.body) == (200, b"ab")
+
+
+def test_another_site_may_open_a_page_and_embed_nothing() -> None:
+    head = [("host", "localhost:8000"), ("sec-fetch-site", "cross-site")]
+    assert ask(Guard(Echo(), LOCAL), head=[*head, ("sec-fetch-mode", "navigate")]).status == 200
+    assert ask(Guard(Echo(), LOCAL), head=[*head, ("sec-fetch-mode", "no-cors")]).status == 403
+
+
+def guarded() -> Guard:
+    return Guard(Echo(), Rules(LOCAL.names, token=TOKEN, open_paths=frozenset({"/health"})))
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", "Bearer ", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer é"]
+)
+def test_a_wrong_token_is_no_token(given: str) -> None:
+    answer = ask(guarded(), head=[("host", "localhost"), ("authorization", given)])
+    assert refused(answer)[0] == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in str(answer.headers) + answer.body.decode()
+
+
+def test_the_token_opens_by_header_or_by_cookie() -> None:
+    guard = guarded()
+    for own in [("authorization", f"Bearer {TOKEN}"), ("cookie", f"a=b; {guard.cookie}={TOKEN}")]:
+        assert ask(guard, head=[("host", "localhost"), own]).status == 200
+    assert ask(guard, head=[("host", "localhost"), ("cookie", f"other={TOKEN}")]).status == 401
+    assert ask(guard, head=[("host", "localhost"), ("cookie", '\x00;=;="')]).status == 401
+
+
+def test_a_page_opened_with_the_token_is_given_the_cookie_once() -> None:
+    guard = guarded()
+    answer = ask(guard, path="/page", query=f"a=1&token={TOKEN}&b=%C3%A9")
+    assert (answer.status, answer.headers["location"]) == (303, "/page?a=1&b=%C3%A9")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Lax", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    assert ask(guard, head=[("host", "localhost"), ("cookie", cookie.partition(";")[0])]).status == 200
+
+
+def test_the_token_in_an_address_opens_nothing_else() -> None:
+    guard = guarded()
+    assert ask(guard, query="token=wrong").status == 401
+    assert ask(guard, "POST", query=f"token={TOKEN}").status == 401
+    assert ask(guard, head=[("host", "evil.example")], query=f"token={TOKEN}").status == 421
+    assert ask(guard, path="//evil.example/", query=f"token={TOKEN}").headers["location"] == "/evil.example/"
+    assert ask(guard, path="/\\evil.example/", query=f"token={TOKEN}").headers["location"] == "/evil.example/"
+
+
+def test_open_paths_need_neither_token_nor_name_and_change_nothing() -> None:
+    assert ask(guarded(), path="/health", head=[("host", "10.0.0.1")]).status == 200
+    assert ask(guarded(), "POST", path="/health").status == 401
+    assert ask(guarded(), path="/health/", head=[("host", "localhost")]).status == 401
+
+
+@pytest.mark.parametrize("application", [Echo, Swallowing])
+def test_a_body_is_counted_as_it_comes(application: type[Echo]) -> None:
+    guard = Guard(application(), Rules(LOCAL.names, most_bytes=10))
+    assert ask(guard, "POST", parts=[b"12345", b"67890"]).body == b"1234567890"
+    status, reason = refused(ask(guard, "POST", parts=[b"12345", b"67890", b"1", b"2" * 100]))
+    assert (status, reason) == (413, "a request may have 9.537e-06 MiB at most")
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    echo = Echo()
+    guard = Guard(echo, Rules(LOCAL.names, most_bytes=10))
+    assert ask(guard, "POST", head=[("host", "localhost"), ("content-length", "11")], parts=[b""]).status == 413
+    assert ask(guard, "POST", path="/health", head=[("host", "localhost"), ("content-length", "9" * 30)]).status == 413
+    assert echo.asked == 0
+
+
+@pytest.mark.parametrize("application", [Echo, Swallowing])
+def test_a_body_that_does_not_come_is_not_waited_for(application: type[Echo]) -> None:
+    guard = Guard(application(), Rules(LOCAL.names, seconds=0.05))
+    assert refused(ask(guard, "POST", parts=[b"half", 5.0, b"late"]))[0] == 408
+    assert ask(guard, "POST", parts=[0.01, b"half", 0.01, b"other"]).body == b"halfother"
+
+
+def test_drops_do_not_prolong_the_time_of_a_body() -> None:
+    guard = Guard(Echo(), Rules(LOCAL.names, seconds=0.1))
+    drops: list[bytes | float] = [part for _ in range(100) for part in (b"x", 0.02)]
+    assert refused(ask(guard, "POST", parts=drops))[0] == 408
+
+
+def test_a_large_body_that_comes_steadily_has_longer() -> None:
+    guard = Guard(Echo(), Rules(LOCAL.names, seconds=0.1))
+    steady: list[bytes | float] = [part for _ in range(10) for part in (b"x" * 2**16, 0.03)]
+    assert ask(guard, "POST", parts=[*steady, b""]).status == 200
+
+
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    guard = Guard(Echo(), Rules(LOCAL.names, most_held=15))
+    answer = ask(guard, "POST", parts=[b"x" * 16])
+    assert refused(answer)[0] == 503
+    assert int(answer.headers["retry-after"]) > 0
+    for _ in range(3):  # what was held is given back
+        assert ask(guard, "POST", parts=[b"x" * 14]).status == 200
+
+
+def test_what_breaks_in_the_application_is_told_as_its_own() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ask(Guard(broken, LOCAL))
+
+
+def test_every_answer_says_what_browsers_may_do_with_it() -> None:
+    for answer in (ask(Guard(Echo(), LOCAL)), ask(Guard(Echo(), LOCAL), head=[])):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_a_websocket_is_closed() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Guard(Echo(), LOCAL)({"type": "websocket"}, None, send))  # type: ignore[arg-type]
+    assert [own["type"] for own in sent] == ["websocket.close"]
+
+
+def test_which_hosts_are_this_machine_alone() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]", "LocalHost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "", "localhost.evil.example")))
+    with pytest.raises(AssertionError):
+        rules_of("0.0.0.0", None)
+
+
+def test_tokens_are_long_and_plain() -> None:
+    assert check_token(new_token()) != new_token()
+    for bad in (
+        "",
+        "short",
+        "with spaces in it, long",
+        "semicolon;semicolon;",
+        "é" * 20,
+        "x" * 513,
+        "line\nline-line-line",
+    ):
+        with pytest.raises(VitkitError, match="--token must be 16"):
+            check_token(bad)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["host", "origin", "cookie", "authorization"]), st.text(max_size=30).filter(
+    lambda text: all(ord(own) < 256 for own in text)))), st.sampled_from(["GET", "POST"]))  # fmt: skip
+def test_no_head_gets_through_by_chance_or_breaks_the_guard(head: list[tuple[str, str]], method: str) -> None:
+    answer = ask(guarded(), method, head=head)
+    assert answer.status in (401, 403, 421)
