@@ -38,6 +38,7 @@ class ImageTable:
             them. Empty where every image has one class.
         layout: how the folders were understood, in a line; empty where there were none to understand.
         overlooked: sentences about folders that may hold images and were not looked into.
+        corrections, unmatched: sentences about what a label file changed, and about what of it changed nothing.
     """
 
     name: str
@@ -52,6 +53,8 @@ class ImageTable:
     sets: tuple[tuple[int, ...], ...] = ()
     layout: str = ""
     overlooked: tuple[str, ...] = ()
+    corrections: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -195,6 +198,29 @@ for _row in (
 
 
 def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
+    """The images of a folder, a CSV file or a named set, as `read_table` finds them.
+
+    Raises:
+        VitkitError: there is nothing in it to learn from, or a single class.
+    """
+    table = read_table(data, progress, layout)
+    check_classes(table)
+    return table
+
+
+def check_classes(table: ImageTable) -> None:
+    """Refuse a single class, which there is nothing to tell from.
+
+    Raises:
+        VitkitError: there is one alone.
+    """
+    if len(table.classes) == 1 and not table.is_multi:
+        raise VitkitError(
+            f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
+        )
+
+
+def read_table(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a folder, a CSV file or a named set, which is downloaded when it is first named.
 
     A folder holds `class/image`, or `train/class/image` beside `val` and `test` (see `layout.understand`). A CSV file
@@ -208,8 +234,8 @@ def read_source(data: str | Path, progress: Progress | None = None, layout: Layo
         layout: whether the folders of a folder are `classes` or `splits`; `auto` tells by itself, or refuses.
 
     Raises:
-        VitkitError: there is no such folder or name, it is not clear what its folders mean, or there is nothing in it
-            to learn from.
+        VitkitError: there is no such folder or name, it is not clear what its folders mean, or there is no image
+            in it.
     """
     if not str(data):
         raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
@@ -229,12 +255,7 @@ def read_source(data: str | Path, progress: Progress | None = None, layout: Layo
         raise VitkitError(f"{data} is a file; expected {expected}")
     if layout != "auto" and not kind.has_layout:
         raise VitkitError(f"--layout {layout} is about folders, and {data} is a {kind.name}; leave it out")
-    table = kind.read(str(data), root, layout)
-    if len(table.classes) == 1 and not table.is_multi:
-        raise VitkitError(
-            f"{data} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
-        )
-    return table
+    return kind.read(str(data), root, layout)
 
 
 def _within(table: ImageTable) -> str:

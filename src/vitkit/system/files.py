@@ -57,7 +57,7 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 @contextmanager
-def sole(path: Path, place: Path | None = None) -> Iterator[None]:
+def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
     """Work on a file or folder as the only process that does. The lock ends with the process, however that ends.
 
     What a killed process was writing for it is removed.
@@ -65,6 +65,7 @@ def sole(path: Path, place: Path | None = None) -> Iterator[None]:
     Args:
         path: what is worked on.
         place: where the lock is; by default beside it.
+        wait: seconds for another process, or thread, to be done.
 
     Raises:
         VitkitError: another process works on it; the message says which.
@@ -72,7 +73,7 @@ def sole(path: Path, place: Path | None = None) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
-    lock = FileLock(place, timeout=0)
+    lock = FileLock(place, timeout=wait)
     try:
         lock.acquire()
     except Timeout as error:

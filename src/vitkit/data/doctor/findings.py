@@ -64,7 +64,8 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
         named = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
         were = f"{len(unreadable)} of {len(table)} images {'is' if len(unreadable) == 1 else 'are'}"
         yield Finding("warning", f"{were} unreadable and left out: {named}")
-    yield from (Finding("warning", line) for line in table.overlooked)
+    yield from (Finding("warning", line) for line in (*table.overlooked, *table.unmatched))
+    yield from (Finding("note", line) for line in table.corrections)
     if table.ignored:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(table.ignored.items()))
         were = plural(sum(table.ignored.values()), "other file is", "other files are")

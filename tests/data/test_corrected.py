@@ -1,0 +1,198 @@
+"""A label file changes the pictures that it names and no other, and says what it changed and what it could not."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from photos import folder, noise, save
+from vitkit.data.corrected import correct, labels_of, read_corrected
+from vitkit.data.label_file import EXCLUDED, Edit, add_edits, read_labels, renaming
+from vitkit.data.sources import ImageTable, read_source
+from vitkit.errors import VitkitError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return folder(tmp_path / "data", {"cat": 3, "dog": 3})
+
+
+def labelled(table: ImageTable) -> dict[str, str]:
+    return dict(labels_of(table))
+
+
+def corrected(data: Path, *edits: Edit) -> ImageTable:
+    file = data.parent / "labels.csv"
+    file.unlink(missing_ok=True)
+    add_edits(file, edits)
+    return read_corrected(data, file)
+
+
+def test_named_pictures_change_and_no_others(data: Path) -> None:
+    before = labelled(read_source(data))
+    table = corrected(data, Edit("cat/cat_1.png", "dog", "cat"), Edit("dog/dog_0.png", EXCLUDED, "dog"))
+    expected = before | {"cat/cat_1.png": "dog"}
+    del expected["dog/dog_0.png"]
+    assert labelled(table) == expected
+    assert table.corrections == ("labels.csv: 1 picture with another label, 1 picture left out",)
+    assert table.unmatched == ()
+    assert labelled(read_source(data)) == before
+
+
+def test_without_a_label_file_nothing_is_changed(data: Path) -> None:
+    assert read_corrected(data, None) == read_source(data)
+
+
+def test_later_rows_win(data: Path) -> None:
+    rows = [Edit("cat/cat_1.png", "dog"), Edit("cat/cat_1.png", EXCLUDED), Edit("cat/cat_1.png", "fox")]
+    assert labelled(corrected(data, *rows))["cat/cat_1.png"] == "fox"
+    assert labelled(corrected(data, *rows, Edit("cat/cat_1.png", "cat"))) == labelled(read_source(data))
+
+
+def test_paths_may_be_absolute_through_links_and_in_other_spellings(data: Path, tmp_path: Path) -> None:
+    save(noise(seed=99), data / "cat" / unicodedata.normalize("NFD", "café.png"))
+    (tmp_path / "link").symlink_to(data)
+    for path in (
+        str(data / "cat" / "cat_1.png"),
+        str(tmp_path / "link" / "cat" / "cat_1.png"),
+        "./cat/../cat/cat_1.png",
+        " cat/cat_1.png ",
+    ):
+        table = corrected(data, Edit(path, "dog"))
+        assert labelled(table)["cat/cat_1.png"] == "dog", path
+        assert table.unmatched == ()
+    table = corrected(data, Edit(unicodedata.normalize("NFC", "cat/café.png"), "dog"))
+    assert table.counts() == {"cat": 3, "dog": 4}
+
+
+def test_rows_that_match_no_picture_are_said(data: Path) -> None:
+    table = corrected(data, *(Edit(f"cat/none_{i}.png", "dog") for i in range(5)), Edit("cat_1.png", EXCLUDED))
+    assert labelled(table) == labelled(read_source(data))
+    (line,) = table.unmatched
+    assert line.startswith("6 paths of labels.csv match no picture")
+    assert "cat/none_0.png, cat/none_1.png, cat/none_2.png and 3 more" in line
+    assert table.corrections == ("labels.csv: changes no label",)
+
+
+def test_new_classes_appear_and_empty_ones_go_with_a_line(data: Path) -> None:
+    table = corrected(data, *(Edit(f"cat/cat_{i}.png", EXCLUDED) for i in range(3)), Edit("dog/dog_0.png", "ape"))
+    assert table.classes == ("ape", "dog")  # sorted, as class folders are
+    assert "new by labels.csv: class ape" in table.corrections
+    assert "without a picture by labels.csv, and so gone: class cat" in table.corrections
+
+
+def test_too_little_that_is_left_is_refused(data: Path) -> None:
+    with pytest.raises(VitkitError, match="single class, 'dog'"):
+        corrected(data, *(Edit(f"cat/cat_{i}.png", "dog") for i in range(3)))
+    with pytest.raises(VitkitError, match="leaves out every picture"):
+        corrected(data, *(Edit(path, EXCLUDED) for path in labelled(read_source(data))))
+
+
+def test_a_class_is_renamed(data: Path) -> None:
+    table = read_source(data)
+    again = corrected(data, *renaming(labels_of(table), "cat", "tiger"))
+    assert again.counts() == {"dog": 3, "tiger": 3}
+    assert again.paths == table.paths
+
+
+def test_pictures_in_the_folder_and_in_no_class_are_added(data: Path) -> None:
+    save(noise(seed=50), data / "new.png")
+    save(noise(seed=51), data / "other.png")
+    table = corrected(data, Edit("new.png", "cat"), Edit("other.png", "cat"), Edit("other.png", EXCLUDED))
+    assert labelled(table) == labelled(read_source(data)) | {"new.png": "cat"}
+    assert table.corrections == ("labels.csv: 1 picture added",)
+    outside = save(noise(seed=52), data.parent / "outside.png")
+    assert "match" in corrected(data, Edit(str(outside), "cat")).unmatched[0]
+
+
+def test_splits_stay_and_what_is_added_takes_that_of_its_folder(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for split in ("train", "val"):
+        folder(data / split, {"cat": 2, "dog": 2})
+    save(noise(seed=60), data / "train" / "new.png")
+    save(noise(seed=61), data / "nowhere.png")
+    before = dict(zip((table := read_source(data)).paths, table.splits, strict=True))
+    after = corrected(data, Edit("train/new.png", "cat"), Edit("nowhere.png", "cat"), Edit("val/cat/cat_0.png", "dog"))
+    assert dict(zip(after.paths, after.splits, strict=True)) == before | {"train/new.png": "train"}
+    assert after.unmatched == ("1 picture of labels.csv left out, in no folder of the data's splits: nowhere.png",)
+
+
+def test_a_heap_of_pictures_has_the_classes_of_its_label_file(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for i in range(6):
+        save(noise(seed=i), data / f"{i}.png")
+    table = corrected(data, Edit("0.png", "a"), Edit("1.png", "b"), Edit("2.png", "a"), Edit("3.png", EXCLUDED))
+    assert labelled(table) == {"0.png": "a", "1.png": "b", "2.png": "a"}
+    assert "2 pictures have no label yet and are left out" in table.corrections
+    several = corrected(data, Edit("0.png", "a;b"), Edit("1.png", "b"), Edit("2.png", ";"))
+    assert several.is_multi
+    assert labelled(several) == {"0.png": "a;b", "1.png": "b", "2.png": ";"}
+
+
+def test_the_folder_unlabelled_is_no_class_where_there_is_a_label_file(data: Path) -> None:
+    for i in range(3):
+        save(noise(seed=70 + i), data / "unlabelled" / f"{i}.png")
+    table = corrected(data, Edit("unlabelled/1.png", "dog", "unlabelled"))
+    assert table.counts() == {"cat": 3, "dog": 4}
+    assert table.corrections == (
+        "labels.csv: 1 picture labelled",
+        "2 pictures have no label yet and are left out",
+    )
+
+
+def test_several_classes_where_pictures_have_one_are_refused_with_the_line(data: Path) -> None:
+    with pytest.raises(VitkitError, match="line 3: 'cat;dog' names several classes"):
+        corrected(data, Edit("cat/cat_0.png", "dog"), Edit("cat/cat_1.png", "cat;dog"))
+    folder(data, {"a;b": 2})  # which is one class, by its folder
+    assert labelled(corrected(data, Edit("cat/cat_1.png", "a;b")))["cat/cat_1.png"] == "a;b"
+
+
+def test_pictures_of_several_classes(tmp_path: Path) -> None:
+    for i in range(4):
+        save(noise(seed=i), tmp_path / f"{i}.png")
+    (tmp_path / "data.csv").write_text('path,labels\n0.png,"a;b"\n1.png,b\n2.png,\n3.png,a\n')
+    add_edits(
+        tmp_path / "labels.csv",
+        [Edit("0.png", " c ; a;c"), Edit("1.png", ";"), Edit("2.png", "b"), Edit("3.png", EXCLUDED)],
+    )
+    table = read_corrected(tmp_path / "data.csv", tmp_path / "labels.csv")
+    assert labelled(table) == {"0.png": "a;c", "1.png": ";", "2.png": "b"}
+    assert table.classes == ("a", "b", "c")
+
+
+def test_labels_that_the_data_no_longer_have_are_told(data: Path) -> None:
+    stale = corrected(data, Edit("cat/cat_0.png", "dog", "fox"))
+    assert any("cat/cat_0.png" in line and "did not find" in line for line in stale.corrections)
+    # The same file over labels that it has corrected already, as a run's are, says nothing new.
+    again = correct(stale, read_labels(data.parent / "labels.csv"))
+    assert again.corrections[len(stale.corrections) :] == ("labels.csv: changes no label",)
+
+
+def test_a_list_of_suspects_helps_once_it_is_edited(data: Path) -> None:
+    file = data.parent / "label_errors.csv"
+    file.write_text("path,label,suggested,score\ncat/cat_0.png,cat,dog,0.9\ncat/cat_1.png,cat,dog,0.8\n")
+    with pytest.raises(VitkitError, match=r"changes none.*column label.*vitkit doctor"):
+        read_corrected(data, file)
+    file.write_text("path,label,suggested,score\ncat/cat_0.png,dog,dog,0.9\ncat/cat_1.png,,dog,0.8\n")
+    assert read_corrected(data, file).counts() == {"cat": 1, "dog": 4}
+
+
+def test_a_run_is_not_given_pictures_that_it_does_not_know(data: Path) -> None:
+    table = read_source(data)
+    save(noise(seed=50), data / "new.png")
+    add_edits(data.parent / "labels.csv", [Edit("new.png", "cat"), Edit("gone.png", EXCLUDED)])
+    after = correct(table, read_labels(data.parent / "labels.csv"), may_add=False)
+    assert labelled(after) == labelled(table)
+    assert after.unmatched[0].startswith("1 path of labels.csv matches no picture")
+
+
+def test_names_that_are_no_utf_8_and_hostile_ones(data: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    (data / "cat" / "cat_0.png").rename(data / "cat" / name)
+    nasty = '<script>alert("x")</script>'
+    table = corrected(data, Edit(f"cat/{name}", nasty), Edit("cat/cat_1.png", "=1+1"))
+    assert labelled(table)[f"cat/{name}"] == nasty
+    assert {"=1+1", nasty} <= set(table.classes)

@@ -1,0 +1,206 @@
+"""What people said of labels is kept exactly, whatever files and classes are called, or refused with its line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vitkit.data.label_file import (
+    EXCLUDED,
+    Edit,
+    add_edits,
+    labels_so_far,
+    read_labels,
+    renaming,
+    undo_edits,
+)
+from vitkit.errors import VitkitError
+
+
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    file = tmp_path / "labels.csv"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def pairs(file: Path) -> list[tuple[str, str]]:
+    return [(own.path, own.label) for own in read_labels(file).edits]
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(VitkitError) as caught:
+        read_labels(file)
+    assert len(str(caught.value).splitlines()) <= 2
+    return str(caught.value)
+
+
+# --- Reading ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "path,label\na/1.jpg,rose\nb/2.jpg,\n",
+        "\ufeffpath,label\r\na/1.jpg,rose\r\nb/2.jpg,\r\n",  # Excel, "CSV UTF-8"
+        "\ufeffpath;label\r\na/1.jpg;rose\r\nb/2.jpg;\r\n",  # Excel where the comma is a decimal mark
+        "path\tlabel\na/1.jpg\trose\nb/2.jpg\t\n",
+        'Path,Label\n"a/1.jpg","rose"\n\n"b/2.jpg",""\n',
+        "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22\nb/2.jpg,,rose,\n",
+        "label,file\nrose,a/1.jpg\n,b/2.jpg\n",
+        "path,label\na/1.jpg,rose\nb/2.jpg,",
+    ],
+)
+def test_what_people_and_spreadsheets_write(tmp_path: Path, content: str) -> None:
+    assert pairs(written(tmp_path, content)) == [("a/1.jpg", "rose"), ("b/2.jpg", EXCLUDED)]
+
+
+@pytest.mark.parametrize(
+    ("content", "tells"),
+    [
+        ("", "needs the columns path and label"),
+        ("path\n1.jpg\n", "needs the columns path and label"),
+        ("path,label\n1.jpg,a\n,b\n", "line 3: path is empty"),
+        ("path,label\n1.jpg,a\n2.jpg\n", "line 3: the row ends before its label"),
+        ('path,label\n1.jpg,a\n"2.jpg,b\n3.jpg,c\n', "line 3"),
+        ('path,label\n1.jpg,"a\n2.jpg,b\n3.jpg,c"\n', "line 2: a quote is not closed"),
+        ("path;label\n1.jpg;a;b\n", "line 2: 3 cells for 2 columns"),
+        ("path,label\n1.jpg,caf\xe9\n".encode("latin-1"), "line 2: the label is not in UTF-8"),
+        ("path,label\n1.jpg,a\n".encode("utf-16"), "UTF-16"),
+        ("path,label\n1.jpg,a\x00b\n", "line 2"),
+        ("path,label,split\n1.jpg,a,train\n", "column 'split'"),
+        ("path,label,confidence,error\n1.jpg,a,0.9,\n", "columns 'confidence', 'error'"),
+        ("path,label,label\n1.jpg,a,b\n", "needs the columns"),
+    ],
+)
+def test_what_is_unclear_is_refused_with_its_line(tmp_path: Path, content: str | bytes, tells: str) -> None:
+    assert tells in refusal(written(tmp_path, content))
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "none.csv")
+    assert labels_so_far(tmp_path / "none.csv").edits == ()
+    assert "label file" in refusal(tmp_path)
+
+
+def test_doubtful_labels_of_a_run_are_known_as_such(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label,suggested,score\n1.jpg,a,b,0.9\n")
+    assert read_labels(file).has_suspects
+    with pytest.raises(VitkitError, match="list of doubtful labels"):
+        add_edits(file, [Edit("1.jpg", "b")])
+    assert file.read_text() == "path,label,suggested,score\n1.jpg,a,b,0.9\n"
+
+
+# --- Writing ----------------------------------------------------------------------------------------
+
+_TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=12)
+_NAME = st.one_of(
+    _TEXT,
+    st.sampled_from(
+        ["=1+1", "'quoted", '"', "a;b", "<script>alert(1)</script>", "\ufeff", " rose ", "-", "x\ny", "\x1b[2J"]
+    ),
+)
+_PATH = _NAME.filter(lambda own: bool(own.strip())) | st.just("caf\udce9.jpg")  # a name of a file that is no UTF-8
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(st.builds(Edit, _PATH, st.one_of(st.just(EXCLUDED), _NAME), _NAME), min_size=1, max_size=5))
+def test_whatever_is_added_is_read_again(tmp_path: Path, edits: list[Edit]) -> None:
+    """Or, where a name cannot be kept, nothing is written at all."""
+    file = tmp_path / "labels.csv"
+    file.unlink(missing_ok=True)
+    add_edits(file, [Edit("first.jpg", "a")])
+    before = file.read_bytes()
+    try:
+        add_edits(file, edits)
+    except VitkitError:
+        assert file.read_bytes() == before
+    else:
+        assert [own[:3] for own in read_labels(file).edits[1:]] == [own[:3] for own in edits]
+    assert [own.name for own in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_names_that_look_like_formulas_or_commands_are_kept_and_harmless(tmp_path: Path) -> None:
+    names = ["=SUM(A1)", "@x", "-1", "'a", "a\tb", "\x1b]0;x\x07", 'say "hi"', "a;b,c", "line\nend", "<script>"]
+    add_edits(tmp_path / "labels.csv", [Edit(f"{name}.jpg", name) for name in names])
+    assert pairs(tmp_path / "labels.csv") == [(f"{name}.jpg", name) for name in names]
+    text = (tmp_path / "labels.csv").read_text()
+    assert "\x1b" not in text
+    assert "\n=SUM" not in text
+
+
+def test_undo_takes_back_what_was_done_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a")])
+    add_edits(file, [Edit("2.jpg", "b", "a"), Edit("3.jpg", "b", "a")])
+    add_edits(file, [Edit("4.jpg", EXCLUDED, "a")])
+    assert [own.path for own in undo_edits(file)] == ["4.jpg"]
+    undone = undo_edits(file)
+    assert [own.path for own in undone] == ["2.jpg", "3.jpg"]
+    add_edits(file, undone)  # done again, as it was
+    assert [own.path for own in undo_edits(file)] == ["2.jpg", "3.jpg"]
+    assert pairs(file) == [("1.jpg", "a")]
+    undo_edits(file)
+    assert undo_edits(file) == ()
+    assert undo_edits(tmp_path / "none.csv") == ()
+
+
+def test_rows_by_hand_are_undone_one_by_one(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label\n1.jpg,a\n2.jpg,b\n")
+    assert undo_edits(file) == (Edit("2.jpg", "b"),)
+    assert pairs(file) == [("1.jpg", "a")]
+
+
+def test_threads_that_add_at_a_time_lose_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    threads = [
+        threading.Thread(target=lambda i=i: [add_edits(file, [Edit(f"{i}-{n}.jpg", "a")]) for n in range(5)])
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(own for own, _ in pairs(file)) == sorted(f"{i}-{n}.jpg" for i in range(4) for n in range(5))
+    moments = [own.when for own in read_labels(file).edits]
+    assert len(set(moments)) == len(moments)
+
+
+def test_a_name_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a")])
+    before = file.read_bytes()
+    with pytest.raises(VitkitError, match="rename"):
+        add_edits(file, [Edit("x\ny.jpg,a,b,c", "a")])  # looks like a row that a quote has swallowed
+    assert file.read_bytes() == before
+
+
+def test_reading_a_label_file_loads_nothing_heavy(tmp_path: Path) -> None:
+    """A page that shows one must open at once."""
+    written(tmp_path, "path,label\n1.jpg,a\n")
+    code = (
+        "import sys\nfrom vitkit.data.label_file import read_labels\n"
+        f"read_labels({str(tmp_path / 'labels.csv')!r})\n"
+        "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- Classes ----------------------------------------------------------------------------------------
+
+
+def test_a_class_is_renamed_or_merged_by_rows() -> None:
+    labels = [("1.jpg", "a"), ("2.jpg", "b"), ("3.jpg", "a")]
+    assert renaming(labels, "a", "c") == [Edit("1.jpg", "c", "a"), Edit("3.jpg", "c", "a")]
+    assert renaming(labels, "a", "b") == [Edit("1.jpg", "b", "a"), Edit("3.jpg", "b", "a")]
+    assert renaming([("1.jpg", "a;b"), ("2.jpg", "b"), ("3.jpg", ";")], "a", "b") == [Edit("1.jpg", "b", "a;b")]
+    assert renaming([("1.jpg", "a;b")], "a;b", "c") == [Edit("1.jpg", "c", "a;b")]  # a class of that very name
+    with pytest.raises(VitkitError, match="no picture has the class 'z'"):
+        renaming(labels, "z", "c")
+    with pytest.raises(VitkitError, match="needs a name"):
+        renaming(labels, "a", " ")
