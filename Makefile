@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 QUICKLY := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 STAMP := $(VENV)/installed
 
-.PHONY: setup demo test check style accept bench clean
+.PHONY: setup demo test test-gpu check style accept bench clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,9 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 
 test: setup style ## everything that must hold, in about ten minutes on two cores
 	$(QUICKLY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
+
+test-gpu: setup ## on a machine with a CUDA GPU: that every verb computes there, and answers as on the CPU
+	VITKIT_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu
 
 check: setup style ## style, types and imports between rooms
 	$(BIN)/python -m pytest -q tests/test_imports.py

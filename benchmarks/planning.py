@@ -4,8 +4,9 @@
 machine's CPU, with AdamW, clipping and a batch of noise. PyTorch's flop counter counts its FLOPs, and its memory is the
 allocator's own record of what it gave and took back (`torch.profiler`) over the second step, when the optimiser has its
 moments. In float32 and under bfloat16 autocast, with nothing and with everything checkpointed; attention written out,
-as on CPUs, and by the fused kernel, as on GPUs. A row is the rehearsal beside the step. Then what the paper's trainings
-would take on its TPUs, beside what its Table 2 says they took, and how many images a core prepares.
+as on CPUs, and by the fused kernel, as on GPUs. With `--device cuda` the step is taken on the GPU, and the memory is
+the most that its allocator held. A row is the rehearsal beside the step. Then what the paper's trainings would take on
+its TPUs, beside what its Table 2 says they took, and how many images a core prepares.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ class _Batches:
         return range(images)
 
 
-def real_loop(name: str, recipe: Recipe, precision: str, fused: bool) -> Loop:
+def real_loop(name: str, recipe: Recipe, precision: str, fused: bool, device: str) -> Loop:
     """A loop whose model has numbers and whose optimiser has taken a step, on one image."""
-    model = VisionTransformer(config_for(name)).train()
+    model = VisionTransformer(config_for(name)).to(device).train()
     model.fused_attention, model.checkpointing = fused, checkpoint_every(recipe.checkpointing)
     state = TrainingState.begin(model, recipe, 2)
     objective = Objective(recipe, model.config.num_classes)
-    loop = Loop(state, objective, cast(BatchedImages, _Batches()), fabric_of(precision, "cpu"))
+    loop = Loop(state, objective, cast(BatchedImages, _Batches()), fabric_of(precision, device))
     step(loop, 1)
     return loop
 
 
 def step(loop: Loop, images: int) -> None:
     """One step on noise."""
-    size = loop.state.model.config.image_size
-    loop.take_step(0, [(torch.rand(images, 3, *size), torch.zeros(images, dtype=torch.int64))])
+    size, device = loop.state.model.config.image_size, loop.fabric.device
+    loop.take_step(0, [(torch.rand(images, 3, *size).to(device), torch.zeros(images, dtype=torch.int64).to(device))])
 
 
 def recorded(work: Any) -> tuple[int, int, Any]:
@@ -94,22 +95,37 @@ def recorded(work: Any) -> tuple[int, int, Any]:
     return held, most, outcome
 
 
-def real_step(name: str, recipe: Recipe, images: int, precision: str, *, fused: bool = False) -> dict[str, int]:
-    """Parameters, FLOPs and peak memory of a step that is taken."""
-    held, _, loop = recorded(lambda: real_loop(name, recipe, precision, fused))
+def peak_of_step(name: str, recipe: Recipe, images: int, precision: str, fused: bool, device: str) -> tuple[int, Loop]:
+    """The most that the allocator holds while a step is taken, with what the loop holds before it."""
+    if device == "cuda":
+        loop = real_loop(name, recipe, precision, fused, device)
+        torch.cuda.reset_peak_memory_stats()
+        step(loop, images)
+        return torch.cuda.max_memory_allocated(), loop
+    held, _, loop = recorded(lambda: real_loop(name, recipe, precision, fused, device))
     _, most, _ = recorded(lambda: step(loop, images))
+    return held + most, loop
+
+
+def real_step(
+    name: str, recipe: Recipe, images: int, precision: str, *, fused: bool = False, device: str = "cpu"
+) -> dict[str, int]:
+    """Parameters, FLOPs and peak memory of a step that is taken."""
+    peak, loop = peak_of_step(name, recipe, images, precision, fused, device)
     with FlopCounterMode(display=False) as counter:  # by itself: it holds on to what checkpointing would free
         step(loop, images)
     parameters = sum(own.numel() for own in loop.state.model.parameters())
-    return {"parameters": parameters, "flops": counter.get_total_flops(), "peak": held + most}
+    return {"parameters": parameters, "flops": counter.get_total_flops(), "peak": peak}
 
 
-def compare(name: str, images: int, precision: str, checkpointing: str, fused: bool, **fields: Any) -> dict[str, Any]:
+def compare(
+    name: str, images: int, precision: str, checkpointing: str, fused: bool, device: str, **fields: Any
+) -> dict[str, Any]:
     """A row: the rehearsal beside the step."""
     recipe = Recipe(**{"model": name, "weights": "none", "method": "scratch", "drop_path": 0.0, **fields}).replace(
         checkpointing=checkpointing
     )
-    real = real_step(name, recipe, images, precision, fused=fused)
+    real = real_step(name, recipe, images, precision, fused=fused, device=device)
     config = config_for(name)
     ours = rehearse_step(config, recipe, images, precision=precision, on_gpu=fused)
     return {
@@ -162,16 +178,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="Ti/16,S/16,B/16")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     own = parser.parse_args()
     names = ["vit_micro_patch4_16"] if own.smoke else [NAMES[name] for name in own.models.split(",")]
     rows = []
-    for name, fused, precision, way in product(names, (False, True), ("float32", "bfloat16"), ("none", "all")):
-        rows.append(compare(name, own.batch, precision, way, fused))
+    kernels = (True,) if own.device == "cuda" else (False, True)
+    for name, fused, precision, way in product(names, kernels, ("float32", "bfloat16"), ("none", "all")):
+        rows.append(compare(name, own.batch, precision, way, fused, own.device))
         print(show(rows[-1]), flush=True)
-    write_table(result_path("planning", "float32-bfloat16", folder=own.out), rows)
-    if own.smoke:
+    write_table(result_path("planning", "float32-bfloat16", torch.device(own.device), own.out), rows)
+    if own.smoke or own.device == "cuda":
         return
     rows = paper()
     print(*map(show, rows), sep="\n")

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+if "VITKIT_TEST_GPU" not in os.environ:  # what is tested here is the same on every machine; tests/gpu is of the others
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import blank as pictures
 
 gc.disable()  # until all is imported that stays

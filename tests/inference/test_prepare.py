@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import FEW, VARIETY, build, configs, images, largest_difference, randomise, some
 from vitkit.errors import VitkitError
+from vitkit.inference.backends.folding import qkv_after_norm
 from vitkit.inference.backends.optimized import prepare
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
@@ -44,6 +45,22 @@ def test_bfloat16_answers_are_near_the_models(family: str, pack: bool) -> None:
         found = prepare(model, torch.bfloat16, pack=pack)(batch)
     assert found.dtype == torch.float32
     assert largest_difference(found, expected) <= 0.1 * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("family", some(FAMILIES, {*FEW, *HYBRID}))
+def test_another_device_gets_every_weight_once(family: str) -> None:
+    """What is folded is read before it is moved and rounded: on the meta device nothing can be read again."""
+    model = build(**FAMILIES[family])
+    double = prepare(model, torch.bfloat16, "meta", pack=False)
+    assert {part.device.type for part in (*double.parameters(), *double.buffers())} == {"meta"}
+
+
+def test_folded_weights_are_rounded_once() -> None:
+    model = build()
+    block = model.blocks[0]
+    weight, _ = qkv_after_norm(block.attn.qkv, block.norm1, block.attn.scale)
+    found = prepare(model, torch.bfloat16, pack=False).model.blocks[0].attn.qkv[0].weight
+    assert torch.equal(found, weight.bfloat16())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

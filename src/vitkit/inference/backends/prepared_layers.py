@@ -124,10 +124,12 @@ class PreparedBlock(nn.Module):
         mixing, mlp = branches(block)
         self.is_post_norm = mixing.is_post_norm
         self.norm1: nn.Module = mixing.norm
-        self.attn: nn.Module = _Mixing(mixing.mix, mixing.scale, way)
+        self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
             self.norm1, folded = _fold(mixing)
             self.attn = PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
+        else:
+            self.attn = _Mixing(mixing.mix, mixing.scale, way)
         self.norm2, folded = _fold(mlp)
         assert isinstance(mlp.mix, MLP)
         self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, way)

@@ -1,0 +1,140 @@
+"""On a CUDA GPU: `make test-gpu`. Every verb computes there and answers as it does on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from tiny import FEW, VARIETY, build, images, largest_difference, some
+from vitkit.inference.backends import open_runner
+from vitkit.training.metrics_file import read_metrics
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA GPU, or not asked for: make test-gpu", allow_module_level=True)
+
+MICRO = "vit_micro_patch4_16"
+SMALL = {"model": MICRO, "epochs": 2, "max_images": 300, "say": lambda line: None, "compile": "off", "workers": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_users_have_it() -> Iterator[None]:
+    """TF32 would be another arithmetic; nobody here turns it on."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "digits"
+    vitkit.train("digits", out=folder, device="cuda", **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", some(VARIETY, FEW))
+def test_the_eager_backend_answers_as_the_model_does(family: str, precision: str) -> None:
+    model = build(**VARIETY[family])
+    batch = images(3, config=model.config)
+    with torch.inference_mode():
+        expected = model(batch)
+        found = open_runner(model, "eager", precision, device="cuda")(batch)
+    assert found.device.type == "cpu"
+    within = 1e-4 if precision == "float32" else 0.1 * max(1.0, expected.abs().max().item())
+    assert largest_difference(found, expected) <= within
+
+
+def test_a_model_that_is_on_the_gpu_is_asked_there() -> None:
+    model = build()
+    batch = images(3, config=model.config)
+    with torch.inference_mode():
+        found = open_runner(copy.deepcopy(model).cuda(), "eager", "float32")(batch)
+        assert largest_difference(found, model(batch)) <= 1e-4
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str) -> None:
+    curves = {}
+    for device in ("cpu", "cuda"):
+        vitkit.train("digits", out=tmp_path / device, device=device, precision=precision, seed=3, **SMALL)
+        curves[device] = read_metrics(tmp_path / device / "metrics.csv")
+    first = {device: rows[0]["train_loss"] for device, rows in curves.items()}
+    assert first["cuda"] == pytest.approx(first["cpu"], abs=1e-3 if precision == "float32" else 3e-2)
+
+
+@pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}, {"mixup": 0.8, "cutmix": 1.0}, {"patch_dropout": 0.3}])
+def test_ways_of_training(tmp_path: Path, fields: dict[str, float]) -> None:
+    found = vitkit.train("digits", out=tmp_path / "run", device="cuda", **SMALL | fields)
+    assert 0 <= found.evaluation["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("method", ["probe", "probe-sgd", "lora", "full"])
+def test_every_method_fine_tunes(run: Path, tmp_path: Path, method: str) -> None:
+    fields = {name: value for name, value in SMALL.items() if name != "model"}
+    vitkit.train("digits", out=tmp_path / "tuned", weights=str(run), method=method, device="cuda", **fields)
+    assert (tmp_path / "tuned" / "report.html").is_file()
+
+
+def test_a_network_of_torchvision_trains(tmp_path: Path) -> None:
+    fields = SMALL | {"model": "torchvision:shufflenet_v2_x0_5", "image_size": 32}
+    vitkit.train("digits", out=tmp_path / "run", device="cuda", **fields)
+    found = vitkit.evaluate(tmp_path / "run", device="cuda", precision="bfloat16")
+    assert "bfloat16" in found.lines()[-1] or found.to_dict()["accuracy"] >= 0
+
+
+def test_a_step_can_be_compiled(tmp_path: Path) -> None:
+    vitkit.train("digits", out=tmp_path / "run", device="cuda", **SMALL | {"compile": "on"})
+
+
+def test_pre_training(tmp_path: Path) -> None:
+    vitkit.pretrain("digits", out=tmp_path / "run", device="cuda", **SMALL)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_is_evaluated_as_on_the_cpu(run: Path, precision: str) -> None:
+    found = {device: vitkit.evaluate(run, device=device, precision=precision) for device in ("cpu", "cuda")}
+    few = 0.001 if precision == "float32" else 0.05
+    assert found["cuda"].to_dict()["accuracy"] == pytest.approx(found["cpu"].to_dict()["accuracy"], abs=few)
+
+
+def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    from PIL import Image
+
+    for i, digit in enumerate(load_digits().images[:6]):
+        Image.fromarray((digit * 15).astype(np.uint8)).resize((32, 32)).save(pictures / f"{i}.png")
+    rows = {}
+    for device in ("cpu", "cuda"):
+        rows[device] = vitkit.predict(run, pictures, device=device, precision="float32")
+        features = vitkit.embed(run, pictures, out=tmp_path / f"{device}.npz", device=device)
+        assert len(features.paths) == 6
+        vitkit.explain(run, pictures, tmp_path / f"maps-{device}", device=device)
+    for here, there in zip(rows["cpu"], rows["cuda"], strict=True):
+        assert here.label == there.label
+        assert here.confidence == pytest.approx(there.confidence, abs=1e-4)
+    here, there = (np.load(tmp_path / f"{device}.npz")["features"] for device in ("cpu", "cuda"))
+    assert np.abs(here - there).max() <= 1e-3
+
+
+def test_a_run_of_the_gpu_is_exported(run: Path, tmp_path: Path) -> None:
+    found = vitkit.export(run, "torch", tmp_path / "digits.pt2")
+    assert found is not None
+
+
+def test_speeds_are_measured(run: Path) -> None:
+    found = vitkit.bench(run, batch_sizes="8", backends="eager", rounds=3, device="cuda")
+    assert found.to_dict()
+
+
+def test_models_are_compared(tmp_path: Path) -> None:
+    fields = {name: value for name, value in SMALL.items() if name != "model"}
+    found = vitkit.compare("digits", [MICRO, "vit_micro_r_s4_16"], seeds=1, device="cuda", out=tmp_path / "c", **fields)
+    assert len(found.to_dict()["models"]) == 2
