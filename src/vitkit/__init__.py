@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.train import TrainingRun, train
+    from vitkit.webapp.studio import studio
     from vitkit.weights import load
     from vitkit.weights.create import create_model
 
@@ -80,6 +81,7 @@ __all__ = [
     "plan",
     "predict",
     "pretrain",
+    "studio",
     "train",
 ]
 
@@ -125,6 +127,7 @@ _HOMES = {
     "plan": "experiments.plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
+    "studio": "webapp.studio",
     "train": "verbs.train",
 }
 __getattr__ = importer(__name__, _HOMES)

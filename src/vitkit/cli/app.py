@@ -23,6 +23,7 @@ from vitkit.cli import (
     plan,
     predict,
     pretrain,
+    studio,
     train,
 )
 from vitkit.cli import eval as eval_
@@ -56,6 +57,7 @@ app = typer.Typer(
     help="Vision Transformers you can trust, look inside and ship: a folder of photographs in, a classifier out.",
     epilog="Begin with: vitkit train digits",
 )
+app.command("studio")(studio.studio)
 app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)
 app.command("train")(train.train)

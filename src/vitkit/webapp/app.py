@@ -1,0 +1,87 @@
+"""The studio as an application: the page, its files, and the routes of each tab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from vitkit.errors import VitkitError, first_line
+from vitkit.text.cells import visible
+from vitkit.webapp.tabs import TABS
+from vitkit.webapp.workspace import Workspace
+
+STATIC = Path(__file__).parent / "static"
+_CONTENT = (  # nothing from elsewhere, and no script but the studio's own files, whatever a name may hold
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+class _Files(StaticFiles):
+    """Files that the browser asks for anew, and is answered that they have not changed."""
+
+    def file_response(self, *arguments: Any, **named: Any) -> Response:
+        response = super().file_response(*arguments, **named)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+def create_app(workspace: Workspace) -> FastAPI:
+    """The application of one workspace."""
+    app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(VitkitError, _refuse)
+    app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_exception_handler(RequestValidationError, _refuse_form)
+    app.add_exception_handler(OSError, _refuse_system)
+    app.add_exception_handler(Exception, _fail)
+
+    @app.get("/")
+    def page() -> FileResponse:
+        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": _CONTENT}
+        return FileResponse(STATIC / "index.html", headers=headers)
+
+    @app.get("/api/studio")
+    def studio() -> dict[str, Any]:
+        return {**workspace.to_dict(), "tabs": [tab.to_dict(STATIC) for tab in TABS]}
+
+    for tab in TABS:
+        app.include_router(tab.router(workspace))
+    app.mount("/static", _Files(directory=STATIC), name="static")
+    return app
+
+
+def _line(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"error": visible(text)}, status)
+
+
+def _refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return _line(400, str(error))
+
+
+def _refuse_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    nothing = f"there is nothing at {request.url.path}"
+    return _line(error.status_code, nothing if error.status_code == 404 else str(error.detail))
+
+
+def _refuse_form(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return _line(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    assert isinstance(error, OSError)
+    where = f"{error.filename}: " if error.filename else ""
+    return _line(500, f"{where}{error.strerror or first_line(error)}")
+
+
+def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """What nobody has thought of: a line for the page; the server shows the traceback to who looks for the cause."""
+    return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")

@@ -1,0 +1,55 @@
+// Asks the studio, and says what went wrong in one calm line.
+
+import { el } from "./dom.js";
+
+let gone = false;
+
+/** JSON of an address. Throws an Error whose message is for people. */
+export async function get(path, signal) {
+  return answer(() => fetch(path, { signal }));
+}
+
+/** Sends JSON, gives back JSON. Throws an Error whose message is for people. */
+export async function post(path, body = {}) {
+  const asked = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  return answer(() => fetch(path, asked));
+}
+
+async function answer(ask) {
+  let response;
+  try {
+    response = await ask();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    gone = true;
+    throw new Error("The studio does not answer: is it still running? What was saved before is safe.");
+  }
+  if (gone) {
+    gone = false;
+    say("The studio answers again.");
+  }
+  const told = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(told.error || `The studio answered ${response.status}.`);
+  return told;
+}
+
+/** A line that goes by itself, read out politely. */
+export function say(text, ...more) {
+  show("says", text, more, 5000);
+}
+
+/** What went wrong, for longer, read out at once; an aborted request is no news. */
+export function fail(error) {
+  if (error.name === "AbortError") return;
+  show("fails", error.message || String(error), [], 12000);
+}
+
+function show(where, text, more, milliseconds) {
+  const place = document.getElementById(where);
+  if ([...place.children].some((own) => own.dataset.text === text)) return;
+  const line = el("div", { class: "line", "data-text": text }, el("span", {}, text), ...more,
+    el("button", { type: "button", class: "quiet", "aria-label": "Close this message", onclick: () => line.remove() }, "✕"));
+  place.append(line);
+  while (place.children.length > 3) place.firstChild.remove();
+  setTimeout(() => line.remove(), milliseconds);
+}

@@ -1,0 +1,75 @@
+// The page: tabs by the address's hash (#data, #train/RUN), one at a time.
+
+import { el, fill } from "./dom.js";
+import { fail, get } from "./api.js";
+
+let studio = null;
+let leave = null;
+let turn = 0;
+
+async function start() {
+  try {
+    studio = await get("/api/studio");
+  } catch (error) {
+    fill(document.getElementById("main"), el("p", {}, error.message),
+      el("button", { type: "button", onclick: start }, "Try again"));
+    return;
+  }
+  studio.goto = (tab, where = "") => { location.hash = where ? `${tab}/${encodeURIComponent(where)}` : tab; };
+  document.title = `${studio.name} – vitkit studio`;
+  const place = document.getElementById("place");
+  place.textContent = studio.name;
+  place.title = `Photographs: ${studio.photographs} (only read)\nLabels: ${studio.labels}\nRuns: ${studio.runs}`;
+  fill(document.getElementById("tabs"), studio.tabs.map((tab) => el("a", { href: `#${tab.name}`, title: tab.about }, tab.title)));
+  for (const tab of studio.tabs) {
+    if (tab.styled) document.head.append(el("link", { rel: "stylesheet", href: `/static/${tab.name}.css` }));
+  }
+  addEventListener("hashchange", open);
+  await open();
+}
+
+function asked() {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  const first = studio.first_run && studio.tabs.find((tab) => tab.name === "results");
+  const tab = studio.tabs.find((own) => own.name === name) || first || studio.tabs[0];
+  let where = rest.join("/");
+  try { where = decodeURIComponent(where); } catch { /* as it stands */ }
+  return { tab, where };
+}
+
+async function open() {
+  if (location.hash === "#main") return;
+  const own = ++turn;
+  const { tab, where } = asked();
+  const main = document.getElementById("main");
+  if (leave) leave();
+  leave = null;
+  if (!tab) {
+    fill(main, el("p", { class: "soft" }, "There is no tab yet."));
+    return;
+  }
+  for (const link of document.querySelectorAll("#tabs a")) {
+    if (link.getAttribute("href") === `#${tab.name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  fill(main, el("h1", { class: "unseen" }, tab.title), el("p", { class: "soft" }, "Loading …"));
+  main.className = `tab-${tab.name}`;
+  try {
+    const module = await import(`./${tab.name}.js`);
+    const page = el("div", { class: "page" });
+    const left = await module.show(page, { ...studio, where });
+    if (own !== turn) {
+      if (left) left();
+      return;
+    }
+    leave = left || null;
+    fill(main, el("h1", { class: "unseen" }, tab.title), page);
+  } catch (error) {
+    if (own !== turn) return;
+    fail(error);
+    fill(main, el("p", {}, error.message), el("button", { type: "button", onclick: open }, "Try again"));
+  }
+}
+
+addEventListener("unhandledrejection", (event) => { fail(event.reason); event.preventDefault(); });
+start();
