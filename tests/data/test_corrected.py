@@ -126,7 +126,7 @@ def test_a_heap_of_pictures_has_the_classes_of_its_label_file(tmp_path: Path) ->
         save(noise(seed=i), data / f"{i}.png")
     table = corrected(data, Edit("0.png", "a"), Edit("1.png", "b"), Edit("2.png", "a"), Edit("3.png", EXCLUDED))
     assert labelled(table) == {"0.png": "a", "1.png": "b", "2.png": "a"}
-    assert "2 pictures have no label yet and are left out" in table.corrections
+    assert "2 pictures without a label yet are left out" in table.corrections
     several = corrected(data, Edit("0.png", "a;b"), Edit("1.png", "b"), Edit("2.png", ";"))
     assert several.is_multi
     assert labelled(several) == {"0.png": "a;b", "1.png": "b", "2.png": ";"}
@@ -139,7 +139,7 @@ def test_the_folder_unlabelled_is_no_class_where_there_is_a_label_file(data: Pat
     assert table.counts() == {"cat": 3, "dog": 4}
     assert table.corrections == (
         "labels.csv: 1 picture labelled",
-        "2 pictures have no label yet and are left out",
+        "2 pictures without a label yet are left out",
     )
 
 

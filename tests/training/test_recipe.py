@@ -202,7 +202,7 @@ OPEN |= {
     "compile",
     "cache",
 }
-OPEN |= {"data", "cache", "workers", "distill_scale", "split_from", "layout", "init", "model_fields"}
+OPEN |= {"data", "cache", "workers", "distill_scale", "split_from", "layout", "labels", "init", "model_fields"}
 
 
 @pytest.mark.parametrize("name", sorted(bundled()))

@@ -41,6 +41,10 @@ DataRoot = Annotated[
     Path | None,
     typer.Option("--data-root", help="The folder that holds the run's images now, under these or other names."),
 ]
+Labels = Annotated[
+    Path | None,
+    typer.Option("--labels", help="Label file (CSV: path, label), whose rows go before the data's own labels."),
+]
 PlanName = Annotated[
     Plan,
     typer.Option("--plan", help="How eager computes in bfloat16 on a CPU; auto: the fastest, as measured here once."),

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import FolderLayout
+from vitkit.cli.arguments import DataRoot, FolderLayout, Labels
 from vitkit.cli.say import show
 from vitkit.verbs import doctor as verb
 
 
 def doctor(
-    data: Annotated[str, typer.Argument(help="Folder, CSV file, or the name of a data set.")],
+    data: Annotated[
+        str, typer.Argument(help="Folder, CSV file, or the name of a data set; or a run's label_errors.csv.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write an HTML page with pictures, too.")] = None,
+    labels: Labels = None,
+    data_root: DataRoot = None,
     fit: Annotated[
         verb.Fit,
         typer.Option("--fit", help="How pictures will be fitted to the model's input."),
@@ -34,7 +38,17 @@ def doctor(
     from vitkit.cli.progress import Bar
 
     with Bar() as bar:
-        found = verb.doctor(data, out, fit=fit, crop_pct=crop_pct, layout=layout, force=force, progress=bar)
+        found = verb.doctor(
+            data,
+            out,
+            labels=labels,
+            data_root=data_root,
+            fit=fit,
+            crop_pct=crop_pct,
+            layout=layout,
+            force=force,
+            progress=bar,
+        )
     show(found, as_json=as_json)
     if not found.is_trustworthy:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import Device, ModelSource, tell
+from vitkit.cli.arguments import Device, Labels, ModelSource, tell
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.verbs import embed as verb
@@ -22,6 +22,7 @@ def embed(
         typer.Option("--what", help="What the head reads, the class token, the patches' mean, or every patch."),
     ] = "head",
     near: Annotated[Path | None, typer.Option("--near", help="List the images most like this one.")] = None,
+    labels: Labels = None,
     top: Annotated[int, typer.Option("--top", min=1, help="With --near: how many.")] = 5,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 32,
     device: Device = "auto",
@@ -42,6 +43,7 @@ def embed(
             out=out,
             what=what,
             near=near,
+            labels=labels,
             top=top,
             batch_size=batch_size,
             device=device,

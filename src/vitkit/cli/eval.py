@@ -12,6 +12,7 @@ from vitkit.cli.arguments import (
     DataRoot,
     Device,
     FolderLayout,
+    Labels,
     MergeNumber,
     ModelSource,
     PlanName,
@@ -26,6 +27,7 @@ def evaluate(
     model: ModelSource,
     data: Annotated[str | None, typer.Argument(help="Other data than the run's own; classes go by name.")] = None,
     data_root: DataRoot = None,
+    labels: Labels = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default test, else val, else all.")
     ] = None,
@@ -53,6 +55,7 @@ def evaluate(
             model,
             data,
             data_root=data_root,
+            labels=labels,
             split=split,
             layout=layout,
             out=out,

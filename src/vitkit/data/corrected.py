@@ -6,8 +6,6 @@ split. docs/decisions/0028-label-files.md.
 
 from __future__ import annotations
 
-import os
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +13,10 @@ from pathlib import Path
 
 from vitkit.data.label_file import EXCLUDED, LabelFile, labels_in, read_labels
 from vitkit.data.layout import LayoutName
+from vitkit.data.path_finder import PathFinder
 from vitkit.data.pictures import UNLABELLED
 from vitkit.data.sources import ImageTable, check_classes, number_sets, read_table
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
-from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
@@ -76,7 +74,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     """
     is_multi = table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
     before = [_cell(table, i) for i in range(len(table))]
-    after, tally, finder = list(before), _Tally(), _Finder(table)
+    after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, is_multi=is_multi)
@@ -116,53 +114,6 @@ class _Tally:
     def stale(self, before: Sequence[str]) -> list[int]:
         """The images whose label in the data is none that the label file knows of."""
         return [i for i, own in self.known.items() if not own & {"", UNLABELLED, before[i]}]
-
-
-class _Finder:
-    """Finds the images that a path means.
-
-    Args:
-        table: the images.
-    """
-
-    def __init__(self, table: ImageTable) -> None:
-        self._table = table
-        self._exact: dict[str, list[int]] = {}
-        for i, path in enumerate(table.paths):
-            self._exact.setdefault(self._place(path), []).append(i)
-        self._real: dict[str, list[int]] | None = None
-        self._parents: dict[str, str] = {}
-
-    def find(self, path: str) -> list[int]:
-        """The images of this path; else, those of the path without spaces around it, with links in its folders
-        followed, or with accents written otherwise, as systems differ in both."""
-        for own in dict.fromkeys((path, path.strip())):
-            if found := self._exact.get(self._place(own)):
-                return found
-        if self._real is None:
-            self._real = {}
-            for i, own in enumerate(self._table.paths):
-                self._real.setdefault(self._followed(self._place(own)), []).append(i)
-        return self._real.get(self._followed(self._place(path.strip())), [])
-
-    def beside(self, path: str) -> str | None:
-        """The path from the data's folder of a picture there that is not in the table; None: there is none."""
-        root = self._table.root
-        for own in dict.fromkeys((path, path.strip())):
-            place = Path(self._followed(self._place(own), normal=False))
-            if place.suffix.lower() in SUFFIXES and place.is_relative_to(root) and place.is_file():
-                return place.relative_to(root).as_posix()
-        return None
-
-    def _place(self, path: str) -> str:
-        return os.path.normpath(os.path.join(self._table.root, path))  # noqa: PTH118  # a Path takes ten times as long
-
-    def _followed(self, place: str, *, normal: bool = True) -> str:
-        folder, name = os.path.split(place)
-        if folder not in self._parents:
-            self._parents[folder] = os.path.realpath(folder)
-        followed = os.path.join(self._parents[folder], name)  # noqa: PTH118
-        return unicodedata.normalize("NFC", followed) if normal else followed
 
 
 def _cell(table: ImageTable, index: int) -> str:
@@ -245,8 +196,8 @@ def _in_words(
     name, (before, after) = without_place(labels.name), told
     notes = [f"{name}: {', '.join(_counts(before, after, added))}", *_of_classes(name, table, changed)]
     if unlabelled := sum(own == UNLABELLED for own in after):
-        have = "picture has" if unlabelled == 1 else "pictures have"
-        notes.append(f"{unlabelled} {have} no label yet and are left out")
+        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
+        notes.append(f"{pictures} left out")
     if stale := tally.stale(before):
         paths = listed([table.paths[i] for i in stale])
         pictures = plural(len(stale), "picture is", "pictures are")

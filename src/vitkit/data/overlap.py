@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from vitkit.data.doctor.duplicates import Kind, find_known
 from vitkit.data.doctor.scan import scan
@@ -26,6 +27,7 @@ class Overlap:
         roles: what became of the picture, the most that any of its copies was used for; None: it is not known.
         kinds: how it is known: `exact`, `near` or `mirrored`.
         touched: all that became of its copies; of the same file its own role alone.
+        relabelled: the images that are known with other labels than they have now.
         could_tell: near copies were looked for. They are not where the images are too alike, as from a camera that
             never moves, or where the record holds no thumbnails.
     """
@@ -33,6 +35,7 @@ class Overlap:
     roles: tuple[str | None, ...]
     kinds: tuple[Kind | None, ...]
     touched: tuple[frozenset[str], ...]
+    relabelled: frozenset[int] = frozenset()
     could_tell: bool = True
 
     @property
@@ -49,6 +52,7 @@ class Overlap:
             tuple(self.roles[i] for i in indices),
             tuple(self.kinds[i] for i in indices),
             tuple(self.touched[i] for i in indices),
+            frozenset(new for new, i in enumerate(indices) if i in self.relabelled),
             self.could_tell,
         )
 
@@ -82,7 +86,18 @@ def find_overlap(
             touched[i].add(role)
             kinds[i] = "near" if "near" in (kind, kinds[i]) else "mirrored"
             roles[i] = highest(role, roles[i])
-    return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), could_tell)
+    return Overlap(
+        tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), _relabelled(record, table, facts), could_tell
+    )
+
+
+def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
+    """The images whose very file the record knows, with other labels."""
+    labels: dict[bytes, set[str]] = {}
+    for j, digest in enumerate(record.digests):
+        labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
+    known = {i: labels[digest] for i, fact in enumerate(facts) if (digest := fact.digest[:DIGEST]) in labels}
+    return frozenset(i for i, own in known.items() if not own & {table.name_of(i), UNLABELLED})
 
 
 def look_up(record: PictureRecord, table: ImageTable, progress: Progress) -> tuple[ImageTable, Overlap]:
@@ -109,30 +124,53 @@ def highest(*roles: str | None) -> str | None:
 def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
     """The split that each known picture had, and the images that belong to two.
 
-    A file that is known keeps its own. A new one goes with its copies, and with its group.
+    A file that is known keeps its own. A new one goes with its copies, and with its group. One that is known with
+    another label is a copy of what it was none of before, perhaps (a mirror image is one within a class alone): where
+    its group is in another split it goes there too, but never out of what it was trained on, or chosen by.
 
     Args:
         overlap: what is known of the images.
         groups: a number for each image; images of one number belong together.
 
     Returns:
-        The split of each image, None where it is free; and the new images that belong with pictures of different
-        splits, which can be in none.
+        The split of each image, None where it is free; and the images that belong with pictures of different splits,
+        which can be in none.
     """
-    claims: dict[int, set[str]] = {}
-    for group, touched in zip(groups, overlap.touched, strict=True):
-        claims.setdefault(group, set()).update(touched)
+    fixed, moving, claimed = (_touched_by_group(overlap, groups, own) for own in ("fixed", "moving", "new"))
     kept: list[str | None] = []
     torn = []
     for i, group in enumerate(groups):
-        if overlap.kinds[i] == "exact":
-            kept.append(overlap.roles[i])
-        elif len(claims[group]) > 1:
-            kept.append(None)
-            torn.append(i)
+        there, role = fixed.get(group, set()), overlap.roles[i]
+        claims = there | claimed.get(group, set())
+        standing = _standing(overlap, i)
+        if standing == "fixed":
+            kept.append(role)
+            continue
+        if not there and group in moving:
+            target = highest(*moving[group], *claims)
+            is_torn = False
         else:
-            kept.append(next(iter(claims[group]), None))
+            target = next(iter(claims if standing == "new" else there), None)
+            is_torn = len(claims if standing == "new" else there) > 1 or highest(role, target) != target
+        kept.append(None if is_torn else target)
+        torn += [i] * is_torn
     return kept, torn
+
+
+def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
+    """Whether an image is known and as it was, known with another label, or at most like a picture that is known."""
+    if overlap.kinds[index] != "exact":
+        return "new"
+    return "moving" if index in overlap.relabelled else "fixed"
+
+
+def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
+    """All that became of the copies of the images of such a standing, for each group that has one."""
+    found: dict[int, set[str]] = {}
+    for i, group in enumerate(groups):
+        if _standing(overlap, i) == standing:
+            found.setdefault(group, set()).update(overlap.touched[i])
+    return found
 
 
 def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:

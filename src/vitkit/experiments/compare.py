@@ -121,14 +121,14 @@ def _begun(
     hold: ExitStack,
 ) -> tuple[Path, Plan]:
     """A folder that is held, with a plan in it."""
-    from vitkit.data.sources import read_source
+    from vitkit.data.corrected import read_corrected
     from vitkit.training.run_folder import check_place, hold_next
     from vitkit.weights.read import reading_once
 
     for name in ("data", "models"):
         if asked[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
-    table = read_source(asked["data"], progress, fields.get("layout", "auto"))
+    table = read_corrected(asked["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
         PLACE.hold_given(out, hold)

@@ -8,6 +8,7 @@ from pathlib import Path
 RECIPE = "recipe.toml"
 SPLIT = "split.json"  # the split of each image, and the beginning of its content's SHA-256
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
+LABELS = "labels.csv"  # the label file that it was begun with, as it was then
 FINDINGS = "findings.json"  # what the doctor found
 PRETRAINING = "pretraining.toml"  # of a pre-training: what is hidden, and what is to be said of it
 CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
@@ -40,7 +41,7 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
-    *(RECIPE, PRETRAINING, SPLIT, GROUPS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
+    *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
 )
 

@@ -25,7 +25,15 @@ _DIGITS = 12  # of a digest
 
 # Fields of the recipe that may change between: the weights would come out as they would have, or further on.
 _PLACES = ("data", "weights", "teacher")  # what is there has a digest, or is in the state
-_SPLITTING = ("layout", "split", "split_from", "group_by", "folds", "max_images")  # split.json has the outcome
+_SPLITTING = (
+    "layout",
+    "labels",
+    "split",
+    "split_from",
+    "group_by",
+    "folds",
+    "max_images",
+)  # split.json has the outcome
 _LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
 _COMPUTING = (
     "logger",

@@ -137,7 +137,7 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
         table = split(images.table, recipe.split, recipe.seed_of_split, images.groups)
         return Divided(replace(images, table=table), overlap)
     kept, torn = inherit(kept_of, images.groups)
-    findings = _of_torn(images.table, torn, source)
+    findings = [*_of_torn(images.table, torn, source), *_of_moved(images.table, kept_of, kept, source)]
     if torn:
         rest = sorted(set(range(len(kept))) - set(torn))
         images, overlap, kept_of, kept = (
@@ -254,8 +254,17 @@ def _of_torn(table: ImageTable, torn: Sequence[int], source: str) -> list[Findin
         return []
     are = "image is a copy" if len(torn) == 1 else "images are copies"
     named = ", ".join(table.paths[i] for i in torn)
-    text = f"{len(torn)} new {are} of pictures in different splits of {source} and left out: {named}"
+    text = f"{len(torn)} new or relabelled {are} of pictures in different splits of {source} and left out: {named}"
     return [Finding("warning", text)]
+
+
+def _of_moved(table: ImageTable, overlap: Overlap, kept: Sequence[str | None], source: str) -> list[Finding]:
+    moved = [i for i in overlap.relabelled if kept[i] not in (None, overlap.roles[i])]
+    if not moved:
+        return []
+    are = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
+    named = listed([table.paths[i] for i in sorted(moved)])
+    return [Finding("note", f"{len(moved)} {are} of pictures in another split of {source}, and with them: {named}")]
 
 
 def of_earlier_runs(out: str | Path | None, divided: Divided) -> str | None:

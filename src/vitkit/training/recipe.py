@@ -164,6 +164,11 @@ class Recipe:
     layout: Annotated[
         LayoutName, "Whether the folders in the data's folder are classes or splits; auto: told by their names."
     ] = "auto"
+    labels: Annotated[
+        str | None,
+        "Label file (CSV: path, label), whose rows go before the data's own labels; without a label a picture is left "
+        "out.",
+    ] = None
     split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
         0.7,
         0.1,

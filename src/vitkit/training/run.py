@@ -17,7 +17,7 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
-from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, PRETRAINING, RECIPE, SPLIT, fold_folder
+from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, LABELS, PRETRAINING, RECIPE, SPLIT, fold_folder
 from vitkit.training.architecture import weights_of
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
@@ -112,8 +112,11 @@ def _prepare(
     settled = settle(fields, progress, take_place)
     recipe, table = settled.recipe, settled.table
     run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
+    labels = None if recipe.labels is None else Path(recipe.labels).read_bytes()
     try:
         clear(run.folder)
+        if labels is not None:
+            write_bytes(run.folder / LABELS, labels)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
         for reason in [*filter(None, [table.layout]), *notes, *settled.reasons, *describe_team(recipe, team)]:
             run.say(reason)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vitkit.data.corrected import read_corrected
 from vitkit.data.doctor.examine import examine
 from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
 from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config
@@ -65,7 +66,7 @@ def settle(
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
     """
-    table = read_source(fields["data"], progress, fields.get("layout", "auto"))
+    table = read_corrected(fields["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_trainable(table)
     recipe, reasons = complete(fields, table)
     check_distillation(recipe)

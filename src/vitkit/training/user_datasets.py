@@ -49,7 +49,7 @@ from vitkit.training.teacher import check_distillation
 from vitkit.weights import load
 from vitkit.weights.read import reading_once
 
-_DEALING = ("layout", "split", "split_from", "group_by", "folds", "max_images", "split_seed")
+_DEALING = ("layout", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed")
 OF_FILES = ("data", *_DEALING, "views", "find_lr", "cache")  # fields
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.data.layout import LayoutName
+from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, silent
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import path_of
@@ -15,9 +16,11 @@ from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from vitkit.data.doctor.examine import Diagnosis
+    from vitkit.verbs.doubtful_labels import DoubtfulLabels
 
 Fit = Literal["crop", "pad", "squash"]
 _BAR = 40  # characters of the longest
+_CROP = 0.875  # of the short side
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,20 +66,24 @@ def doctor(
     data: str | Path,
     out: str | Path | None = None,
     *,
+    labels: str | Path | None = None,
+    data_root: str | Path | None = None,
     fit: Fit = "crop",
-    crop_pct: float = 0.875,
+    crop_pct: float = _CROP,
     layout: LayoutName = "auto",
     force: bool = False,
     progress: Progress = silent,
-) -> Checkup:
+) -> Checkup | DoubtfulLabels:
     """Look for what spoils training: broken files, copies across splits, copies with two labels, tiny classes.
 
     Every file is decoded once; files seen before are recognised by their content. `vitkit.doctor("digits")` finds
-    nothing wrong.
+    nothing wrong. Of a run's label_errors.csv it shows which labels to look at.
 
     Args:
-        data: folder, CSV file, or the name of a data set.
+        data: folder, CSV file, or the name of a data set; or a run's label_errors.csv.
         out: write an HTML page with pictures, too.
+        labels: label file, whose rows go before the data's own labels; of doubtful labels it says which are decided.
+        data_root: with label_errors.csv: the folder that holds the run's images now.
         fit: how pictures will be fitted to the model's input.
         crop_pct: part of the short side that the crop keeps, 0 to 1.
         layout: whether the folders in `data` are classes or splits; auto: told by their names.
@@ -88,12 +95,21 @@ def doctor(
     """
     check_choice("--fit", fit, Fit)
     check_choice("--layout", layout, LayoutName)
+    from vitkit.data.corrected import read_corrected
     from vitkit.data.doctor.examine import examine
     from vitkit.data.preprocess import Preprocess
-    from vitkit.data.sources import read_source
+    from vitkit.data.suspects import is_list_of_suspects
 
-    out = path_of(out)
-    table = read_source(str(data), progress, layout)
+    out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
+    if is_list_of_suspects(data):
+        from vitkit.verbs.doubtful_labels import doubtful_labels
+
+        if layout != "auto" or (fit, crop_pct) != ("crop", _CROP):
+            raise VitkitError(f"{data} lists doubtful labels: --layout, --fit and --crop-pct have nothing to act on")
+        return doubtful_labels(Path(data), out, labels, data_root, progress, force=force)
+    if data_root is not None:
+        raise VitkitError("--data-root says where the pictures of a run's label_errors.csv are: leave it out")
+    table = read_corrected(str(data), labels, progress, layout)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
     with sole_out(out, force=force):

@@ -16,7 +16,7 @@ from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.cells import harmless
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
+from vitkit.verbs.inputs import find_pictures, given_labels, named, open_model, path_of, source_folders
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
@@ -41,6 +41,7 @@ class Embeddings(Result):
         nearest: the images most like the one that was asked for, by cosine similarity, the most alike first.
         out: the file that they are in; None: in none.
         notes: what was assumed of the model, and where images were not looked for.
+        labels: what the label file says of each of `paths`, empty where it says nothing; None: there was no such file.
     """
 
     paths: tuple[str, ...]
@@ -50,6 +51,7 @@ class Embeddings(Result):
     nearest: tuple[tuple[str, float], ...] = ()
     out: Path | None = None
     notes: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -58,6 +60,7 @@ class Embeddings(Result):
         """The features as lists, and all else."""
         nearest = [{"path": path, "similarity": similarity} for path, similarity in self.nearest]
         own = {"paths": list(self.paths), "features": self.features.tolist(), "what": self.what}
+        own |= {} if self.labels is None else {"labels": list(self.labels)}
         return {**own, "errors": self.errors, "nearest": nearest, "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
@@ -86,6 +89,7 @@ def embed(
     out: str | Path | None = None,
     what: What = "head",
     near: str | Path | None = None,
+    labels: str | Path | None = None,
     top: int = 5,
     batch_size: int = 32,
     device: DeviceName = "auto",
@@ -103,9 +107,11 @@ def embed(
     Args:
         model: run or model folder, checkpoint of any published layout, published name, or classifier.
         sources: images, folders (walked), or patterns; one or several.
-        out: write to this .npz file: the arrays paths, features, what, unreadable and errors.
+        out: write to this .npz file: the arrays paths, features, what, unreadable and errors; with `labels` also
+            labels.
         what: `head`, what the head reads; `class`, the class token; `mean`, the patches' mean; `patches`, every patch.
         near: find the images most like this one.
+        labels: label file: images that it leaves out are left out, and the others have the labels that it gives them.
         top: with `near`: how many, at least 1.
         batch_size: images at a time, at least 1.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
@@ -127,13 +133,17 @@ def embed(
     _check(out, near, what, names)
     notes = Notes(note)
     paths, _ = find_pictures(names, notes)
+    given = None if labels is None else given_labels(paths, labels, source_folders(names), notes)
+    paths = paths if given is None else list(given)
     with sole_out(out, force=force):
         classifier = open_model(model, notes, progress, device)
         found = _embed(classifier, paths, what, batch_size, progress)
+        named_so = None if given is None else tuple(given[path] for path in found.paths)
         if out is not None:
-            _write(out, found, what)
+            _write(out, found, what, named_so)
     nearest = () if near is None else _nearest(_query(classifier, near, what), found, top)
-    return Embeddings(tuple(found.paths), found.features, what, dict(found.errors), nearest, out, tuple(notes.lines))
+    told = (nearest, out, tuple(notes.lines), named_so)
+    return Embeddings(tuple(found.paths), found.features, what, dict(found.errors), *told)
 
 
 class _Found:
@@ -187,11 +197,12 @@ def _embed(classifier: Classifier, paths: list[str], what: What, batch_size: int
     return found
 
 
-def _write(out: Path, found: _Found, what: str) -> None:
+def _write(out: Path, found: _Found, what: str, labels: tuple[str, ...] | None) -> None:
     import numpy as np
 
     from vitkit.system.files import replacing
 
+    more: dict[str, Any] = {} if labels is None else {"labels": np.array(labels, dtype=str)}
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
@@ -200,6 +211,7 @@ def _write(out: Path, found: _Found, what: str) -> None:
             what=np.array(what),
             unreadable=np.array([path for path, _ in found.errors], dtype=str),
             errors=np.array([reason for _, reason in found.errors], dtype=str),
+            **more,
         )
 
 

@@ -115,6 +115,7 @@ def evaluate(
     data: str | Path | None = None,
     *,
     data_root: str | Path | None = None,
+    labels: str | Path | None = None,
     split: str | None = None,
     layout: LayoutName = "auto",
     out: str | Path | None = None,
@@ -137,6 +138,7 @@ def evaluate(
         model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
         data: other data than the run's own; classes go by name.
         data_root: the folder that holds the run's images now, under these or other names.
+        labels: label file, whose rows go before the labels of the data, or of the run.
         split: train, val or test; by default test, else val, else all.
         layout: whether the folders in `data` are `classes` or `splits`; `auto`: told by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
@@ -162,13 +164,14 @@ def evaluate(
     notes = Notes(note)
     classifier = open_model(model, notes, progress)
     with ExitStack() as hold:
-        table = _table(folder, data, layout, data_root, progress)
+        own = _of_run(folder, data, layout, data_root, progress)
+        table = _table(own, data, labels, layout, notes, progress)
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
         outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge, device), notes, progress)
-        if data is None and folder is not None:
-            outcome = _as_own(outcome, classifier, folder, table)
+        if own is not None and folder is not None:
+            outcome = _as_own(outcome, classifier, folder, own)
         seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
         numbers = _figures(classifier, outcome, seen, merge)
         findings = findings_of(outcome, numbers)
@@ -243,16 +246,14 @@ def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] |
     return {"accuracy": found["accuracy"], **computed, **found}
 
 
-def _table(
+def _of_run(
     folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None, progress: Progress
-) -> ImageTable:
-    """The images to evaluate on: `data`, or the own ones of the run in a folder."""
+) -> ImageTable | None:
+    """The images that the run in a folder remembers, where they are what is asked about; None where `data` is."""
     if data is not None:
         if root is not None:
             raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
-        from vitkit.data.sources import read_source
-
-        return read_source(data, progress, layout)
+        return None
     from vitkit.data.whereabouts import images_of_run
 
     if layout != "auto":
@@ -262,6 +263,28 @@ def _table(
     if not (folder / SPLIT).is_file():
         raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
     return images_of_run(folder / SPLIT, root, progress)
+
+
+def _table(
+    own: ImageTable | None,
+    data: str | Path | None,
+    labels: str | Path | None,
+    layout: LayoutName,
+    note: Say,
+    progress: Progress,
+) -> ImageTable:
+    """The images to evaluate on, as a label file has them: the run's own, or `data`."""
+    from vitkit.data.corrected import correct, read_corrected
+    from vitkit.data.label_file import read_labels
+
+    if own is None:
+        assert data is not None
+        table = read_corrected(data, labels, progress, layout)
+    else:
+        table = own if labels is None else correct(own, read_labels(labels), may_add=False)
+    for line in (*table.unmatched, *table.corrections):
+        note(line)
+    return table
 
 
 def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import glob
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.system.progress import Progress, Say, silent
 
@@ -92,6 +94,40 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
     for line in overlooked.lines():
         note(line)
     return paths, not overlooked.closed
+
+
+def given_labels(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
+    """What a label file says of pictures, by path and empty where it says nothing, without those that it leaves out.
+
+    Args:
+        paths: of the pictures.
+        labels: the label file, whose paths are as seen from one of the folders, or absolute.
+        folders: which the pictures were found in; without any: this folder.
+        note: told of rows that match none of them.
+
+    Raises:
+        VitkitError: it is no label file, or leaves out every picture.
+    """
+    from vitkit.data.label_file import EXCLUDED, read_labels
+    from vitkit.data.path_finder import PathFinder
+    from vitkit.text.words import listed
+
+    places = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # links are not to be followed
+    finders = [PathFinder(Path(folder).absolute(), places) for folder in folders or ["."]]
+    given: dict[int, str] = {}
+    lost = []
+    for edit in read_labels(labels).edits:
+        found = {i for finder in finders for i in finder.find(edit.path)}
+        given |= dict.fromkeys(found, edit.label.strip())
+        lost += [] if found else [edit.path]
+    if lost:
+        note(f"{len(lost)} rows of {labels} match none of these images: {listed(lost)}")
+    if gone := sum(label == EXCLUDED for label in given.values()):
+        note(f"{gone} of {len(paths)} images are left out by {labels}")
+    left = {path: given.get(i, "") for i, path in enumerate(paths) if given.get(i) != EXCLUDED}
+    if not left:
+        raise VitkitError(f"{labels} leaves out every image")
+    return left
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:

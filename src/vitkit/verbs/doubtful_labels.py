@@ -1,0 +1,148 @@
+"""What `vitkit.doctor` makes of a run's label_errors.csv: which labels to look at, and how to correct them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import without_place
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import LABELS, SPLIT, folds_in
+from vitkit.text.words import aligned, plural
+from vitkit.verbs.places import check_out, sole_out
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.data.sources import ImageTable
+    from vitkit.data.suspects import Suspect
+
+_LISTED = 20
+
+
+@dataclass(frozen=True, repr=False)
+class DoubtfulLabels(Result):
+    """Labels of a run's images that look wrong, and of which nobody has decided yet.
+
+    Attributes:
+        file: the list.
+        run: its folder.
+        data: what the run was trained on.
+        images: of the run.
+        suspects: the most doubtful first.
+        decided: how many more the list has, that have a row in a label file or another label in the list by now.
+        out: the page with pictures, where one was written.
+    """
+
+    file: Path
+    run: Path
+    data: str
+    images: int
+    suspects: tuple[Suspect, ...]
+    decided: int = 0
+    out: Path | None = None
+
+    @property
+    def is_trustworthy(self) -> bool:
+        """True: a label that looks wrong may be right, and only hard."""
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """The suspects and their number."""
+        rows = [own._asdict() for own in self.suspects]
+        counts = {"images": self.images, "decided": self.decided}
+        return {"run": str(self.run), "data": self.data, **counts, "suspects": rows}
+
+    def lines(self) -> list[str]:
+        """The first of them, and what to do."""
+        rows = [(own.score, f"{own.label} -> {own.suggested}", own.path) for own in self.suspects[:_LISTED]]
+        more = len(self.suspects) - len(rows)
+        done = f", {self.decided} more decided already" if self.decided else ""
+        return [
+            f"{self.file}: {plural(len(self.suspects), 'label looks', 'labels look')} wrong, of {self.images}{done}",
+            *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
+            *([f"and {more} more"] if more > 0 else []),
+            *([self.advice(self.data, str(self.run))] if rows else []),
+            *([f"with pictures: {self.out}"] if self.out is not None else []),
+        ]
+
+    def advice(self, data: str, run: str) -> str:
+        """What to do with them, where the data and the run are called so."""
+        if (self.run / LABELS).is_file():
+            how = f"add rows with path and what is right (nothing: leave the picture out) to a copy of {run}/{LABELS}"
+        else:
+            how = "copy the list and write what is right into its column label (nothing: leave the picture out)"
+        return (
+            f"Many are right and only hard: look before you change one. To correct some, {how}, and train again: "
+            f"vitkit train {data} --labels COPY.csv --split-from {run}"
+        )
+
+
+def doubtful_labels(
+    file: Path,
+    out: Path | None,
+    labels: Path | None,
+    data_root: Path | None,
+    progress: Progress,
+    *,
+    force: bool,
+) -> DoubtfulLabels:
+    """The labels of a list on which nobody has decided yet, and a page of their pictures.
+
+    Args:
+        file: a run's label_errors.csv, in the run's folder.
+        out: the page; None: none is written.
+        labels: a label file, whose rows decide.
+        data_root: the folder that holds the run's images now.
+        progress: told what is being done.
+        force: write over `out`.
+
+    Raises:
+        VitkitError: there is no run beside the list, or its images are gone, or `out` cannot be written.
+    """
+    from vitkit.data.label_file import read_labels
+    from vitkit.data.path_finder import PathFinder
+    from vitkit.data.split_file import split_from_file
+    from vitkit.data.suspects import read_suspects
+
+    run = file.parent
+    split = next((own / SPLIT for own in (run, *folds_in(run)) if (own / SPLIT).is_file()), None)
+    if split is None:
+        raise VitkitError(f"{file}: there is no run beside it that says where its pictures are; name it in the run")
+    table = split_from_file(split)
+    finder = PathFinder(table.root, table.paths)
+    decided = set() if labels is None else {i for own in read_labels(labels).edits for i in finder.find(own.path)}
+    suspects = read_suspects(file)
+    left = [own for own in suspects if not _is_decided(own, finder.find(own.path), table, decided)]
+    found = DoubtfulLabels(file, run, table.name, len(table), tuple(left), len(suspects) - len(left), out)
+    if out is not None:
+        _write(out, found, table, split, data_root, progress, force=force)
+    return found
+
+
+def _is_decided(own: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
+    """Whether an image has a row in a label file, or the list has another label than the run had."""
+    return any(i in decided or table.name_of(i) != own.label for i in images)
+
+
+def _write(
+    out: Path,
+    found: DoubtfulLabels,
+    before: ImageTable,
+    split: Path,
+    data_root: Path | None,
+    progress: Progress,
+    *,
+    force: bool,
+) -> None:
+    from vitkit.data.whereabouts import images_of_run
+    from vitkit.reporting.suspects_report import write_suspects
+
+    table = images_of_run(split, data_root, progress)
+    check_out(out, (".html",), [str(table.root)])
+    place = dict(zip(before.paths, table.paths, strict=True))
+    files = [table.root / place.get(own.path, own.path) for own in found.suspects]
+    advice = found.advice(without_place(found.data), found.run.name)  # the page may travel
+    with sole_out(out, force=force):
+        write_suspects(out, f"Labels to look at: {found.run.name}", found.suspects, files, advice)

@@ -1,0 +1,145 @@
+"""Label files on the command line, and what the doctor makes of a run's doubtful labels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runs
+from vitkit.data.label_file import EXCLUDED, Edit, add_edits
+from vitkit.data.split_file import split_from_file
+
+NASTY = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def suspected(trained: Path, tmp_path: Path) -> Path:
+    """A run whose label_errors.csv names three images."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    paths = split_from_file(run / "split.json").paths
+    chosen = [next(path for path in paths if path.startswith(name)) for name in ("blue", "green", "red")]
+    rows = [f"{path},{path.split('/')[0]},{NASTY},0.{9 - i}00000" for i, path in enumerate(chosen)]
+    (run / "label_errors.csv").write_text("path,label,suggested,score\n" + "\n".join(rows) + "\n")
+    return run
+
+
+def rows(run: Path) -> list[list[str]]:
+    return [line.split(",") for line in (run / "label_errors.csv").read_text().splitlines()[1:]]
+
+
+def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(vitkit: Any, suspected: Path, data: Path) -> None:
+    outcome = vitkit("doctor", suspected / "label_errors.csv")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{suspected}/label_errors.csv: 3 labels look wrong, of 36")
+    for path, label, *_ in rows(suspected):
+        assert path in outcome.out
+        assert f"{label} -> {NASTY}" in outcome.out
+    assert f"vitkit train {data} --labels COPY.csv --split-from {suspected}" in outcome.out
+
+
+def test_the_page_of_doubtful_labels_shows_the_pictures_and_nothing_of_the_disk(
+    vitkit: Any, suspected: Path, tmp_path: Path, data: Path
+) -> None:
+    outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
+    assert outcome.code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<img ") == 3
+    assert "<script" not in page
+    assert str(data.parent) not in page
+    assert str(suspected.parent) not in page
+    assert vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html").code == 2
+    assert vitkit("doctor", suspected / "label_errors.csv", "-o", data / "page.html").code == 2
+
+
+def test_doubtful_labels_that_are_decided_are_not_shown_again(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
+    first, second, third = rows(suspected)
+    add_edits(tmp_path / "labels.csv", [Edit(first[0], first[1])])  # looked at, and right
+    (suspected / "label_errors.csv").write_text(
+        f"path,label,suggested,score\n{','.join(first)}\n{second[0]},red,x,0.8\n{','.join(third)}\n"
+    )
+    outcome = vitkit("doctor", suspected / "label_errors.csv", "--labels", tmp_path / "labels.csv")
+    assert "1 label looks wrong, of 36, 2 more decided already" in outcome.out
+    assert third[0] in outcome.out
+    assert first[0] not in outcome.out
+    found = json.loads(vitkit("doctor", suspected / "label_errors.csv", "--json").out)
+    assert [own["path"] for own in found["suspects"]] == [first[0], third[0]]
+    assert found["decided"] == 1
+
+
+def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(
+    vitkit: Any, suspected: Path, tmp_path: Path, data: Path
+) -> None:
+    alone = Path(shutil.copy(suspected / "label_errors.csv", tmp_path / "alone.csv"))
+    assert "no run beside it" in vitkit("doctor", alone).err
+    assert "--layout" in vitkit("doctor", suspected / "label_errors.csv", "--layout", "classes").err
+    assert "--data-root" in vitkit("doctor", data, "--data-root", data).err
+    outcome = vitkit("train", data, "--labels", suspected / "label_errors.csv", "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert "changes none" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_pictures_of_doubtful_labels_are_found_where_they_are_now(
+    vitkit: Any, suspected: Path, tmp_path: Path, data: Path
+) -> None:
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    stored = json.loads((suspected / "split.json").read_text())
+    (suspected / "split.json").write_text(json.dumps({**stored, "root": str(tmp_path / "gone")}))
+    command = ("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
+    assert "--data-root" in vitkit(*command).err
+    assert vitkit(*command, "--data-root", moved).code == 0
+    assert (tmp_path / "page.html").read_text().count("<img ") == 3
+
+
+def test_the_doctor_looks_at_corrected_labels(vitkit: Any, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("red/img1.png", EXCLUDED), Edit("red/img2.png", "pink"), Edit("red/none.png", "pink")])
+    outcome = vitkit("doctor", data, "--labels", file)
+    assert outcome.code == 0
+    assert "35 images in 4 classes" in outcome.out
+    assert "note: labels.csv: 1 picture left out, 1 picture with another label" in outcome.out
+    assert "warning: 1 path of labels.csv matches no picture" in outcome.out
+
+
+def test_eval_tells_what_a_label_file_changed(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    held = split_from_file(trained / "split.json").of_split("test")
+    add_edits(tmp_path / "labels.csv", [Edit(held.paths[0], EXCLUDED)])
+    outcome = vitkit("eval", trained, "--labels", tmp_path / "labels.csv", "--json")
+    assert outcome.code == 0
+    assert json.loads(outcome.out)["images"] == len(held) - 1
+    assert "note: labels.csv: 1 picture left out" in outcome.err
+    assert vitkit("eval", trained, "--labels", tmp_path / "none.csv").code == 2
+
+
+def test_embed_leaves_out_what_is_left_out_and_keeps_labels(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("img1.png", EXCLUDED), Edit(str(data / "red" / "img2.png"), "pink"), Edit("none.png", "x")])
+    out = tmp_path / "features.npz"
+    outcome = vitkit("embed", trained, data / "red", "--labels", file, "-o", out)
+    assert outcome.code == 0
+    assert "match none of these images: none.png" in outcome.err
+    with np.load(out) as found:
+        labels = dict(zip(found["paths"].tolist(), found["labels"].tolist(), strict=True))
+        assert len(found["features"]) == 11
+    assert str(data / "red" / "img1.png") not in labels
+    assert labels.pop(str(data / "red" / "img2.png")) == "pink"
+    assert set(labels.values()) == {""}
+    vitkit("embed", trained, data / "red", "-o", tmp_path / "plain.npz")
+    with np.load(tmp_path / "plain.npz") as found:
+        assert "labels" not in found.files
+
+
+def test_flags_of_a_run_with_a_label_file(vitkit: Any, data: Path, tmp_path: Path) -> None:
+    add_edits(tmp_path / "labels.csv", [Edit("red/img1.png", "blue", "red")])
+    flags = list(runs.FLAGS)
+    flags[flags.index("--epochs") + 1] = "1"
+    outcome = vitkit("train", data, "--labels", tmp_path / "labels.csv", "-o", tmp_path / "run", *flags)
+    assert outcome.code == 0
+    assert split_from_file(tmp_path / "run" / "split.json").counts() == {"blue": 13, "green": 12, "red": 11}

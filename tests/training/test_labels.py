@@ -1,0 +1,339 @@
+"""Trained again with corrected labels: what was not touched stays where it was, and no copy is in two splits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+import runs
+import vitkit
+from vitkit.data.corrected import labels_of, read_corrected
+from vitkit.data.doctor.examine import examine
+from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far, renaming, undo_edits
+from vitkit.data.pictures import make_record
+from vitkit.data.sources import ImageTable
+from vitkit.data.split_file import split_from_file
+from vitkit.errors import VitkitError
+from vitkit.training.lineage import Images, divide
+from vitkit.training.run import write_start
+from vitkit.weights import load
+
+
+def scene(seed: int, side: int = 32) -> Image.Image:
+    """A picture of its own that survives resizing: smooth blobs of colour."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
+
+
+# --- Runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("labelled") / "photos")
+
+
+@pytest.fixture(scope="module")
+def labels(data: Path) -> Path:
+    add_edits(
+        data.parent / "labels.csv",
+        [
+            Edit("red/img1.png", "blue", "red"),
+            Edit(str(data / "red" / "img2.png"), EXCLUDED, "red"),
+            Edit("green/img1.png", "gold", "green"),
+            Edit("green/img2.png", "gold", "green"),
+            Edit("green/img3.png", "gold", "green"),
+            Edit("none.png", "red"),
+        ],
+    )
+    return data.parent / "labels.csv"
+
+
+@pytest.fixture(scope="module")
+def corrected(data: Path, labels: Path) -> tuple[Path, str]:
+    """A run with a label file, and what it said."""
+    said: list[str] = []
+    fields = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+    run = vitkit.train(
+        data, labels=str(labels), out=data.parent / "run", epochs=1, logger="none", say=said.append, **fields
+    )
+    return run.folder, "\n".join(said)
+
+
+def by_path(table: ImageTable) -> dict[str, str]:
+    return dict(labels_of(table))
+
+
+def test_a_run_learns_the_corrected_labels_and_says_so(corrected: tuple[Path, str], labels: Path) -> None:
+    folder, said = corrected
+    table = split_from_file(folder / "split.json")
+    own = by_path(table)
+    assert own["red/img1.png"] == "blue"
+    assert "red/img2.png" not in own
+    assert table.counts() == {"blue": 13, "gold": 3, "green": 9, "red": 10}
+    assert load(folder).classes == ("blue", "gold", "green", "red")
+    assert "note: labels.csv: 4 pictures with another label, 1 picture left out" in said
+    assert "note: new by labels.csv: class gold" in said
+    assert "warning: 1 path of labels.csv matches no picture" in said
+    assert "none.png" in said
+    assert (folder / "labels.csv").read_bytes() == labels.read_bytes()
+
+
+def test_the_evaluation_of_the_run_is_of_the_corrected_labels(corrected: tuple[Path, str]) -> None:
+    folder, _ = corrected
+    found = vitkit.evaluate(folder, split="train")
+    own = by_path(split_from_file(folder / "split.json"))
+    names = [found.evaluation.classes[label] for label in found.evaluation.labels]
+    assert dict(zip(found.evaluation.paths, names, strict=True)).items() <= own.items()
+
+
+def test_what_travels_with_the_model_does_not_say_where_the_label_file_lay(corrected: tuple[Path, str]) -> None:
+    folder, _ = corrected
+    assert load(folder).provenance["recipe"]["labels"] == "labels.csv"
+
+
+def test_an_interrupted_run_goes_on_without_its_label_file(corrected: tuple[Path, str], tmp_path: Path) -> None:
+    """What it was to learn is in its folder."""
+    import shutil
+
+    from vitkit.training import run
+
+    folder = Path(shutil.copytree(corrected[0], tmp_path / "run"))
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("epochs = 1\n", "epochs = 2\n"))
+    lost = [line for line in text.splitlines() if line.startswith("labels = ")]
+    (folder / "recipe.toml").write_text(
+        (folder / "recipe.toml").read_text().replace(lost[0], f'labels = "{tmp_path}/gone.csv"')
+    )
+    run.resume(folder, say=lambda line: None)
+    assert split_from_file(folder / "split.json") == split_from_file(corrected[0] / "split.json")
+    assert len(runs.metrics(folder)) == 2
+
+
+def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, tmp_path: Path) -> None:
+    folder, _ = corrected
+    held = split_from_file(folder / "split.json").of_split("test")
+    before = vitkit.evaluate(folder)
+    add_edits(
+        tmp_path / "more.csv", [Edit(held.paths[0], EXCLUDED), Edit(held.paths[1], "gold"), Edit(held.paths[2], "gold")]
+    )
+    notes: list[str] = []
+    after = vitkit.evaluate(folder, labels=tmp_path / "more.csv", note=notes.append)
+    assert after.figures["images"] == before.figures["images"] - 1
+    names = [after.evaluation.classes[label] for label in after.evaluation.labels]
+    assert names[:2] == ["gold", "gold"]
+    assert any("left out" in line for line in notes)
+    same = vitkit.evaluate(folder, labels=data.parent / "labels.csv", note=notes.append)  # by which it was trained
+    assert same.figures["accuracy"] == before.figures["accuracy"]
+    other = vitkit.evaluate(folder, data, labels=tmp_path / "more.csv", split="all")
+    assert other.figures["images"] == 35
+    add_edits(tmp_path / "more.csv", [Edit(held.paths[3], "unheard of")])
+    with pytest.raises(VitkitError, match="unheard of"):
+        vitkit.evaluate(folder, labels=tmp_path / "more.csv")
+
+
+def test_training_again_keeps_the_split_of_every_known_picture(corrected: tuple[Path, str], data: Path) -> None:
+    folder, _ = corrected
+    before = split_from_file(folder / "split.json")
+    split_of = dict(zip(before.paths, before.splits, strict=True))
+    again = data.parent / "again.csv"
+    add_edits(again, labels_so_far(folder / "labels.csv").edits)
+    add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
+    fields = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+    run = vitkit.train(
+        data,
+        labels=again,
+        split_from=folder,
+        out=data.parent / "second",
+        epochs=1,
+        seed=5,
+        logger="none",
+        say=lambda line: None,
+        **fields,
+    )
+    after = split_from_file(run.folder / "split.json")
+    assert dict(zip(after.paths, after.splits, strict=True)) == split_of
+    assert after.classes == ("blue", "green", "red", "silver")
+
+
+def test_a_heap_of_pictures_is_trained_by_its_label_file(tmp_path: Path) -> None:
+    source = runs.photos(tmp_path / "source", images=6)
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    edits = []
+    for file in sorted(source.rglob("*.png")):
+        name = f"{file.parent.name}-{file.name}"
+        (heap / name).write_bytes(file.read_bytes())
+        edits.append(Edit(name, file.parent.name))
+    add_edits(tmp_path / "labels.csv", edits[:-1])
+    said: list[str] = []
+    fields = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+    run = vitkit.train(
+        heap,
+        labels=tmp_path / "labels.csv",
+        out=tmp_path / "run",
+        epochs=1,
+        logger="none",
+        say=said.append,
+        **fields,
+    )
+    assert run.classifier.classes == ("blue", "green", "red")
+    assert "note: 1 picture without a label yet is left out" in said
+
+
+def test_a_label_file_among_the_flags_of_datasets_is_refused() -> None:
+    with pytest.raises(VitkitError, match="labels"):
+        vitkit.train(train_dataset=[], labels="labels.csv")
+
+
+# --- Two hundred edits ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Workshop:
+    """A folder of pictures, the label file of who works on it, and what the test knows of both.
+
+    Attributes:
+        shown: of each file the scene that it shows, whether that is mirrored, and a number that stays with the file.
+    """
+
+    root: Path
+    labels: Path
+    random: random.Random
+    shown: dict[str, tuple[int, bool, int]] = field(default_factory=dict)
+    scenes: int = 0
+    files: int = 0
+
+    def save(self, folder: str, number: int, *, mirrored: bool = False, side: int = 32) -> None:
+        picture = scene(number, side)
+        self.files += 1
+        name = f"{self.files}.png"
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        (ImageOps.mirror(picture) if mirrored else picture).save(self.root / folder / name)
+        self.shown[f"{folder}/{name}"] = number, mirrored, self.files
+
+    def table(self) -> ImageTable:
+        return read_corrected(self.root, self.labels)
+
+    def picture(self) -> str:
+        return self.random.choice(sorted(self.shown))
+
+    def folder(self) -> str:
+        return self.random.choice(["a", "b", "c"])
+
+    def add(self) -> None:
+        """A new scene, or a copy of one that is there: resized, mirrored or the same file again."""
+        number, mirrored, _ = self.shown[self.picture()]
+        match self.random.randrange(4):
+            case 0:
+                self.scenes += 1
+                self.save(self.folder(), self.scenes)
+            case 1:
+                self.save(self.folder(), number, mirrored=mirrored, side=self.random.choice([32, 48, 64]))
+            case _:
+                self.save(self.folder(), number, mirrored=not mirrored, side=self.random.choice([32, 40]))
+
+    def relabel(self) -> None:
+        add_edits(self.labels, [Edit(self.picture(), self.random.choice(["a", "b", "c", "d"]))])
+
+    def exclude(self) -> None:
+        if len(self.table()) > 25:
+            add_edits(self.labels, [Edit(self.picture(), EXCLUDED)])
+
+    def move(self) -> None:
+        before = self.picture()
+        after = f"{self.folder()}/moved-{before.rpartition('/')[2]}"
+        (self.root / before).rename(self.root / after)
+        self.shown[after] = self.shown.pop(before)
+
+    def rename(self) -> None:
+        table = self.table()
+        old, new = self.random.choice(table.classes), self.random.choice(["a", "b", "c", "d", "e"])
+        if old != new and len(table.classes) > 2:
+            add_edits(self.labels, renaming(labels_of(table), old, new))
+
+    def undo(self) -> None:
+        undo_edits(self.labels)
+
+    def edit(self) -> None:
+        doing = [self.add, self.exclude, self.move, self.relabel, self.rename, self.undo]
+        self.random.choices(doing, weights=[5, 3, 3, 6, 1, 2])[0]()
+
+
+def again(work: Workshop, folder: Path, before: Path | None) -> Images:
+    """What `vitkit train --split-from BEFORE --labels FILE` writes down before it trains."""
+    recipe = runs.quick(work.root, labels=str(work.labels), split_from=None if before is None else str(before))
+    diagnosis = examine(work.table())
+    nothing = make_record([], [], [], is_whole=True)
+    own = divide(Images.of(diagnosis), recipe, nothing, lambda *_: None)
+    folder.mkdir()
+    write_start(folder, recipe, own, nothing, [])
+    return own.images
+
+
+def placed(work: Workshop, images: Images) -> dict[int, tuple[str, str | None]]:
+    """The label and the split of each file by its number."""
+    table = images.table
+    return {work.shown[path][2]: (table.name_of(i), table.splits[i]) for i, path in enumerate(table.paths)}
+
+
+def leaks(work: Workshop, images: Images) -> Iterator[tuple[str, str]]:
+    """Pairs of files in different splits that show one scene: alike, or mirrored and in one class."""
+    table = images.table
+    rows = [(work.shown[path], table.name_of(i), table.splits[i], path) for i, path in enumerate(table.paths)]
+    for k, ((number, mirrored, _), label, split, path) in enumerate(rows):
+        for (other, turned, _), label_of_other, split_of_other, place in rows[:k]:
+            if number == other and split != split_of_other and (mirrored == turned or label == label_of_other):
+                yield path, place
+
+
+def edited(folder: Path, seed: int, most: int) -> tuple[int, int, int]:
+    """Edit, train again, and look, again and again: how many edits, untouched pictures looked at, and moved ones."""
+    work = Workshop(folder / "photos", folder / "labels.csv", random.Random(seed))
+    for name in ("a", "b", "c"):
+        for _ in range(9):
+            work.scenes += 1
+            work.save(name, work.scenes)
+    add_edits(work.labels, [Edit(work.picture(), "a")])
+    run = folder / "run-0"
+    images = again(work, run, None)
+    before, edits, untouched, moved = placed(work, images), 0, 0, 0
+    while edits < most:
+        count = work.random.randint(1, 3)
+        for _ in range(count):
+            work.edit()
+        edits += count
+        run, last = folder / f"run-{edits}", run
+        images = again(work, run, last)
+        assert list(leaks(work, images)) == [], f"after {edits} edits"
+        after = placed(work, images)
+        wanted = {work.shown[path][2]: label for path, label in labels_of(work.table())}
+        for file in before.keys() & wanted.keys():
+            label, split = before[file]
+            if wanted[file] == label:
+                untouched += 1
+                assert after[file] == (label, split), f"after {edits} edits"
+            else:
+                moved += file not in after or after[file][1] != split
+        before = after
+    assert {split for _, split in after.values()} == {"train", "val", "test"}
+    return edits, untouched, moved
+
+
+def test_over_edits_no_untouched_picture_moves_and_no_copy_is_in_two_splits(tmp_path: Path) -> None:
+    edits, untouched, _ = edited(tmp_path, 0, 40)
+    assert (edits >= 40, untouched > 300) == (True, True)
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("seed", range(5))
+def test_over_two_hundred_edits(tmp_path: Path, seed: int) -> None:
+    edits, untouched, moved = edited(tmp_path, seed, 200)
+    print(f"{edits} edits: {untouched} untouched pictures stayed, {moved} relabelled ones moved or were left out")
+    assert (edits >= 200, untouched > 2000) == (True, True)
