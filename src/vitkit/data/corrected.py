@@ -240,3 +240,21 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
     if homeless:
         pictures = plural(len(homeless), "picture", "pictures")
         yield f"{pictures} of {name} left out, in no folder of the data's splits: {listed(homeless)}"
+
+
+# --- One by one --------------------------------------------------------------------------------------------------
+
+
+def labels_after(table: ImageTable, labels: LabelFile) -> list[str]:
+    """The label of each image of the table as a label file has it; `EXCLUDED` of those that are left out.
+
+    Raises:
+        VitkitError: a label names several classes where pictures have one.
+    """
+    after, finder = [_cell(table, i) for i in range(len(table))], _Finder(table)
+    is_multi = table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
+    for line, edit in zip(labels.lines, labels.edits, strict=True):
+        label = _settled(labels.name, line, edit.label, table, is_multi=is_multi)
+        for i in finder.find(edit.path):
+            after[i] = label
+    return after

@@ -39,4 +39,6 @@ class Tab:
         return {"name": self.name, "title": self.title, "about": self.about, "styled": styled}
 
 
-TABS: tuple[Tab, ...] = ()
+TABS: tuple[Tab, ...] = (
+    Tab("data", "Data", "See the photographs, say what they show, and find what is wrong with them."),
+)

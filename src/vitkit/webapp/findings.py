@@ -1,0 +1,90 @@
+"""What the doctor finds in the photographs, and the labels that a run doubts, by the numbers of photographs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from typing import Any
+
+from vitkit.data.doctor.examine import Diagnosis, examine
+from vitkit.data.label_file import EXCLUDED
+from vitkit.data.pictures import UNLABELLED
+from vitkit.data.sources import ImageTable, table_of
+from vitkit.data.split_file import split_from_file
+from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import LABEL_ERRORS, SPLIT
+from vitkit.text.cells import restored
+from vitkit.webapp.photographs import State
+from vitkit.webapp.workspace import Workspace
+
+
+def diagnose(state: State, progress: Progress) -> dict[str, Any]:
+    """What the doctor says of the photographs as they are labelled now, those that are left out aside.
+
+    Raises:
+        VitkitError: none of them can be read.
+    """
+    table = state.table
+    kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
+    rows = [(table.paths[i], state.labels[i], table.splits[i]) for i in kept]
+    if not rows:
+        raise VitkitError("all photographs are left out")
+    labelled = {row[1] for row in rows} - {UNLABELLED}
+    if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
+        rows = [(path, UNLABELLED, None) for path, _, _ in rows]
+    found = examine(table_of(table.name, table.root, rows), progress=progress)
+    return _by_number(found, {path: i for i, path in enumerate(table.paths)})
+
+
+def _by_number(found: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
+    table = found.table
+    copies = [
+        {
+            "images": [number[table.paths[i]] for i in own.images],
+            "leak": own.is_leak,
+            "conflict": own.is_conflict and len({table.name_of(i) for i in own.images} - {UNLABELLED}) > 1,
+        }
+        for own in found.copies
+    ]
+    told = [{"severity": own.severity, "text": own.text} for own in found.findings if UNLABELLED not in own.text]
+    unreadable = {str(number[path]): reason for path, reason in found.unreadable.items()}
+    return {"unreadable": unreadable, "copies": copies, "findings": told}
+
+
+def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
+    """The photographs whose label the newest run that looked doubts, with what it would say instead."""
+    number = {path: i for i, path in enumerate(table.paths)}
+    for name in workspace.run_names():
+        file = workspace.runs / name / LABEL_ERRORS
+        try:
+            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+                return dict(_doubts(csv.DictReader(text), number, name))
+        except FileNotFoundError:
+            continue
+        except (OSError, csv.Error):
+            return {}
+    return {}
+
+
+def _doubts(rows: Iterable[dict[str, Any]], number: dict[str, int], run: str) -> Iterable[tuple[int, dict[str, Any]]]:
+    for row in rows:
+        path = restored(row.get("path") or "")
+        if path in number:
+            given = {"label": restored(row.get("label") or ""), "suggested": restored(row.get("suggested") or "")}
+            yield number[path], {**given, "run": run}
+
+
+def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
+    """The split of each photograph, and the run that says so: the data's own, else those of the newest run."""
+    if any(table.splits):
+        return list(table.splits), ""
+    for name in workspace.run_names():
+        try:
+            known = split_from_file(workspace.runs / name / SPLIT)
+        except (VitkitError, OSError):
+            continue
+        if known.root == table.root:
+            split = dict(zip(known.paths, known.splits, strict=True))
+            return [split.get(path) for path in table.paths], name
+    return list(table.splits), ""

@@ -1,0 +1,162 @@
+"""What a model sees in the photographs, as `vitkit embed` makes it: what is alike, and what to label next."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.data.sources import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.system.cache import cache_folder
+from vitkit.system.progress import Progress
+from vitkit.webapp.background import Background
+from vitkit.webapp.offers import Offer, best_eyes
+from vitkit.webapp.workspace import Workspace
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+
+NOTHING_TO_SEE_WITH = (
+    "no model is here to see with, and downloading is switched off: start the studio with --weights FILE, or train one "
+    "first"
+)
+_PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")
+
+
+class Likeness:
+    """The features of the photographs: computed in a process of its own, kept in the cache, and read when asked for."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.work: Background[Path] = Background()
+        self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
+
+    def eyes(self) -> Offer | None:
+        """The model that is looked with: the one whose features are there already, else the best that is here."""
+        return best_eyes(self.workspace)
+
+    def start(self, table: ImageTable) -> None:
+        """Begin to look at the photographs, unless that is done or under way.
+
+        Raises:
+            VitkitError: there is nothing to look with.
+        """
+        eyes = self.eyes()
+        if eyes is None:
+            raise VitkitError(NOTHING_TO_SEE_WITH)
+        out = self._place(table, eyes)
+        if not out.is_file():
+            self.work.start(out, lambda progress: self._embed(eyes, out, progress))
+
+    def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
+        """The numbers of the photographs that could be read, and the unit vectors of each (n, D); None: not yet."""
+        import numpy as np
+
+        eyes = self.eyes()
+        if eyes is None:
+            return None
+        place = self._place(table, eyes)
+        if self._kept is not None and self._kept[0] == place:
+            return self._kept[1], self._kept[2]
+        try:
+            with np.load(place) as stored:
+                paths, vectors = stored["paths"].tolist(), stored["features"].astype(np.float32)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError):  # damaged: it is made again
+            place.unlink(missing_ok=True)
+            return None
+        number = {str(table.file(i)): i for i in range(len(table))}
+        known = [(number[path], row) for row, path in enumerate(paths) if path in number]
+        vectors = vectors[[row for _, row in known]]
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        self._kept = (place, tuple(i for i, _ in known), vectors)
+        return self._kept[1], self._kept[2]
+
+    def alike(self, table: ImageTable, number: int) -> list[int]:
+        """All photographs, the most like this one first; those that could not be read are left out.
+
+        Raises:
+            VitkitError: the photographs were not looked at yet, or this one cannot be read.
+        """
+        import numpy as np
+
+        found = self.features(table)
+        if found is None:
+            raise VitkitError("the photographs were not looked at yet")
+        numbers, vectors = found
+        if number not in numbers:
+            raise VitkitError("this photograph cannot be read")
+        similarity = vectors @ vectors[numbers.index(number)]
+        return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
+
+    def to_dict(self, table: ImageTable) -> dict[str, Any]:
+        """With what is looked, whether that is done, and how far it is."""
+        eyes = self.eyes()
+        told = self.work.to_dict()
+        if eyes is None:
+            return {**told, "ready": False, "eyes": "", "needs": NOTHING_TO_SEE_WITH}
+        return {**told, "ready": self._place(table, eyes).is_file(), "eyes": eyes.title, "needs": ""}
+
+    def _place(self, table: ImageTable, eyes: Offer) -> Path:
+        """Another file for another model or other photographs; the files' own times are part of what they are."""
+        digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{_stamp(Path(eyes.source))}".encode())
+        for i, path in enumerate(table.paths):
+            digest.update(f"{path}\0{_stamp(table.file(i))}\n".encode("utf-8", "surrogateescape"))
+        return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"
+
+    def _embed(self, eyes: Offer, out: Path, progress: Progress) -> Path:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = str(self.workspace.photographs)
+        arguments = ["embed", eyes.source, folder, "--out", str(out), "--force"]
+        run_vitkit(arguments, progress)
+        return out
+
+
+def run_vitkit(arguments: list[str], progress: Progress) -> None:
+    """A command of vitkit's in a process of its own, which ends with this one's thread.
+
+    Raises:
+        VitkitError: it failed; the message is its own.
+    """
+    process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
+        [sys.executable, "-m", "vitkit", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    said = ""
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := _PROGRESS.fullmatch(line.strip()):
+                progress(found["what"], int(found["done"]), int(found["total"]) if found["total"] else None)
+            elif line.startswith("error: "):
+                said = line.removeprefix("error: ").strip()
+        if process.wait() != 0:
+            raise VitkitError(said or f"vitkit {arguments[0]} ended with {process.returncode}")
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def _stamp(file: Path) -> str:
+    try:
+        seen = os.stat(file)  # noqa: PTH116
+    except OSError:
+        return ""
+    return f"{seen.st_size} {seen.st_mtime_ns}"

@@ -1,0 +1,243 @@
+// The Data tab: the photographs in a grid, what is said of them, and what is chosen to be said next.
+
+import { fail, get, post, say } from "./api.js";
+import { LabelBar } from "./data_label.js";
+import { lookAt } from "./data_look.js";
+import { Panel } from "./data_panel.js";
+import { NONE, OUT, Photos } from "./data_state.js";
+import { count, dialog, el, fill } from "./dom.js";
+import { Grid } from "./grid.js";
+
+const BATCH = 24; // photographs that are labelled next
+
+export async function show(main, studio) {
+  const page = new DataPage(studio);
+  await page.photos.load();
+  page.build(main);
+  return () => page.stop();
+}
+
+class DataPage {
+  constructor(studio) {
+    this.studio = studio;
+    this.photos = new Photos();
+  }
+
+  build(main) {
+    const { photos } = this;
+    this.grid = new Grid("Photographs", {
+      draw: (cell, id) => this.drawCell(cell, id),
+      picture: (id) => `/api/data/thumbnail/${photos.version}/${id}`,
+      name: (id) => photos.describe(id),
+      onselect: () => this.selected(),
+      onopen: (id) => this.look(id),
+      onkey: (event) => this.pressed(event),
+    });
+    this.bar = new LabelBar(photos, { label: (text) => this.label(text), alike: () => this.alike(this.grid.focused), look: () => this.look(this.grid.chosen()[0]), back: () => this.grid.element.focus() });
+    this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check() });
+    this.head = el("p", { class: "data-head", role: "status" });
+    this.ordered = el("div", { class: "data-ordered" });
+    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), "aria-label": "Size of the pictures", oninput: () => this.resize(Number(size.value)) });
+    this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.edit("undo") }, "Undo");
+    this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
+    const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
+    const tools = el("div", { class: "row data-tools" },
+      el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
+      this.undoButton, this.redoButton, find, size,
+      el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"));
+    fill(main, el("div", { class: "data" }, this.panel.element,
+      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.head, this.ordered, this.grid.element, this.bar.element)));
+    main.classList.add("wide-page");
+    this.grid.size = Number(size.value);
+    this.keydown = (event) => this.command(event);
+    addEventListener("keydown", this.keydown);
+    if (photos.notes.length) this.panel.say(photos.notes);
+    requestAnimationFrame(() => this.filtered({ top: true }));
+    this.checked();
+  }
+
+  stop() {
+    this.stopped = true;
+    this.grid?.stop();
+    clearTimeout(this.timer);
+    removeEventListener("keydown", this.keydown);
+  }
+
+  sizeAtFirst() {
+    return Number(sessionStorage.getItem("size")) || (innerWidth < 640 ? 100 : 150);
+  }
+
+  resize(size) {
+    sessionStorage.setItem("size", size);
+    this.grid.resize(size);
+  }
+
+  // --- What is shown ------------------------------------------------------------------------------------
+
+  drawCell(cell, id) {
+    const { photos } = this;
+    const label = photos.labels[id];
+    cell.caption.textContent = label === OUT ? "left out" : label === NONE ? "–" : photos.label(id);
+    cell.classList.toggle("out", label === OUT);
+    cell.classList.toggle("none", label === NONE);
+    const troubles = photos.troubles(id);
+    cell.classList.toggle("trouble", troubles.length > 0);
+    cell.title = [photos.paths[id], ...troubles].join("\n");
+  }
+
+  filtered(how = {}) {
+    const { photos } = this;
+    if (how.leaveOrder) photos.order = null;
+    const ids = photos.shown();
+    this.grid.show(ids, how);
+    this.grid.refresh();
+    this.panel.draw();
+    const counts = photos.counts();
+    this.head.textContent = `${count(ids.length, "photograph", "photographs")} of ${(counts.all + counts.out).toLocaleString("en")}`
+      + (counts.none ? ` · ${counts.none.toLocaleString("en")} without a class` : "");
+    this.undoButton.disabled = !photos.can_undo;
+    this.redoButton.disabled = !photos.can_redo;
+    fill(this.ordered, photos.order && el("p", { class: "row chosen-order" }, el("span", {}, photos.order.title),
+      photos.order.isNext && el("button", { type: "button", onclick: () => this.next() }, "The next ones"),
+      el("button", { type: "button", onclick: () => this.filtered({ top: true, leaveOrder: true }) }, "Back to all")));
+    if (!ids.length) this.head.textContent += photos.paths.length ? ": none fits what is asked for" : "";
+  }
+
+  selected() {
+    this.bar.draw(this.grid.chosen(), this.grid.selected.size);
+  }
+
+  look(id) {
+    if (id === undefined || id === null) return;
+    lookAt(this.photos, this.grid, id, (text) => this.label(text, [this.grid.focused]), () => this.grid.element.focus());
+  }
+
+  // --- What is said ---------------------------------------------------------------------------------------
+
+  async edit(path, body = {}) {
+    try {
+      await this.photos.edit(path, body);
+    } catch (error) {
+      fail(error);
+      return false;
+    }
+    this.filtered();
+    return true;
+  }
+
+  /** Text is a class, empty leaves out, null takes the class away. */
+  async label(text, ids = this.grid.chosen()) {
+    if (!ids.length) {
+      say("Choose a photograph first: click it, or move to it with the arrow keys.");
+      return;
+    }
+    const { photos, grid } = this;
+    const alone = grid.selected.size <= 1 ? ids[0] : null;
+    if (!await this.edit("labels", { version: photos.version, images: ids, label: text })) return;
+    const done = text === null ? "has no class now" : text === "" ? "left out" : text;
+    say(`${count(ids.length, "photograph", "photographs")}: ${done}`);
+    grid.select([]);
+    if (alone !== null && grid.ids[grid.focus] === alone) grid.move(grid.focus + 1);
+  }
+
+  pressed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return false;
+    if (/^[1-9]$/.test(event.key)) {
+      const named = this.photos.classes[Number(event.key) - 1];
+      if (named) this.label(named.name);
+      else say(`There is no class number ${event.key} yet: type a name.`);
+      return true;
+    }
+    if (event.key === "Delete" || event.key === "Backspace") {
+      this.label("");
+      return true;
+    }
+    if (event.key.length === 1 && /\p{L}/u.test(event.key)) {
+      this.bar.begin(event.key);
+      return true;
+    }
+    return false;
+  }
+
+  command(event) {
+    const isText = event.target.matches("input, textarea, select") && event.target.type !== "range";
+    if (isText || document.querySelector("dialog[open]") || !(event.ctrlKey || event.metaKey)) return;
+    const key = event.key.toLowerCase();
+    const path = key === "y" || (key === "z" && event.shiftKey) ? "redo" : key === "z" ? "undo" : null;
+    if (!path) return;
+    event.preventDefault();
+    this.edit(path);
+  }
+
+  // --- What a model sees ------------------------------------------------------------------------------------
+
+  /** Waits until a model has seen the photographs; false where it cannot. */
+  async seen() {
+    let told = await get("/api/data/look");
+    if (told.needs) throw new Error(`Not yet: ${told.needs}.`);
+    if (!told.ready) told = await post("/api/data/look");
+    while (!told.ready && !this.stopped) {
+      if (told.error) throw new Error(`The photographs could not be looked at: ${told.error}`);
+      const part = told.total ? ` ${told.done} of ${told.total}` : "";
+      this.panel.busy(`Looking at the photographs with ${told.eyes}, once …${part}`);
+      await new Promise((done) => { setTimeout(done, 700); });
+      told = await get("/api/data/look");
+    }
+    this.panel.busy("");
+    return !this.stopped;
+  }
+
+  async inOrder(work) {
+    try {
+      if (!await this.seen()) return;
+      this.photos.order = await work();
+    } catch (error) {
+      this.panel.busy("");
+      fail(error);
+      return;
+    }
+    Object.assign(this.photos.filter, { label: null, split: "", finding: "", text: "" });
+    this.filtered({ top: true });
+    this.grid.active = true;
+    this.grid.mark();
+    this.grid.element.focus();
+  }
+
+  alike(id) {
+    if (id === null || id === undefined) return null;
+    return this.inOrder(async () => ({ ...await get(`/api/data/alike/${id}`), title: `Most like ${this.photos.file(id)} first` }));
+  }
+
+  next() {
+    return this.inOrder(async () => ({ ...await post("/api/data/next", { count: BATCH }), isNext: true, title: "These teach the most when they are labelled: they are unlike one another, or hard to tell" }));
+  }
+
+  // --- The doctor -------------------------------------------------------------------------------------------
+
+  async check() {
+    try {
+      await post("/api/data/check");
+    } catch (error) {
+      fail(error);
+    }
+    this.checked(true);
+  }
+
+  async checked(asked = false) {
+    try {
+      const told = await get("/api/data/check");
+      if (this.stopped) return;
+      if (told.found) this.photos.takeCheck(told.found);
+      this.panel.checking(told, asked);
+      if (told.found) this.filtered();
+      if (told.running) this.timer = setTimeout(() => this.checked(asked), 700);
+    } catch (error) {
+      fail(error);
+    }
+  }
+}
+
+function keys() {
+  const rows = [["← ↑ → ↓", "move"], ["Shift + arrows, Shift + click", "choose up to there"], ["Space, Ctrl + click", "choose one more"], ["Ctrl + A", "choose all that are shown"], ["1 … 9", "give the class of that number"], ["a letter", "type a class's name"], ["Delete", "leave out"], ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"], ["Enter", "look at it large"], ["Escape", "choose none"]];
+  dialog("Keys", el("table", {}, el("tbody", {}, rows.map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what))))));
+}

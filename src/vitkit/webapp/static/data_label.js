@@ -1,0 +1,67 @@
+// The bar below the photographs: gives what is chosen a class.
+
+import { count, el, fill } from "./dom.js";
+
+export class LabelBar {
+  /** tell: { label(text), alike(), look(), back() } */
+  constructor(photos, tell) {
+    this.photos = photos;
+    this.tell = tell;
+    this.list = el("datalist", { id: "class-names" });
+    this.input = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "Class, then Enter", "aria-label": "Class for the chosen photographs", oninput: () => this.hint(), onkeydown: (event) => this.pressed(event) });
+    this.meant = el("span", { class: "small soft", "aria-live": "polite" });
+    this.count = el("span", { class: "chosen-count" });
+    this.look = el("button", { type: "button", onclick: tell.look }, "Look");
+    this.alike = el("button", { type: "button", onclick: tell.alike, title: "The photographs in the order of how much they look like this one" }, "More like this");
+    this.out = el("button", { type: "button", title: "Not trained on, not tested on; the file stays where it is (Delete)", onclick: () => tell.label("") }, "Leave out");
+    this.none = el("button", { type: "button", title: "Back to photographs without a class", onclick: () => tell.label(null) }, "No class");
+    this.element = el("div", { class: "label-bar row", role: "group", "aria-label": "What is said of the chosen photographs" },
+      this.count, this.input, this.list, this.meant, this.out, this.none, this.alike, this.look);
+  }
+
+  draw(ids, selected) {
+    this.count.textContent = selected ? `${count(selected, "chosen", "chosen")}` : ids.length ? this.photos.file(ids[0]) : "None chosen";
+    for (const button of [this.out, this.none]) button.disabled = !ids.length;
+    for (const button of [this.look, this.alike]) button.disabled = ids.length !== 1;
+    fill(this.list, this.photos.classes.map((own) => el("option", { value: own.name })));
+  }
+
+  begin(letter) {
+    this.input.focus();
+    this.input.value = letter;
+    this.hint();
+  }
+
+  /** The class that is meant: one of this name, the only one that begins so, or a new one. */
+  target() {
+    const text = this.input.value.trim();
+    const names = this.photos.classes.map((own) => own.name);
+    if (!text || names.includes(text)) return text;
+    const small = text.toLowerCase();
+    const same = names.filter((name) => name.toLowerCase() === small);
+    if (same.length === 1) return same[0];
+    const begin = names.filter((name) => name.toLowerCase().startsWith(small));
+    return begin.length === 1 ? begin[0] : text;
+  }
+
+  hint() {
+    const target = this.target();
+    const isNew = target && !this.photos.classes.some((own) => own.name === target);
+    this.meant.textContent = !target ? "" : isNew ? "a new class" : target === this.input.value ? "" : `→ ${target}`;
+  }
+
+  pressed(event) {
+    if (event.key === "Enter" && this.target()) {
+      event.preventDefault();
+      const target = this.target();
+      this.input.value = "";
+      this.hint();
+      this.tell.label(target);
+      this.tell.back();
+    } else if (event.key === "Escape") {
+      this.input.value = "";
+      this.hint();
+      this.tell.back();
+    }
+  }
+}

@@ -1,0 +1,96 @@
+// Beside the photographs: the classes, splits and findings by which they are chosen.
+
+import { NONE, OUT } from "./data_state.js";
+import { dialog, el, fill } from "./dom.js";
+
+const SPLITS = { train: "Trained on", val: "Watched while training", test: "Held back for the test" };
+
+export class Panel {
+  /** tell: { filtered(how), edit(path, body), check() } */
+  constructor(photos, tell) {
+    this.photos = photos;
+    this.tell = tell;
+    this.classes = el("ul", { class: "filters" });
+    this.others = el("ul", { class: "filters" });
+    this.found = el("div");
+    this.work = el("p", { class: "small soft", role: "status" });
+    this.notes = el("div", { class: "small soft" });
+    const name = el("input", { type: "text", maxlength: 200, placeholder: "New class", "aria-label": "Name of a new class" });
+    const add = el("form", { class: "row add-class", onsubmit: async (event) => {
+      event.preventDefault();
+      if (await tell.edit("classes/add", { name: name.value })) name.value = "";
+    } }, name, el("button", {}, "Add"));
+    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.found, this.work, this.notes];
+    this.element = el("details", { class: "data-panel panel", open: innerWidth > 640 }, el("summary", {}, "Classes and findings"), inside);
+  }
+
+  say(lines) {
+    fill(this.notes, lines.map((line) => el("p", { class: "wrap" }, line)));
+  }
+
+  busy(text) {
+    this.work.textContent = text;
+  }
+
+  draw() {
+    const { photos } = this;
+    const counts = photos.counts();
+    fill(this.classes, this.choice("All", counts.all, "label", null),
+      photos.classes.map((own, i) => this.choice(own.name, own.count, "label", own.name, i < 9 ? String(i + 1) : "", own)));
+    const splits = ["train", "val", "test"].filter((split) => photos.splits.includes(split));
+    fill(this.others,
+      counts.none > 0 && this.choice("Without a class", counts.none, "label", NONE),
+      counts.out > 0 && this.choice("Left out", counts.out, "label", OUT),
+      splits.map((split) => this.choice(SPLITS[split], photos.splits.filter((own) => own === split).length, "split", split)),
+      photos.findings().map((own) => this.choice(own.title, own.count, "finding", own.key)));
+  }
+
+  choice(title, count, kind, value, key = "", named = null) {
+    const { filter } = this.photos;
+    const isOn = filter[kind] === value;
+    const pressed = () => {
+      if (kind === "label") filter.label = value;
+      else filter[kind] = isOn ? "" : value;
+      this.tell.filtered({ top: true, leaveOrder: true });
+    };
+    return el("li", {},
+      el("button", { type: "button", class: "filter", "aria-pressed": String(isOn), title, onclick: pressed },
+        key && el("kbd", { "aria-hidden": "true" }, key), el("span", { class: "cut" }, title), el("span", { class: "number soft" }, count.toLocaleString("en"))),
+      named && el("button", { type: "button", class: "quiet more", "aria-label": `Rename, merge or remove ${title}`, onclick: () => this.change(named) }, "…"));
+  }
+
+  change(named) {
+    const others = this.photos.classes.filter((own) => own.name !== named.name);
+    const name = el("input", { type: "text", id: "new-name", maxlength: 200, value: named.name });
+    const into = el("select", { id: "merge-into" }, others.map((own) => el("option", { value: own.name }, own.name)));
+    const done = async (path, body) => {
+      if (!await this.tell.edit(path, body)) return;
+      if (this.photos.filter.label === named.name) this.photos.filter.label = null;
+      this.tell.filtered({ top: true });
+      made.close();
+    };
+    const rename = (to) => done("classes/rename", { old: named.name, new: to });
+    const made = dialog(`Class ${named.name}`,
+      el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(name.value); } },
+        el("label", { for: "new-name" }, "Call it"), el("div", { class: "row" }, name, el("button", {}, "Rename"))),
+      others.length > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(into.value); } },
+        el("label", { for: "merge-into" }, "Make it one with"), el("div", { class: "row" }, into, el("button", {}, "Merge"))),
+      named.count === 0 && el("button", { type: "button", onclick: () => done("classes/remove", { name: named.name }) }, "Remove this class"),
+      el("p", { class: "small soft" }, "Undo takes it back. Only the label file changes: no photograph is moved or renamed."));
+    name.select();
+  }
+
+  /** How far the doctor is, and what was found. */
+  checking(told, asked) {
+    const found = this.photos.check;
+    const button = el("button", { type: "button", disabled: told.running, onclick: () => this.tell.check() }, found ? "Check again" : "Check the photographs");
+    const part = told.total ? `: ${told.done} of ${told.total}` : "";
+    fill(this.found, el("h2", {}, "Findings"),
+      !found && el("p", { class: "small soft" }, "Looks for files that cannot be read, and for pictures that are there twice."),
+      button, told.running && el("p", { class: "small", role: "status" }, `Checking${part} …`),
+      told.error && el("p", { class: "small bad" }, told.error),
+      found && (found.findings.length ? el("ul", { class: "small findings" }, found.findings.map((own) => el("li", { class: `wrap ${own.severity}` }, own.text)))
+        : el("p", { class: "small good" }, "Nothing wrong was found.")));
+    if (asked && !told.running && found) this.busy("");
+  }
+}

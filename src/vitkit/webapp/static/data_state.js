@@ -1,0 +1,124 @@
+// What the Data tab knows of the photographs, and which of them are shown.
+
+import { get, post } from "./api.js";
+
+export const NONE = -1; // has no class
+export const OUT = -2; // is left out
+
+export class Photos {
+  constructor() {
+    this.filter = { label: null, split: "", finding: "", text: "" };
+    this.order = null; // photographs in an order of their own, as those alike
+    this.check = null;
+  }
+
+  async load(anew = false) {
+    const told = await get(`/api/data/all${anew ? "?anew=true" : ""}`);
+    Object.assign(this, told);
+    this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
+    this.lower = told.paths.map((path) => path.toLowerCase());
+    this.take(told);
+  }
+
+  /** What the studio answers to every edit. */
+  take(told) {
+    if (told.version !== this.version) throw new Error("The photographs in the folder have changed: look at them anew.");
+    const { classes, names, labels, can_undo, can_redo } = told;
+    Object.assign(this, { classes, names, labels, can_undo, can_redo });
+  }
+
+  async edit(path, body) {
+    this.take(await post(`/api/data/${path}`, body));
+  }
+
+  /** What a photograph's class is called; empty where it has none. */
+  label(id) {
+    return this.labels[id] >= 0 ? this.names[this.labels[id]] : "";
+  }
+
+  /** The last part of its path. */
+  file(id) {
+    return this.paths[id].slice(this.paths[id].lastIndexOf("/") + 1);
+  }
+
+  describe(id) {
+    const parts = [this.file(id), this.labels[id] === OUT ? "left out" : this.label(id) || "no class"];
+    if (this.splits[id]) parts.push(this.splits[id]);
+    parts.push(...this.troubles(id));
+    return parts.join(", ");
+  }
+
+  /** What is wrong with a photograph, in words. */
+  troubles(id) {
+    const told = [];
+    const found = this.check;
+    if (found?.unreadable[id]) told.push(`cannot be read: ${found.unreadable[id]}`);
+    if (found?.copied.has(id)) told.push(...found.copied.get(id));
+    const doubt = this.doubts.get(id);
+    if (doubt && doubt.label === this.label(id)) told.push(`looks like ${doubt.suggested}`);
+    return told;
+  }
+
+  takeCheck(found) {
+    const copied = new Map();
+    for (const own of found.copies) {
+      const told = [];
+      if (own.conflict) told.push("a copy has another class");
+      if (own.leak) told.push("a copy is in another split");
+      if (!told.length) told.push("there is a copy of it");
+      for (const id of own.images) copied.set(id, told);
+    }
+    this.check = { ...found, copied };
+  }
+
+  /** How many photographs each finding has. */
+  findings() {
+    const kinds = [
+      ["doubt", "Label looks wrong", (id) => { const own = this.doubts.get(id); return own && own.label === this.label(id); }],
+      ["copy", "There more than once", (id) => this.check?.copied.has(id)],
+      ["conflict", "Copies with two classes", (id) => this.check?.copied.get(id)?.includes("a copy has another class")],
+      ["broken", "Cannot be read", (id) => this.check?.unreadable[id] !== undefined],
+    ];
+    return kinds.map(([key, title, has]) => {
+      let count = 0;
+      for (let id = 0; id < this.paths.length; id++) if (this.labels[id] !== OUT && has(id)) count++;
+      return { key, title, has, count };
+    }).filter((own) => own.count);
+  }
+
+  /** The photographs that are shown, in their order. */
+  shown() {
+    const { label, split, finding, text } = this.filter;
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const has = finding ? this.findings().find((own) => own.key === finding)?.has ?? (() => false) : null;
+    const wanted = (id) => (label === null ? this.labels[id] !== OUT || Boolean(this.order) : this.ofClass(id, label))
+      && (!split || (this.splits[id] || "") === split)
+      && (!has || has(id))
+      && words.every((word) => this.lower[id].includes(word));
+    const all = this.order ? this.order.images : [...this.paths.keys()];
+    const found = all.filter(wanted);
+    if (finding === "copy" || finding === "conflict") return this.together(found);
+    return found;
+  }
+
+  ofClass(id, label) {
+    if (label === NONE || label === OUT) return this.labels[id] === label;
+    return this.label(id) === label || (this.multi && this.label(id).split(";").includes(label));
+  }
+
+  /** Copies beside one another. */
+  together(ids) {
+    const place = new Map();
+    this.check.copies.forEach((own, group) => own.images.forEach((id) => place.set(id, group)));
+    return [...ids].sort((a, b) => place.get(a) - place.get(b) || a - b);
+  }
+
+  counts() {
+    let [none, out] = [0, 0];
+    for (const label of this.labels) {
+      if (label === NONE) none++;
+      if (label === OUT) out++;
+    }
+    return { none, out, all: this.labels.length - out };
+  }
+}

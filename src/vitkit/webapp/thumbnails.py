@@ -1,0 +1,92 @@
+"""Small pictures of photographs, made once, kept in vitkit's cache; a photograph that changes gets another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from PIL import Image
+
+from vitkit.data.decode import UnreadableImageError, picture_of
+from vitkit.inference.pipeline import cores
+from vitkit.system.cache import cache_folder
+from vitkit.system.files import write_bytes
+
+SIDE = 256  # pixels of the longer one
+_LARGE = 1600  # of a picture that is looked at by itself
+_FOLDER = "thumbnails-1"
+
+
+class Thumbnails:
+    """Makes them in so many threads as there are cores; `data.decode` bounds what they hold at a time."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
+        self._turn = asyncio.Semaphore(2 * cores())
+
+    async def get(self, file: Path, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
+        """JPEG of a file; None where nobody waits for it any more, as of one that was scrolled past.
+
+        Raises:
+            UnreadableImageError: there is no picture in it.
+        """
+        async with self._turn:
+            if await is_left():
+                return None
+            return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
+
+    async def get_large(self, file: Path) -> bytes:
+        """The picture at the size of a screen, not kept.
+
+        Raises:
+            UnreadableImageError: there is no picture in it.
+        """
+        async with self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _shrunk, file, _LARGE)
+
+
+def thumbnail(file: Path) -> bytes:
+    """From the cache, or made, and kept if the cache can be written.
+
+    Raises:
+        UnreadableImageError: there is no picture in the file.
+    """
+    kept = _place(file)
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            return kept.read_bytes()
+    made = _shrunk(file, SIDE)
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(kept, made)
+    return made
+
+
+def _place(file: Path) -> Path | None:
+    """Another one whenever the file is another, or another is put in its place; None: there is no such file."""
+    try:
+        seen = os.stat(file)  # noqa: PTH116
+    except OSError:
+        return None
+    known = f"{file}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}".encode("utf-8", "surrogateescape")
+    name = hashlib.sha256(known).hexdigest()[:40]
+    return cache_folder() / _FOLDER / name[:2] / f"{name}.jpg"
+
+
+def _shrunk(file: Path, side: int) -> bytes:
+    try:
+        with picture_of(file, side // 2) as picture:
+            image = picture.image
+            image.thumbnail((side, side), Image.Resampling.BICUBIC, reducing_gap=2.0)
+            data = io.BytesIO()
+            image.save(data, "JPEG", quality=82)
+            return data.getvalue()
+    except OSError as error:
+        raise UnreadableImageError(str(error)) from error
