@@ -251,7 +251,7 @@ def labels_after(table: ImageTable, labels: LabelFile) -> list[str]:
     Raises:
         VitkitError: a label names several classes where pictures have one.
     """
-    after, finder = [_cell(table, i) for i in range(len(table))], _Finder(table)
+    after, finder = [_cell(table, i) for i in range(len(table))], PathFinder(table.root, table.paths)
     is_multi = table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, is_multi=is_multi)

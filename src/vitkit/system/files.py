@@ -109,6 +109,50 @@ def sole_in(folder: Path) -> Iterator[None]:
                 own.rmdir()
 
 
+def is_held(path: Path, place: Path | None = None) -> bool:
+    """Whether a process works on a file or folder, as `sole` (of a folder `sole_in`) has it.
+
+    Whoever begins meanwhile is not disturbed: the lock is asked for only where the process that had it may be gone.
+
+    Args:
+        path: what is worked on.
+        place: where the lock is; by default in a folder, and beside a file.
+    """
+    if place is None:
+        place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
+    try:
+        told = place.read_text()
+        found = re.match(r"process (\d+) of (.+) since ", told)
+        if found is None or found[2] != socket.gethostname():
+            return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
+        os.kill(int(found[1]), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:  # of another user
+        return True
+    return _is_locked(place)
+
+
+def holder(folder: Path) -> int | None:
+    """The number of the process that works on a folder; None: of none that is known here."""
+    with suppress(OSError):
+        found = re.match(r"process (\d+) of ", (folder / _LOCK).read_text())
+        return int(found[1]) if found is not None and is_held(folder) else None
+    return None
+
+
+def _is_locked(place: Path) -> bool:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(place, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
 def is_empty(folder: Path) -> bool:
     """Whether nothing is in a folder, but perhaps the lock of who works on it."""
     return all(path.name == _LOCK for path in folder.iterdir())

@@ -59,7 +59,7 @@ class Photographs:
         """
         with self._lock:
             if self._table is None or anew:
-                self._table = _read(self.workspace)
+                self._table = read_photographs(self.workspace)
                 names = "\0".join(self._table.paths).encode("utf-8", "surrogateescape")
                 self._version, self._seen = hashlib.sha256(names).hexdigest()[:16], None
             labels, file = self._labels(self._table)
@@ -219,7 +219,7 @@ def checked_name(name: str, *, is_multi: bool) -> str:
     return name
 
 
-def _read(workspace: Workspace) -> ImageTable:
+def read_photographs(workspace: Workspace) -> ImageTable:
     """As trainings with a label file read them (`data.corrected`)."""
     folder = workspace.photographs
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)

@@ -41,4 +41,5 @@ class Tab:
 
 TABS: tuple[Tab, ...] = (
     Tab("data", "Data", "See the photographs, say what they show, and find what is wrong with them."),
+    Tab("train", "Train", "Teach a model the classes, and watch how it goes."),
 )

@@ -42,7 +42,6 @@ class DataPage {
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
     const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
-      el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
       this.undoButton, this.redoButton, find, size,
       el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"));
     fill(main, el("div", { class: "data" }, this.panel.element,

@@ -1,0 +1,188 @@
+// The Train tab: what to teach and from what; the queue; and how each training goes.
+
+import { fail, get, post, say } from "./api.js";
+import { chart } from "./chart.js";
+import { el, fill } from "./dom.js";
+
+const METHODS = [
+  ["auto", "As the number of photographs suggests", "The last layer alone below 40 photographs a class, else the whole model."],
+  ["probe", "The last layer alone", "Quick, and best with few photographs: the model's eyes stay as they are."],
+  ["lora", "Small changes throughout", "Learns more than the last layer, and takes less memory than the whole model."],
+  ["full", "The whole model", "Best with many photographs; takes the longest."],
+  ["scratch", "A new model, from nothing", "Needs very many photographs; nothing is known before."],
+];
+const TIMES = [["", "As long as it takes"], ["2m", "2 minutes"], ["10m", "10 minutes"], ["30m", "30 minutes"], ["1h", "1 hour"], ["3h", "3 hours"]];
+const STATES = { queued: "waits", running: "runs", done: "done", stopped: "stopped", failed: "failed" };
+const AGAIN = "again:"; // #train/again:RUN begins with that run's split and weights
+
+export async function show(main, studio) {
+  const page = new TrainPage(studio);
+  await page.build(main);
+  return () => page.stop();
+}
+
+class TrainPage {
+  constructor(studio) {
+    this.studio = studio;
+    this.again = studio.where.startsWith(AGAIN) ? studio.where.slice(AGAIN.length) : "";
+    this.chosen = this.again ? "" : studio.where;
+  }
+
+  async build(main) {
+    const [{ offers }, { runs }] = await Promise.all([get("/api/train/offers"), get("/api/train/runs")]);
+    this.runs = runs;
+    if (!this.chosen && runs.length) this.chosen = runs[0].name;
+    this.list = el("ul", { class: "runs" });
+    this.detail = el("section", { class: "panel run", "aria-label": "The chosen training" });
+    const side = el("div", { class: "train-side" }, this.form(offers), el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list));
+    fill(main, el("div", { class: "train" }, side, this.detail));
+    this.draw();
+    await this.follow();
+  }
+
+  stop() {
+    this.stopped = true;
+    clearTimeout(this.timer);
+  }
+
+  // --- What is asked for ------------------------------------------------------------------------------------
+
+  form(offers) {
+    const kinds = [["file", "Files here"], ["published", "Published models"], ["run", "Trained here"]];
+    const weights = el("select", { id: "weights" }, kinds.map(([kind, title]) => {
+      const own = offers.filter((offer) => offer.kind === kind);
+      return own.length > 0 && el("optgroup", { label: title }, own.map((offer) => el("option", { value: offer.source }, offer.title + (offer.here ? "" : " (is downloaded)"))));
+    }), el("optgroup", { label: "From nothing" }, el("option", { value: "none" }, "A new model")));
+    const about = el("p", { class: "small soft", id: "method-about" });
+    const method = el("select", { id: "method", "aria-describedby": "method-about", onchange: () => explain() }, METHODS.map(([value, title]) => el("option", { value }, title)));
+    const explain = () => { about.textContent = METHODS.find(([value]) => value === method.value)[2]; };
+    const time = el("select", { id: "time" }, TIMES.map(([value, title]) => el("option", { value }, title)));
+    const done = this.runs.filter((run) => run.state === "done" || run.state === "stopped");
+    const split = el("select", { id: "split" }, el("option", { value: "" }, "Deal them out anew"), done.map((run) => el("option", { value: run.name }, `As in ${run.name}`)));
+    if (this.again) split.value = this.again;
+    else if (done.length) split.value = done[0].name;
+    explain();
+    const start = async (event) => {
+      event.preventDefault();
+      try {
+        const { run } = await post("/api/train/start", { weights: weights.value, method: weights.value === "none" ? "scratch" : method.value, time: time.value, split_from: split.value });
+        this.chosen = run;
+        say(`${run} is in the queue. It goes on when this page, or the studio, is closed.`);
+        await this.follow();
+      } catch (error) {
+        fail(error);
+      }
+    };
+    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: start the studio with --weights FILE. A new model learns from nothing, and needs very many photographs.");
+    return el("form", { class: "panel", onsubmit: start, "aria-label": "A new training" }, el("h2", {}, this.again ? "Train again" : "Train"),
+      field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few,
+      el("div", { class: "field" }, el("label", { for: "method" }, "What learns"), method, about),
+      field("time", "At most", time),
+      done.length > 0 && field("split", "Photographs held back for the test", split, "As before, so that the figures can be compared; new photographs are dealt out."),
+      el("button", { class: "primary" }, "Train"));
+  }
+
+  // --- How it goes --------------------------------------------------------------------------------------------
+
+  async follow() {
+    clearTimeout(this.timer);
+    if (this.stopped) return;
+    try {
+      this.runs = (await get("/api/train/runs")).runs;
+      if (!this.runs.some((run) => run.name === this.chosen)) this.chosen = this.runs[0]?.name || "";
+      this.now = this.chosen ? await get(`/api/train/runs/${encodeURIComponent(this.chosen)}`) : null;
+      this.draw();
+    } catch (error) {
+      fail(error);
+    }
+    const busy = this.runs.some((run) => run.state === "running" || run.state === "queued");
+    if (!this.stopped) this.timer = setTimeout(() => this.follow(), busy ? 1000 : 5000);
+  }
+
+  draw() {
+    const rows = JSON.stringify([this.runs.map((run) => [run.name, run.state, run.figures]), this.chosen]);
+    if (rows !== this.rows) {
+      this.rows = rows;
+      const had = document.activeElement?.dataset?.run;
+      fill(this.list, this.runs.map((run) => el("li", {},
+        el("button", { type: "button", class: "filter", "data-run": run.name, "aria-pressed": String(run.name === this.chosen), onclick: () => this.choose(run.name) },
+          el("span", { class: "cut" }, run.name), mark(run)))));
+      if (had) this.list.querySelector(`[data-run="${CSS.escape(had)}"]`)?.focus();
+      if (!this.runs.length) fill(this.list, el("li", { class: "soft" }, "None yet."));
+    }
+    const now = JSON.stringify(this.now);
+    if (now !== this.drawn) {
+      this.drawn = now;
+      this.drawRun();
+    }
+  }
+
+  choose(name) {
+    this.chosen = name;
+    this.follow();
+  }
+
+  drawRun() {
+    const run = this.now;
+    if (!run) {
+      fill(this.detail, el("p", { class: "soft" }, "What a training does is shown here: how its mistakes become fewer, and what it says."));
+      return;
+    }
+    const focused = this.detail.contains(document.activeElement) ? document.activeElement.textContent : null;
+    const open = this.detail.querySelector("details")?.open ?? run.state !== "done";
+    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), mark(run)),
+      this.buttons(run), this.told(run), curves(run.metrics),
+      run.samples && el("figure", { class: "samples" }, el("figcaption", { class: "small soft" }, "Photographs as the model sees them in training, a little changed each time"),
+        el("img", { src: `/api/train/runs/${encodeURIComponent(run.name)}/samples?${run.begun}`, alt: "Photographs as the model sees them in training" })),
+      run.log.length > 0 && el("details", { open }, el("summary", {}, "What it says"), el("pre", { class: "log", tabindex: 0, "aria-label": "What the training says" }, run.log.slice(-40).join("\n"))));
+    if (focused) [...this.detail.querySelectorAll("button")].find((own) => own.textContent === focused)?.focus();
+  }
+
+  buttons(run) {
+    const act = async (what, done) => {
+      try {
+        await post(`/api/train/runs/${encodeURIComponent(run.name)}/${what}`);
+        say(done);
+      } catch (error) {
+        fail(error);
+      }
+      await this.follow();
+    };
+    const results = run.state === "done" && this.studio.tabs.some((tab) => tab.name === "results");
+    return el("div", { class: "row" },
+      run.state === "running" && el("button", { type: "button", onclick: () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`) }, "Stop"),
+      run.state === "queued" && el("button", { type: "button", onclick: () => act("stop", `${run.name} is taken from the queue.`) }, "Take from the queue"),
+      run.state === "stopped" && run.can_resume && el("button", { type: "button", class: "primary", onclick: () => act("resume", `${run.name} goes on.`) }, "Go on"),
+      run.state === "failed" && el("button", { type: "button", onclick: () => act("forget", `${run.name} is no longer in the list.`) }, "Take from the list"),
+      results && el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("results", run.name) }, "See the results"));
+  }
+
+  told(run) {
+    const { accuracy, images, split } = run.figures;
+    const last = run.log.at(-1) || "";
+    return [
+      accuracy !== undefined && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
+      run.why && el("p", { class: "bad wrap" }, run.why),
+      run.state === "running" && el("p", { class: "soft wrap", role: "status" }, last ? last.replace(/^[-\d]+ [:\d]+ +/, "") : "Begins …"),
+      run.state === "queued" && el("p", { class: "soft" }, "Waits for the trainings before it."),
+    ];
+  }
+}
+
+function mark(run) {
+  const kind = { failed: "bad", stopped: "warn" }[run.state] || "";
+  const told = run.state === "done" && run.figures.accuracy !== undefined ? `${(100 * run.figures.accuracy).toFixed(1)} %` : STATES[run.state];
+  return el("span", { class: `chip ${kind}` }, told);
+}
+
+function field(id, title, input, about = "") {
+  return el("div", { class: "field" }, el("label", { for: id }, title), input, about && el("span", { class: "small soft" }, about));
+}
+
+function curves(rows) {
+  if (!rows.length) return null;
+  const line = (key, title) => ({ title, points: rows.filter((row) => row[key] !== undefined).map((row) => [row.epoch + 1, row[key]]) });
+  return el("div", { class: "curves" },
+    chart("How wrong it is (loss: less is better)", "epoch", [line("train_loss", "while learning"), line("val_loss", "on photographs to watch by")]),
+    chart("How often it is right", "epoch", [line("train_acc", "while learning"), line("val_acc", "on photographs to watch by")], { percent: true }));
+}

@@ -1,0 +1,113 @@
+"""A real browser for tests of pages, and what every page must be: silent, at home on this machine, and usable."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(
+    (own for name in ("chromium", "chromium-browser", "google-chrome") if (own := shutil.which(name))), None
+)
+SIZES = {"phone": (360, 740), "tablet": (800, 900), "desk": (1400, 900)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for the tests of one file: while it is there, no other event loop runs in this thread."""
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium to test pages with")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextlib.contextmanager
+def watched(
+    browser: Browser, size: str = "desk", scheme: str = "light", expected: tuple[str, ...] = ()
+) -> Iterator[Page]:
+    """A page, which must have said nothing in the console and asked nobody else by the end.
+
+    Args:
+        browser: which.
+        size: one of SIZES.
+        scheme: light or dark.
+        expected: parts of console messages that are meant to come.
+    """
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
+    )  # type: ignore[arg-type]
+    context.set_default_timeout(20_000)
+    said: list[str] = []
+    asked: set[str] = set()
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    context.on(
+        "request",
+        lambda request: (
+            asked.add(urlsplit(request.url).hostname or "")
+            if urlsplit(request.url).scheme not in ("data", "blob", "file", "about")
+            else None
+        ),
+    )
+    try:
+        yield page
+        assert [own for own in said if not any(part in own for part in expected)] == []
+        assert asked <= {"127.0.0.1"}
+    finally:
+        context.close()
+
+
+def serious(page: Page) -> list[str]:
+    """What axe finds that keeps people from using a page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{own['id']}: {own['help']} {[node['html'][:200] for node in own['nodes'][:3]]}"
+        for own in found
+        if own["impact"] in ("serious", "critical")
+    ]
+
+
+def is_within(page: Page) -> bool:
+    """Whether nothing sticks out at the side."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+@contextlib.contextmanager
+def served(application: Any) -> Iterator[str]:
+    """The address of an ASGI application, served by this process."""
+    import socket
+
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = uvicorn.Server(
+            uvicorn.Config(application, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        )
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)

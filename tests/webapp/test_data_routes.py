@@ -1,0 +1,276 @@
+"""What the Data tab asks: every edit is on disk before it is answered, and no request reaches another file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import runs
+from vitkit.webapp.app import create_app
+from vitkit.webapp.photographs import Photographs
+from vitkit.webapp.workspace import Workspace, open_workspace
+
+HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' OR 1=1 --", "=1+1", "日本語 ", "a" * 180)
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(own): (own.stat().st_size, own.stat().st_mtime_ns) for own in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.photos(tmp_path_factory.mktemp("data") / "photos", images=4)
+
+
+@pytest.fixture
+def place(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    """A workspace beside the photographs, which are as before in the end."""
+    monkeypatch.chdir(tmp_path)
+    before = tree(photos)
+    yield open_workspace(photos)
+    assert tree(photos) == before
+
+
+@pytest.fixture
+def client(place: Workspace) -> TestClient:
+    return TestClient(create_app(place), raise_server_exceptions=False)
+
+
+def ask(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(f"/api/data/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def everything(client: TestClient) -> dict[str, Any]:
+    return dict(client.get("/api/data/all").json())
+
+
+def said(all_: dict[str, Any]) -> list[str]:
+    """The class of each photograph."""
+    return [{-1: "none", -2: "out"}.get(own) or all_["names"][own] for own in all_["labels"]]
+
+
+def test_the_classes_are_those_of_the_folders(client: TestClient) -> None:
+    found = everything(client)
+    assert [(own["name"], own["count"]) for own in found["classes"]] == [("blue", 4), ("green", 4), ("red", 4)]
+    assert said(found) == [path.split("/")[0] for path in found["paths"]]
+    assert (found["can_undo"], found["can_redo"]) == (False, False)
+
+
+def test_a_label_is_on_disk_when_it_is_answered_and_another_server_knows_it(
+    client: TestClient, place: Workspace
+) -> None:
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0, 5], label="violet")
+    ask(client, "labels", version=version, images=[1], label="")
+    rows = list(csv.DictReader(io.StringIO(place.labels.read_text(encoding="utf-8"))))
+    assert [(row["path"], row["label"], row["previous"]) for row in rows] == [
+        ("blue/img1.png", "violet", "blue"),
+        ("green/img2.png", "violet", "green"),
+        ("blue/img2.png", "", "blue"),
+    ]
+    again = said(everything(TestClient(create_app(place))))
+    assert (again[0], again[5], again[1], again[2]) == ("violet", "violet", "out", "blue")
+
+
+def test_undo_goes_back_step_by_step_and_survives_the_server(client: TestClient, place: Workspace) -> None:
+    version, before = everything(client)["version"], said(everything(client))
+    ask(client, "labels", version=version, images=[0, 1, 2], label="violet")
+    ask(client, "labels", version=version, images=[3], label="")
+    other = TestClient(create_app(place))
+    assert said(everything(other))[:4] == ["violet", "violet", "violet", "out"]
+    assert said(before_last := {**ask(other, "undo")})[:4] == ["violet", "violet", "violet", "blue"]
+    assert before_last["can_redo"]
+    assert said(ask(other, "undo")) == before
+    assert said(ask(other, "redo"))[:4] == ["violet", "violet", "violet", "blue"]
+    assert said(ask(other, "redo"))[:4] == ["violet", "violet", "violet", "out"]
+    assert ask(other, "redo")["can_redo"] is False
+    ask(other, "undo")
+    assert ask(other, "labels", version=version, images=[5], label="red")["can_redo"] is False
+
+
+def test_classes_are_added_renamed_and_merged(client: TestClient, place: Workspace) -> None:
+    names = lambda told: [own["name"] for own in told["classes"]]  # noqa: E731
+    assert names(ask(client, "classes/add", name=" yellow ")) == ["blue", "green", "red", "yellow"]
+    assert names(everything(TestClient(create_app(place)))) == ["blue", "green", "red", "yellow"]
+    assert names(ask(client, "classes/rename", old="yellow", new="amber")) == ["amber", "blue", "green", "red"]
+    assert names(ask(client, "classes/remove", name="amber")) == ["blue", "green", "red"]
+    assert names(ask(client, "classes/rename", old="blue", new="green")) == ["green", "red"]
+    assert said(everything(client)).count("green") == 8
+    assert names(ask(client, "undo")) == ["blue", "green", "red"]
+    for path, body in (
+        ("classes/add", {"name": "red"}),
+        ("classes/add", {"name": " "}),
+        ("classes/add", {"name": "a;b"}),
+        ("classes/add", {"name": "two\nlines"}),
+        ("classes/add", {"name": "unlabelled"}),
+        ("classes/remove", {"name": "red"}),
+        ("classes/rename", {"old": "nothing", "new": "red"}),
+        ("classes/rename", {"old": "red", "new": ""}),
+    ):
+        answer = client.post(f"/api/data/{path}", json=body)
+        assert (answer.status_code, list(answer.json())) == (400, ["error"]), body
+        assert "\n" not in answer.json()["error"]
+
+
+def test_any_printable_name_comes_back_as_it_was(client: TestClient, place: Workspace) -> None:
+    version, names = everything(client)["version"], [name.strip() for name in HOSTILE]
+    for i, name in enumerate(HOSTILE):
+        assert said(ask(client, "labels", version=version, images=[i], label=name))[i] == names[i]
+    assert said(everything(TestClient(create_app(place))))[: len(names)] == names
+
+
+WRONG: tuple[dict[str, Any], ...] = (
+    {"images": [12], "label": "red"},
+    {"images": [-1], "label": "red"},
+    {"images": ["../../etc/passwd"], "label": "red"},
+    {"images": [0], "label": "red", "version": "0" * 16},
+    {"images": [0], "label": "x" * 100_000},
+    {"images": [0], "label": {"a": 1}},
+    {"images": [0]},
+)
+
+
+def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> None:
+    version = everything(client)["version"]
+    for body in WRONG:
+        answer = client.post("/api/data/labels", json={"version": version, **body})
+        assert answer.status_code in (400, 422)
+        assert isinstance(answer.json()["error"], str)
+        assert not place.labels.exists()
+
+
+ELSEWHERE = (
+    "/static/../app.py",
+    "/static/%2e%2e/app.py",
+    "/static/..%2fapp.py",
+    "/static//etc/passwd",
+    "/static/%2fetc%2fpasswd",
+    "/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd",
+    "/api/data/picture/x/999",
+    "/api/train/runs/..",
+    "/api/train/runs/..%2f..%2fetc/samples",
+    "/api/train/runs/%2e%2e/samples",
+    "/api/train/runs/.studio",
+    "/etc/passwd",
+    "//etc/passwd",
+)
+
+
+def test_no_address_leads_out_of_the_workspace(client: TestClient, place: Workspace) -> None:
+    (place.runs.parent / "secret.txt").write_text("a secret")
+    for path in ELSEWHERE:
+        answer = client.get(path)
+        assert answer.status_code in (400, 404, 422), answer.text
+        assert "secret" not in answer.text
+        assert "root:" not in answer.text
+
+
+def test_thumbnails_are_made_once_and_anew_for_another_picture(
+    client: TestClient, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(place.photographs, tmp_path / "own")
+    workspace = Workspace(tmp_path / "own", place.runs, place.labels)
+    own = TestClient(create_app(workspace))
+    address = f"/api/data/thumbnail/{everything(own)['version']}/3"
+    first = own.get(address)
+    assert first.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(first.content)).size == (16, 16)
+    from vitkit.webapp import thumbnails
+
+    shrunk = thumbnails._shrunk
+    monkeypatch.setattr(thumbnails, "_shrunk", lambda *_: pytest.fail("it is made a second time"))
+    assert own.get(address).content == first.content
+    monkeypatch.setattr(thumbnails, "_shrunk", shrunk)
+    Image.new("RGB", (500, 100), "green").save(workspace.photographs / "blue" / "img4.png")
+    assert Image.open(io.BytesIO(own.get(address).content)).size == (256, 51)
+
+
+def test_what_is_no_picture_is_shown_as_none_and_found_by_the_doctor(place: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(place.photographs, tmp_path / "own")
+    (tmp_path / "own" / "red" / "img2.png").write_bytes(b"no picture")
+    shutil.copy(tmp_path / "own" / "blue" / "img1.png", tmp_path / "own" / "red" / "img3.png")
+    own = TestClient(create_app(Workspace(tmp_path / "own", place.runs, place.labels)))
+    all_ = everything(own)
+    broken, copy, original = (all_["paths"].index(path) for path in ("red/img2.png", "red/img3.png", "blue/img1.png"))
+    for kind in ("thumbnail", "picture"):
+        answer = own.get(f"/api/data/{kind}/{all_['version']}/{broken}")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "image/svg+xml")
+        assert "script" not in answer.text
+    ask(own, "check")
+    while (told := own.get("/api/data/check").json())["running"]:
+        pass
+    assert told["error"] == ""
+    assert list(told["found"]["unreadable"]) == [str(broken)]
+    assert {tuple(sorted(group["images"])) for group in told["found"]["copies"] if group["conflict"]} == {
+        tuple(sorted((copy, original)))
+    }
+
+
+def test_unlabelled_photographs_get_their_first_classes(place: Workspace, tmp_path: Path) -> None:
+    heap = tmp_path / "heap"
+    heap.mkdir()
+    for own in sorted(place.photographs.rglob("*.png")):
+        shutil.copy(own, heap / f"{own.parent.name}-{own.name}")
+    client = TestClient(create_app(Workspace(heap, place.runs, place.labels)))
+    all_ = everything(client)
+    assert set(said(all_)) == {"none"}
+    assert all_["classes"] == []
+    ask(client, "labels", version=all_["version"], images=[0, 1], label="blue")
+    assert said(ask(client, "labels", version=all_["version"], images=[1], label=None))[:3] == ["blue", "none", "none"]
+    refused = client.post("/api/train/start", json={"weights": "none"})
+    assert refused.status_code == 400
+    assert "two classes" in refused.json()["error"]
+
+
+def test_a_damaged_label_file_is_told_in_a_line_and_left_as_it_is(client: TestClient, place: Workspace) -> None:
+    place.labels.parent.mkdir()
+    place.labels.write_text("path,colour\nx,y\n")
+    answer = client.get("/api/data/all")
+    assert answer.status_code == 400
+    assert "colour" in answer.json()["error"]
+    assert place.labels.read_text() == "path,colour\nx,y\n"
+
+
+def test_photographs_that_come_later_are_seen_when_asked_for(place: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(place.photographs, tmp_path / "own")
+    client = TestClient(create_app(Workspace(tmp_path / "own", place.runs, place.labels)))
+    old = everything(client)
+    shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / "new.png")
+    assert len(everything(client)["paths"]) == 12
+    new = client.get("/api/data/all?anew=true").json()
+    assert len(new["paths"]) == 13
+    answer = client.post("/api/data/labels", json={"version": old["version"], "images": [0], "label": "red"})
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_edits_and_their_undoing_agree_with_a_dictionary(place: Workspace, seed: int) -> None:
+    """An oracle of its own: labels as a list, and the lists before each step."""
+    rng, photographs = random.Random(seed), Photographs(place)
+    state = photographs.read()
+    expected, before = list(state.labels), []
+    for _ in range(40):
+        if before and rng.random() < 0.25:
+            expected = before.pop()
+            state = photographs.undo()
+        else:
+            label = rng.choice(("red", "blue", "new", "", "unlabelled", "<b>"))
+            images = rng.sample(range(len(expected)), rng.randint(1, 4))
+            if any(expected[i] != label for i in images):
+                before.append(list(expected))
+            for i in images:
+                expected[i] = label
+            state = photographs.label(state.version, images, label)
+        assert list(state.labels) == expected
+    assert list(Photographs(place).read().labels) == expected

@@ -1,0 +1,181 @@
+"""The queue of trainings: in order, one at a time, on disk, and independent of who asked for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import holder, is_held, sole_in
+from vitkit.webapp import jobs as module
+from vitkit.webapp.jobs import Job, Jobs, work
+
+# A training as the queue sees it: holds its run folder, writes what a run has, ends well when it is told to stop.
+TRAINING = """
+import signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {source!r})
+from vitkit.system.files import sole_in
+folder, seconds, out = Path(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[1]).parent / "order.txt"
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+with sole_in(folder):
+    with out.open("a") as order:
+        order.write("begin " + folder.name + "\\n")
+    (folder / "recipe.toml").write_text("")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "last.ckpt").write_text("")
+    time.sleep(seconds)
+    (folder / "evaluation.json").write_text("{{}}")
+    with out.open("a") as order:
+        order.write("end " + folder.name + "\\n")
+"""
+SOURCE = str(Path(module.__file__).parents[2])
+
+
+def until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    """A queue whose trainings take as long as their name says, and whose runner is started by the test."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Jobs, "start_runner", lambda self: None)
+    script = TRAINING.format(source=SOURCE)
+    monkeypatch.setattr(
+        module,
+        "command",
+        lambda job: [sys.executable, "-c", script, str(tmp_path / "runs" / job.run), job.arguments[0]],
+    )
+    yield Jobs(tmp_path / "runs")
+
+
+def states(jobs: Jobs) -> dict[str, str]:
+    return {run: jobs.state(run, job) for run, job in jobs.last().items()}
+
+
+def test_one_after_the_other_in_the_order_in_which_they_were_asked_for(jobs: Jobs) -> None:
+    for i in range(3):
+        jobs.add(f"a-{i}", ("0.05",), {})
+    assert states(jobs) == {"a-0": "queued", "a-1": "queued", "a-2": "queued"}
+    work(jobs.runs)
+    assert (jobs.runs / "order.txt").read_text().split() == [
+        word for i in range(3) for word in ("begin", f"a-{i}", "end", f"a-{i}")
+    ]
+    assert set(states(jobs).values()) == {"done"}
+    assert [job.code for job in jobs.all()] == [0, 0, 0]
+    assert not jobs.is_worked_on
+
+
+def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    jobs.add("a-1", ("0.6",), {})
+    threads = [threading.Thread(target=work, args=(jobs.runs,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: states(jobs)["a-1"] == "running")
+    assert jobs.is_worked_on
+    for thread in threads:
+        thread.join()
+    assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1"]
+
+
+def test_a_training_that_is_stopped_can_be_gone_on_with_and_a_waiting_one_is_taken_back(jobs: Jobs) -> None:
+    jobs.add("a-1", ("30",), {})
+    jobs.add("a-2", ("0",), {})
+    thread = threading.Thread(target=work, args=(jobs.runs,))
+    thread.start()
+    until(lambda: (jobs.runs / "a-1" / "checkpoints" / "last.ckpt").exists())
+    assert states(jobs) == {"a-1": "running", "a-2": "queued"}
+    assert holder(jobs.runs / "a-1") == jobs.all()[0].process
+    jobs.stop("a-2")
+    jobs.stop("a-1")
+    thread.join(20)
+    assert states(jobs) == {"a-1": "stopped"}
+    assert jobs.can_resume("a-1")
+    assert jobs.all()[0].code == 143
+    with pytest.raises(VitkitError, match="does not run"):
+        jobs.stop("a-1")
+    with pytest.raises(VitkitError, match="does not run"):
+        jobs.stop("../a-1")
+
+
+def test_a_killed_runner_takes_no_training_with_it_and_the_next_waits_for_that(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.add("a-1", ("1.5",), {})
+    jobs.add("a-2", ("0",), {})
+    code = (
+        f"import sys; sys.path.insert(0, {SOURCE!r})\nfrom pathlib import Path\nfrom vitkit.webapp import jobs\n"
+        f"script = {TRAINING.format(source=SOURCE)!r}\n"
+        f"runs = Path({str(jobs.runs)!r})\n"
+        "jobs.command = lambda job: [sys.executable, '-c', script, str(runs / job.run), job.arguments[0]]\n"
+        "jobs.work(runs)\n"
+    )
+    runner = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    until(lambda: is_held(jobs.runs / "a-1"))
+    os.killpg(runner.pid, signal.SIGKILL)
+    runner.wait()
+    assert not jobs.is_worked_on
+    assert states(jobs) == {"a-1": "running", "a-2": "queued"}
+    work(jobs.runs)  # the next one
+    assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1", "begin", "a-2", "end", "a-2"]
+    assert set(states(jobs).values()) == {"done"}
+    assert jobs.all()[0].code is None
+
+
+def test_a_training_that_fails_says_why_and_can_be_forgotten(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = "import sys; print('note: x'); sys.stderr.write('error: there is no such thing\\n'); sys.exit(2)"
+    monkeypatch.setattr(module, "command", lambda job: [sys.executable, "-c", failing])
+    job = jobs.add("a-1", ("0",), {})
+    work(jobs.runs)
+    assert states(jobs) == {"a-1": "failed"}
+    assert jobs.why_failed(job) == "there is no such thing"
+    jobs.forget("a-1")
+    assert states(jobs) == {}
+    assert not list(jobs.folder.iterdir())
+    with pytest.raises(VitkitError):
+        jobs.forget("../..")
+
+
+def test_names_are_not_given_twice_and_damaged_files_are_passed_over(jobs: Jobs) -> None:
+    assert jobs.new_run("a") == "a-1"
+    jobs.add("a-1", ("0",), {})
+    (jobs.runs / "a-2").mkdir()
+    assert jobs.new_run("a") == "a-3"
+    (jobs.folder / "000002.json").write_text("{")
+    (jobs.folder / "000003.json").write_text('{"number": 3}')
+    assert [job.run for job in jobs.all()] == ["a-1"]
+
+
+def test_a_run_of_the_command_line_runs_too(jobs: Jobs) -> None:
+    folder = jobs.runs / "b-1"
+    with sole_in(folder):
+        (folder / "recipe.toml").write_text("")
+        assert jobs.state("b-1", None) == "running"
+        assert holder(folder) == os.getpid()
+    assert jobs.state("b-1", None) == "failed"
+    assert holder(folder) is None
+
+
+def test_a_lock_that_a_killed_process_left_holds_nothing(jobs: Jobs) -> None:
+    folder = jobs.runs / "b-1"
+    code = (
+        f"import sys, os; sys.path.insert(0, {SOURCE!r})\nfrom pathlib import Path\n"
+        f"from vitkit.system.files import sole_in\nwith sole_in(Path({str(folder)!r})):\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert (folder / ".lock").exists()
+    assert not is_held(folder)
+    job = Job(1, "b-1", (), "", {}, 1.0, started=1.0, process=os.getpid())  # a number that another process has now
+    assert jobs.state("b-1", job) == "failed"
