@@ -8,7 +8,6 @@ import math
 import os
 import stat
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,16 +15,16 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vitkit.data.opening import QUIET, open_picture
 from vitkit.data.room import ROOM, NoRoomError
 from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
 from vitkit.errors import ShortageError, VitkitError, are_files_short, is_memory_short
 from vitkit.text.cells import visible
 
-# Recognised by content; a file's name decides nothing. MPO is the JPEG of some phones.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 MAX_PIXELS = 178_956_970  # Pillow's own limit for what may be a decompression bomb
 _WHITE = (255, 255, 255, 255)
 _RGB_BYTES = 4  # of a pixel, as Pillow keeps it
+_READER_BYTES = {"AVIF": 5, "HEIF": 8}  # of a pixel, that a reader holds beside Pillow's
 _BESIDE = 2**26  # bytes that a reader may take beside its pixels
 _TIFF_MEMORY = "decoder error -9"  # how Pillow's reader of TIFF says that it can have no memory
 
@@ -44,30 +43,6 @@ _SIDEWAYS = (5, 6, 7, 8)
 
 _TELLING = threading.Lock()
 _TOLD: set[Path] = set()  # folders
-
-
-class _Quiet:
-    """No warnings while any thread decodes: what matters is raised. (`catch_warnings` breaks when threads overlap.)"""
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-        self._outer = warnings.catch_warnings(action="ignore")
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._outer = warnings.catch_warnings(action="ignore")
-                self._outer.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._outer.__exit__(None, None, None)
-
-
-QUIET = _Quiet()
 
 
 class UnreadableImageError(VitkitError):
@@ -140,14 +115,15 @@ def _read(path: str | Path, short_side: int | None, content: bytes | None, take:
         if content is None:
             refuse_special(path)
         source = path if content is None else io.BytesIO(content)
-        with QUIET, Image.open(source, formats=_available()) as image:
+        with QUIET, open_picture(source) as image:
             _check_pixels(image.size)
             stored, mode = image.size, image.mode
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
                 _draft(image, 2 * short_side)
             samples = read_samples(image)
-            size = image.width * image.height * (_stored_bytes(image.mode) + _RGB_BYTES)
+            beside = _RGB_BYTES + _READER_BYTES.get(str(image.format), 0)
+            size = image.width * image.height * (_stored_bytes(image.mode) + beside)
             take(size)
             image.load()
             orientation = _orientation(image)
@@ -220,11 +196,6 @@ def _is_free(size: int) -> bool:
     except MemoryError:
         return False
     return True
-
-
-def _available() -> list[str]:
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
 
 
 def _check_pixels(size: tuple[int, int]) -> None:

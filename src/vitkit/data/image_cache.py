@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
-import PIL
 from PIL import Image
 
 from vitkit.data.memory import stamp_of
+from vitkit.data.opening import decoders, open_picture
 from vitkit.system.cache import cache_folder
 
 Cache = Literal["auto", "ram", "disk", "none"]
 Make = Callable[[], Image.Image]
-_FOLDER = f"pictures-2-pillow-{PIL.__version__}"
+_FORMAT = 2
 _LARGEST = 64 * 2**30  # bytes on disk, however much is free
 _MEASURED = 64  # pictures whose size tells that of all
 _HEAD = struct.Struct("<III")  # checksum, width, height
@@ -112,7 +112,11 @@ class DiskKeeper:
     """
 
     def __init__(self, rule: str, size: int) -> None:
-        self._rule, self._room, self._folder = rule.encode(), _Room(size), cache_folder() / _FOLDER
+        self._rule, self._room, self._folder = (
+            rule.encode(),
+            _Room(size),
+            cache_folder() / f"pictures-{_FORMAT}-{decoders()}",
+        )
 
     def picture(self, index: int, file: Path, make: Make) -> Image.Image:  # noqa: ARG002
         path = self._path_of(file)
@@ -226,7 +230,7 @@ def bytes_of(files: Sequence[Path], short_side: int | None, fixed: tuple[int, in
         return len(files) * 3 * fixed[0] * fixed[1]
     sizes = []
     for file in files[:: math.ceil(len(files) / _MEASURED) or 1]:
-        with contextlib.suppress(Exception), Image.open(file) as image:  # what cannot be read is told elsewhere
+        with contextlib.suppress(Exception), open_picture(file) as image:  # what cannot be read is told elsewhere
             scale = min(1.0, (short_side or math.inf) / min(image.size))
             sizes.append(3 * image.width * image.height * scale**2)
     return math.ceil(len(files) * sum(sizes) / max(len(sizes), 1))

@@ -21,9 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import PIL
-from PIL import Image, features
-
+from vitkit.data.opening import decoders
 from vitkit.system.cache import cache_folder
 from vitkit.system.files import to_json
 
@@ -189,13 +187,6 @@ class Memory:
 
 def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     return (keys[start : start + _ASKED] for start in range(0, len(keys), _ASKED))
-
-
-def decoders() -> str:
-    """What decodes a file decides what is found: with another Pillow, or one more format, all is looked at anew."""
-    Image.init()
-    able = ",".join([*sorted(Image.OPEN), *sorted(features.get_supported())])
-    return f"pillow-{PIL.__version__}-{hashlib.sha256(able.encode()).hexdigest()[:8]}"
 
 
 def stamp_of(file: Path) -> bytes | None:

@@ -18,7 +18,7 @@ SUFFIXES = frozenset(
     f".{ending}"
     for ending in (
         *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "gif"),
-        *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "avif"),
+        *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "hif", "avif"),
     )
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitkit.data.decode import QUIET, UnreadableImageError, picture_of, reason, refuse_shortage, refuse_special
+from vitkit.data.decode import UnreadableImageError, picture_of, reason, refuse_shortage, refuse_special
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.memory import Facts, Memory
+from vitkit.data.opening import QUIET
 from vitkit.data.room import NoRoomError
 
 Stamped = tuple[Path, bytes | None]  # a file, and what changes whenever it does

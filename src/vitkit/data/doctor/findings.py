@@ -25,7 +25,7 @@ _SUFFIXES_OF = {
     "JPEG": _JPEG,
     "MPO": _JPEG,
     "TIFF": frozenset((".tif", ".tiff")),
-    "HEIF": frozenset((".heic", ".heif")),
+    "HEIF": frozenset((".heic", ".heif", ".hif")),
     "PPM": frozenset((".ppm", ".pgm")),
 }
 

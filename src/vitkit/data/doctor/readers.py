@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from vitkit.data.doctor.contents import Stamped, examine
-from vitkit.data.memory import Facts, Memory, decoders, row_of
+from vitkit.data.memory import Facts, Memory, row_of
+from vitkit.data.opening import decoders
 from vitkit.data.room import LEAST, ROOM
 
 _MOST = 32  # processes

@@ -1,0 +1,155 @@
+"""HEIC and AVIF, as phones write them: upright once, within the same bounds, and at no cost to whoever has none."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pillow_heif
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from data.test_decode import STORED_BY_ORIENTATION, pixels, reason, rotated_exif
+from photos import folder, noise, save, smooth
+from vitkit.data import decode as module
+from vitkit.data.decode import UnreadableImageError, decode, read_picture
+from vitkit.data.doctor.examine import examine
+from vitkit.data.image_cache import bytes_of
+from vitkit.data.opening import decoders
+from vitkit.data.sources import read_source
+
+KINDS = ["heic", "avif"] if features.check("avif") else ["heic"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _writes_heic() -> None:
+    pillow_heif.register_heif_opener()
+
+
+@pytest.fixture(scope="module")
+def heic() -> bytes:
+    """A picture of 300 x 200 pixels, of one colour."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (300, 200), (200, 30, 60)).save(buffer, "HEIF", quality=10)
+    return buffer.getvalue()
+
+
+def saying(content: bytes, width: int, height: int) -> bytes:
+    """The same file that says to have other sides."""
+    changed, place = bytearray(content), 0
+    while (place := changed.find(b"ispe", place)) >= 0:
+        changed[place + 8 : place + 16] = struct.pack(">II", width, height)
+        place += 4
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("orientation", STORED_BY_ORIENTATION)
+def test_a_turned_phone_gives_an_upright_picture(tmp_path: Path, kind: str, orientation: int) -> None:
+    turn = STORED_BY_ORIENTATION[orientation]
+    stored = smooth(64, 48) if turn is None else smooth(64, 48).transpose(turn)
+    path = save(stored, tmp_path / f"a.{kind}", quality=95, exif=rotated_exif(orientation).tobytes())
+    picture = read_picture(path)
+    assert (picture.width, picture.height) == picture.image.size == (64, 48)
+    np.testing.assert_allclose(pixels(picture.image).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
+
+
+@pytest.mark.parametrize("suffix", ["heic", "heif", "hif"])
+def test_tiles_transparency_and_grey_are_read(tmp_path: Path, suffix: str) -> None:
+    tiled = save(smooth(200, 150), tmp_path / f"tiles.{suffix}", format="HEIF", quality=95, tile_size=64)
+    np.testing.assert_allclose(pixels(decode(tiled)).astype(int), np.asarray(smooth(200, 150)).astype(int), atol=16)
+    clear = Image.new("RGBA", (64, 64), (255, 0, 0, 0))
+    assert pixels(decode(save(clear, tmp_path / f"clear.{suffix}", format="HEIF")))[32, 32].min() > 250
+    grey = decode(save(Image.new("L", (64, 64), 90), tmp_path / f"grey.{suffix}", format="HEIF"))
+    np.testing.assert_allclose(pixels(grey).astype(int), 90, atol=3)
+
+
+def test_of_several_pictures_the_one_that_is_shown_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "burst.heic"
+    smooth(64, 48).save(path, save_all=True, append_images=[noise(64, 48)], primary_index=0, quality=95)
+    np.testing.assert_allclose(pixels(decode(path)).astype(int), np.asarray(smooth(64, 48)).astype(int), atol=16)
+
+
+# --- Bounds -----------------------------------------------------------------------------------------
+
+
+def test_more_pixels_than_the_limit_are_refused_before_they_are_decoded(tmp_path: Path, heic: bytes) -> None:
+    (tmp_path / "huge.heic").write_bytes(saying(heic, 60_000, 60_000))
+    with mock.patch.object(Image.Image, "load", lambda *_: pytest.fail("decoded")):
+        told = reason(tmp_path / "huge.heic")
+    assert "limit of 178,956,970" in told
+
+
+@pytest.mark.parametrize("sides", [(10, 10), (299, 200), (301, 200), (10_000, 9_000), (1, 1), (200, 300)])
+def test_a_file_that_lies_about_its_sides_is_no_picture(tmp_path: Path, heic: bytes, sides: tuple[int, int]) -> None:
+    """The reader would take the memory of what is in it, not of what was looked at."""
+    (tmp_path / "lies.heic").write_bytes(saying(heic, *sides))
+    assert "damaged" in reason(tmp_path / "lies.heic")
+
+
+@pytest.mark.parametrize("part", [13, 40, 200, 400])
+def test_a_part_of_a_file_is_no_picture(tmp_path: Path, heic: bytes, part: int) -> None:
+    (tmp_path / "part.heic").write_bytes(heic[:part])
+    assert "damaged" in reason(tmp_path / "part.heic")
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 2000), value=st.integers(0, 255), other=st.integers(0, 2000))
+def test_damage_gives_a_picture_or_a_reason(
+    tmp_path_factory: pytest.TempPathFactory, heic: bytes, place: int, value: int, other: int
+) -> None:
+    damaged = bytearray(heic)
+    damaged[place % len(heic)] = value
+    damaged[other % len(heic)] ^= 0xFF
+    path = tmp_path_factory.getbasetemp() / "damaged.heic"
+    path.write_bytes(damaged)
+    with mock.patch.object(module, "MAX_PIXELS", 1_000_000):
+        try:
+            assert decode(path).mode == "RGB"
+        except UnreadableImageError as error:
+            assert str(error)
+
+
+# --- Cost and neighbours ----------------------------------------------------------------------------
+
+
+def test_the_reader_is_loaded_when_the_first_such_file_is_met(tmp_path: Path) -> None:
+    save(smooth(), tmp_path / "a.jpg")
+    save(smooth(), tmp_path / "b.heic")
+    (tmp_path / "c.jpg").write_text("no picture")
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from vitkit.data.decode import UnreadableImageError, decode, picture_of\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "decode(folder / 'a.jpg')\n"
+        "try:\n    decode(folder / 'c.jpg')\nexcept UnreadableImageError:\n    pass\n"
+        "assert 'pillow_heif' not in sys.modules\n"
+        "with picture_of('b', None, (folder / 'b.heic').read_bytes()) as found:\n    assert found.format == 'HEIF'\n"
+        "assert decode(folder / 'b.heic').size == (40, 30)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_reads_them_decides_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = decoders()
+    monkeypatch.delitem(Image.OPEN, "HEIF")
+    assert decoders() == before, "whether one was met is no difference"
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
+    assert decoders() != before
+
+
+def test_the_doctor_knows_them_and_the_image_cache_their_sizes(tmp_path: Path) -> None:
+    folder(tmp_path, {"cat": 2, "dog": 2})
+    files = [save(smooth(64 + i, 48), tmp_path / "cat" / f"{i}.heic") for i in range(3)]
+    found = examine(read_source(tmp_path))
+    assert found.unreadable == {}
+    assert found.to_dict()["formats"] == {"PNG": 4, "HEIF": 3}
+    assert not any("HEIF" in str(own) for own in found.findings)
+    assert bytes_of(files, None) == pytest.approx(3 * 3 * 65 * 48, rel=0.05)
