@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
@@ -13,7 +11,6 @@ from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.training.descent import learn
-from vitkit.training.finalize import settle_confidence
 from vitkit.training.probe import Features, fit_head
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import without_places
@@ -22,7 +19,6 @@ from vitkit.training.setup import augment_of, new_classifier
 from vitkit.training.summary import draw_data, report
 from vitkit.training.suspects import doubt_labels
 from vitkit.training.teacher import Teacher, teacher_of_run
-from vitkit.weights import load
 
 
 def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
@@ -68,8 +64,6 @@ def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str)
 
 def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
-    if table.is_multi:
-        run.team.by_first(partial(_settle_thresholds, run, table))
     evaluation = run.team.by_first(
         lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
     )
@@ -79,16 +73,3 @@ def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | Non
         f" ({evaluation.loss:.4f} log loss); report: {run.folder / REPORT}"
     )
     return evaluation
-
-
-def _settle_thresholds(run: Run, table: ImageTable) -> None:
-    classifier = load(run.folder)
-    progress = partial(run.progress, "choosing thresholds")
-    seen = settle_confidence(run.folder, classifier, table, progress)
-    assert classifier.thresholds is not None
-    if seen is None:
-        run.say("no validation images to choose thresholds by: every class has 0.5")
-        return
-    run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} validation images")
-    named = ", ".join(f"{name} {own:.3f}" for name, own in zip(table.classes[:10], classifier.thresholds, strict=False))
-    run.say(f"thresholds by F1 on validation images: {named}{', ...' if len(table.classes) > 10 else ''}")

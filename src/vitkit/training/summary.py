@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,14 +19,11 @@ from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
-from vitkit.evaluation.calibration import most_rise
 from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.figures import at_temperature
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.evaluation.operating import SHARES
 from vitkit.evaluation.unseen import all_figures, describe, seen_of
 from vitkit.explanation import can_explain, worst_mistakes_page
 from vitkit.reporting import plots
@@ -47,11 +43,11 @@ from vitkit.system.run_files import (
     REPORT,
     SPLIT,
 )
-from vitkit.training.finalize import BALANCE, settle_confidence, standing_of
+from vitkit.training.confidences import calibrated, settle_and_open
+from vitkit.training.finalize import BALANCE
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import name_of, without_places
-from vitkit.weights import load
 
 _EXPLAINED = 12  # mistakes
 
@@ -86,8 +82,7 @@ def report(
         progress: told what is being done, how many are done, of how many.
         doubts: labels that are likely wrong; None to go by what the model says of held-out images.
     """
-    classifier = load(folder)
-    seen = None if table.is_multi else _calibrate(folder, classifier, table, say, progress)
+    classifier, seen = settle_and_open(folder, recipe, table, say, progress)
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
@@ -99,7 +94,7 @@ def report(
         say(f"note: {spoilt}")
     if not table.is_multi:
         if seen is not None:
-            say(_calibrated(numbers, seen, evaluation))
+            say(calibrated(numbers, seen, evaluation))
         if doubts is None:
             doubts = from_predictions(own for own in _held_out(evaluation, seen))
         write_doubts(folder / LABEL_ERRORS, doubts)
@@ -135,6 +130,7 @@ def _explain_mistakes(
 ) -> str | None:
     """A page with what speaks for the worst mistakes; its name, or None where there is nothing to show."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
+    plain = replace(classifier, runner=None)  # whose gradients the maps are of
 
     def rows() -> Iterator[tuple[str, str, str]]:
         for done, i in enumerate(chosen, start=1):
@@ -144,43 +140,8 @@ def _explain_mistakes(
 
     if not len(chosen) or not can_explain(classifier.model):
         return None
-    worst_mistakes_page(classifier, rows(), folder / MISTAKES)
+    worst_mistakes_page(plain, rows(), folder / MISTAKES)
     return MISTAKES
-
-
-def _calibrate(
-    folder: Path,
-    classifier: Classifier,
-    table: ImageTable,
-    say: Say,
-    progress: Progress,
-) -> Evaluation | None:
-    """Settle the confidences on the validation images, and say so where there are none.
-
-    Returns:
-        The validation images as they are said now; None without any that can be read.
-    """
-    seen = settle_confidence(folder, classifier, table, partial(progress, "calibrating"))
-    if seen is None:
-        say("no validation images: the confidences are not calibrated (temperature 1)")
-    standing = standing_of(classifier)
-    if standing is not None and any(standing.shift):
-        held = f"{standing.strength:.2f} of the shift between shares holds"
-        say(f"confidences are for classes {SHARES[standing.prior]}: {held}")
-    return seen
-
-
-def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
-    before, after, split = numbers["ece_before_temperature"], numbers["ece"], evaluation.split
-    rose = ""
-    if after > before:
-        most = most_rise(evaluation.probabilities, at_temperature(evaluation, 1.0).probabilities)
-        found = "no more" if after - before <= most else "more"
-        rose = f"; it rose by {after - before:.4f}, {found} than chance does with {len(evaluation.labels)} images"
-    return (
-        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
-        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {split} images{rose}"
-    )
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
@@ -243,6 +204,7 @@ def _facts(
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{_spent(rows)}kept: epoch {kept}, {_kept(recipe, table)}",
         **_unseen(record),
+        "computed": classifier.computed,
         "seed": str(recipe.seed),
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),

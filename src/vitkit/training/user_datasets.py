@@ -36,7 +36,7 @@ from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
 from vitkit.training.distributed import Team, assemble, check_team
-from vitkit.training.finalize import settle_by
+from vitkit.training.finalize import settle_by, standing_of
 from vitkit.training.fit import before_training
 from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
@@ -165,8 +165,11 @@ def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
     if not len(val):
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
         return
-    classifier = load(run.folder)
+    classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
+    before = standing_of(classifier)
     settle_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
+    if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
+        classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
     write_json(run.folder / EVALUATION, numbers := figures(evaluation))

@@ -1,0 +1,107 @@
+"""What a run says of itself is what `vitkit eval RUN` says, by the same backend and precision, to the last digit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runs
+import vitkit
+from vitkit.data.split_file import split_from_file
+from vitkit.evaluation.calibration import fit_temperature
+from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import at_temperature
+from vitkit.evaluation.multilabel import best_thresholds
+from vitkit.inference.backends.registry import BACKENDS
+from vitkit.training.run import train
+from vitkit.weights import load
+
+HALVES: dict[str, Any] = {"epochs": 1, "balance": "loss", "split": (0.4, 0.3, 0.3), "lr": 3e-3}
+OF_THE_COMMAND = ("backend", "precision", "merge")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hard to learn, and twice as many of one class, so that a balanced run changes its head in the end."""
+    root = runs.photos(tmp_path_factory.mktemp("data") / "photos", images=24, noise=400.0)
+    for i in range(2, 25, 2):
+        (root / "red" / f"img{i}.png").unlink()
+    return root
+
+
+@pytest.fixture(params=["plain", "rounded", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As on processors of several kinds, and of many images."""
+    if request.param == "rounded":
+        monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
+    if request.param == "compiled":
+        pytest.importorskip("openvino")
+        monkeypatch.setitem(BACKENDS, "openvino", replace(BACKENDS["openvino"], auto_from=1))
+    return str(request.param)
+
+
+COMPUTED = {"plain": ("eager", "float32"), "rounded": ("eager", "bfloat16"), "compiled": ("openvino", "float32")}
+
+
+def assert_eval_agrees(run: Path, way: str) -> vitkit.verbs.evaluate.EvaluationResult:
+    asked = vitkit.evaluate(run)
+    assert (asked.figures["backend"], asked.figures["precision"]) == COMPUTED[way]
+    told = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    assert told == {name: value for name, value in asked.figures.items() if name not in OF_THE_COMMAND}
+    assert f"<td>computed</td><td>{asked.computed}</td>" in (run / "report.html").read_text(encoding="utf-8")
+    return asked
+
+
+def test_a_run_and_eval_agree_to_the_last_digit(data: Path, tmp_path: Path, way: str) -> None:
+    run = train(runs.quick(data, **HALVES), tmp_path / "run", say=lambda line: None)
+    asked = assert_eval_agrees(run, way)
+    plain = evaluate(load(run), split_from_file(run / "split.json"), "test")
+    same = bool(np.array_equal(asked.evaluation.probabilities, plain.probabilities))
+    assert same == (way == "plain"), "else nothing was tried"
+
+
+def test_the_temperature_is_fitted_on_answers_of_the_same_kind(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
+    run = train(runs.quick(data, **HALVES | {"balance": "none"}), tmp_path / "run", say=lambda line: None)
+    seen = at_temperature(vitkit.evaluate(run, split="val").evaluation, 1.0)
+    assert load(run).temperature == pytest.approx(fit_temperature(seen.probabilities, seen.labels), rel=1e-4)
+
+
+@pytest.mark.parametrize("way", ["rounded"], indirect=True)
+def test_thresholds_are_chosen_on_answers_of_the_same_kind(data: Path, tmp_path: Path, way: str) -> None:
+    rows = ["path,labels"]
+    for i, path in enumerate(sorted(data.rglob("*.png"))):
+        rows.append(f"{path.relative_to(data)},{path.parent.name}{';odd' if i % 3 == 0 else ''}")
+    listed = tmp_path / "several.csv"
+    listed.write_text("\n".join(rows) + "\n")
+    (tmp_path / "blue").symlink_to(data / "blue")
+    (tmp_path / "green").symlink_to(data / "green")
+    (tmp_path / "red").symlink_to(data / "red")
+    run = train(runs.quick(listed, **HALVES), tmp_path / "run", say=lambda line: None)
+    assert_eval_agrees(run, way)
+    seen = vitkit.evaluate(run, split="val").evaluation
+    assert load(run).thresholds == pytest.approx(best_thresholds(seen.labels, seen.probabilities), abs=1e-5)
+
+
+def test_a_run_asked_to_compute_on_a_processor_does(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[str] = []
+
+    def note(model: Any, *asked: Any) -> Any:
+        devices.append(asked[-1])
+        return real(model, *asked)
+
+    import vitkit.inference.backends as backends
+
+    real = backends.open_runner
+    monkeypatch.setattr(backends, "open_runner", note)
+    train(runs.quick(data, epochs=1, device="cpu"), tmp_path / "run", say=lambda line: None)
+    assert devices == ["cpu"]
