@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitkit.model.load_report import LoadReport
     from vitkit.model.names import list_models
     from vitkit.model.vit import VisionTransformer
+    from vitkit.serving.serve import Server, serve
     from vitkit.verbs.anatomy import Anatomy
     from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
@@ -58,6 +59,7 @@ __all__ = [
     "Predictions",
     "Preprocess",
     "PretrainingRun",
+    "Server",
     "TrainingPlan",
     "TrainingRun",
     "ViTConfig",
@@ -81,6 +83,7 @@ __all__ = [
     "plan",
     "predict",
     "pretrain",
+    "serve",
     "studio",
     "train",
 ]
@@ -104,6 +107,7 @@ _HOMES = {
     "Predictions": "verbs.predict",
     "Preprocess": "data.preprocess",
     "PretrainingRun": "verbs.pretrain",
+    "Server": "serving.serve",
     "TrainingPlan": "experiments.plan_result",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
@@ -127,6 +131,7 @@ _HOMES = {
     "plan": "experiments.plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
+    "serve": "serving.serve",
     "studio": "webapp.studio",
     "train": "verbs.train",
 }

@@ -166,6 +166,13 @@ class Classifier:
         found = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
         return found.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
 
+    def answer(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """As `probabilities`, of and in numpy's arrays."""
+        import torch
+
+        found: npt.NDArray[np.float32] = self.probabilities(torch.from_numpy(pixels)).numpy()
+        return found
+
     def read(self, path: str | Path) -> Tensor:
         """An image file -> (C, height, width) float32, as the model reads it.
 
@@ -204,12 +211,7 @@ class Classifier:
         """
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
-        return self._answers(paths, batch_size)
-
-    def _answers(
-        self, paths: Iterable[str | Path], batch_size: int | None
-    ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        return self._map(self.read, self.probabilities, paths, batch_size)
+        return self._map(self._pixels, self.answer, paths, batch_size)
 
     def embed(
         self, paths: Iterable[str | Path], what: Features = "head", batch_size: int | None = None
@@ -238,16 +240,19 @@ class Classifier:
         An image that cannot be read, or answered with finite numbers, gives a `Prediction` with its `error`.
         """
         paths = [paths] if isinstance(paths, (str, Path)) else paths
-        thresholds = None if self.thresholds is None else np.array(self.thresholds)
         for path, outcome in self.stream(paths, batch_size):
-            if isinstance(outcome, str):
-                yield Prediction(path, error=outcome)
-            else:
-                yield rank(path, Ranking(self.classes, outcome), thresholds)
+            yield self.prediction(path, outcome)
+
+    def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
+        """What (K,) probabilities of an image come to, or the reason why there are none."""
+        if isinstance(outcome, str):
+            return Prediction(path, error=outcome)
+        thresholds = None if self.thresholds is None else np.array(self.thresholds)
+        return rank(path, Ranking(self.classes, outcome), thresholds)
 
     def explain(
         self,
-        image: str | Path | Image.Image,
+        image: str | Path | bytes | Image.Image,
         method: str = "gradient",
         target: str | int = "top",
         layer: int | None = None,
@@ -255,7 +260,7 @@ class Classifier:
         """Where in an image a class comes from, by the very pixels that predictions are made of.
 
         Args:
-            image: a file, or a picture in memory.
+            image: a file, its content, or a picture in memory.
             method: a name in `vitkit.explanation.METHODS`, or `all`.
             target: the class: `top`, the most probable; its name; or its number.
             layer: for the methods that look at one layer, and for `heads`; None is the last, and for `heads` every one.

@@ -49,6 +49,7 @@ def test_the_verbs() -> None:
         "export",
         "bench",
         "plan",
+        "serve",
         "studio",
     }
     assert set(VERBS) == asked

@@ -23,6 +23,7 @@ from vitkit.cli import (
     plan,
     predict,
     pretrain,
+    serve,
     studio,
     train,
 )
@@ -72,6 +73,7 @@ app.command("info")(info.info)
 app.command("models")(models.models)
 app.command("plan")(plan.plan)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 
 

@@ -135,7 +135,7 @@ def _read(path: str | Path, short_side: int | None, content: bytes | None, take:
         raise
     except Exception as error:  # whatever a format's reader trips over, the file is unreadable, or the machine short
         refuse_shortage(path, error, size)
-        raise UnreadableImageError(reason(path, error)) from error
+        raise UnreadableImageError(reason(path, error, content)) from error
 
 
 def warn_of_doubt(path: str | Path, picture: Picture) -> None:
@@ -254,8 +254,8 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
 
 
-def reason(path: str | Path, error: Exception) -> str:
-    """Why a file cannot be read, in a few words, from what its reading ran into."""
+def reason(path: str | Path, error: Exception, content: bytes | None = None) -> str:
+    """Why a file cannot be read, in a few words, from what its reading, or that of its content, ran into."""
     if isinstance(error, UnreadableImageError):
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -269,7 +269,8 @@ def reason(path: str | Path, error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
     if isinstance(error, UnidentifiedImageError):
-        return "empty file" if Path(path).stat().st_size == 0 else "not an image"
+        size = Path(path).stat().st_size if content is None else len(content)
+        return "not an image" if size else "empty file"
     if "truncated" in str(error).lower():
         return "truncated"
     return f"damaged ({str(error) or type(error).__name__})"

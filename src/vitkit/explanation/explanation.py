@@ -187,7 +187,7 @@ class Explanation:
 
 def explain(
     classifier: Explainable,
-    source: str | Path | Image.Image,
+    source: str | Path | bytes | Image.Image,
     method: str = "gradient",
     target: str | int = "top",
     layer: int | None = None,

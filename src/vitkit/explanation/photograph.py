@@ -9,29 +9,36 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.decode import decode, read_picture, warn_of_doubt
+from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explanation.draw import Box
 
 
 def read_photograph(
-    preprocess: Preprocess, source: str | Path | Image.Image
+    preprocess: Preprocess, source: str | Path | bytes | Image.Image
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
     """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of."""
+    if isinstance(source, bytes):
+        return None, *_read("the picture", preprocess, source)
     if isinstance(source, Image.Image):
         with tempfile.TemporaryDirectory() as folder:
             _, photograph, pixels, box = read_photograph(preprocess, _to_file(source, Path(folder) / "picture.tif"))
             return None, photograph, pixels, box
-    found = read_picture(source, preprocess.short_side)
-    warn_of_doubt(source, found)
+    return str(source), *_read(source, preprocess)
+
+
+def _read(path: str | Path, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
+    with picture_of(path, preprocess.short_side, content) as found:
+        warn_of_doubt(path, found)
     pixels = torch.from_numpy(preprocess(found.image))
     box = preprocess.box(*found.image.size)
     if found.image.size == (found.width, found.height):
-        return str(source), found.image, pixels, box
-    photograph = decode(source)  # prediction had decoded it at a smaller scale
+        return found.image, pixels, box
+    with picture_of(path, content=content) as whole:  # prediction had decoded it at a smaller scale
+        photograph = whole.image
     x, y = photograph.width / found.image.width, photograph.height / found.image.height
-    return str(source), photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+    return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
 
 
 def _to_file(picture: Image.Image, path: Path) -> Path:

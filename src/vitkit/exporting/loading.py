@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,15 +70,12 @@ class Exported(Classifier):
         """As of any classifier."""
         import torch
 
-        return torch.from_numpy(self._probabilities(images.numpy()))
+        return torch.from_numpy(self.answer(images.numpy()))
 
-    def _answers(self, paths: Iterable[str | Path], batch_size: int | None) -> Iterator[tuple[str, Array | str]]:
-        return self._map(self._pixels, self._probabilities, paths, batch_size)
-
-    def _probabilities(self, images: Array) -> Array:
+    def answer(self, pixels: Array) -> Array:
         """(B, C, height, width) -> (B, K), as `Classifier.probabilities` computes them."""
         with np.errstate(all="ignore"):
-            logits = self.runner.answer(images) / np.float32(self.temperature)
+            logits = self.runner.answer(pixels) / np.float32(self.temperature)
         is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)
         exact = np.where(is_finite, logits, 0).astype(np.float64)
         if self.thresholds is None:

@@ -53,8 +53,8 @@ def threads() -> int:
     return getattr(_OWN, "threads", None) or (int(told) if told.isdecimal() and int(told) else cores())
 
 
-def _set_threads(count: int) -> None:
-    """PyTorch's number becomes that of later threads, too."""
+def set_threads(count: int) -> None:
+    """Have computations in this thread take so many. PyTorch's number becomes that of later threads, too."""
     of_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
     if of_torch is not None:
         of_torch(count)
@@ -84,7 +84,7 @@ def flow(
     if len(start) < 2:  # too few to share out: each step has all cores
         with ThreadPoolExecutor() as pool:
             for batch in start:
-                yield from _join(batch, list(pool.map(read, batch)), compute)
+                yield from join(batch, list(pool.map(read, batch)), compute)
         return
     with _crew(is_concurrent) as (pool, count, ended):
         turn = nullcontext() if is_concurrent else Lock()
@@ -92,7 +92,7 @@ def flow(
         def run(batch: list[str]) -> list[tuple[str, Row]]:
             images = [read(path) for path in batch if not ended.is_set()]
             with turn:
-                return [] if ended.is_set() else _join(batch, images, compute)
+                return [] if ended.is_set() else join(batch, images, compute)
 
         waiting: deque[Future[list[tuple[str, Row]]]] = deque()
         for batch in chain(start, batches):
@@ -109,7 +109,8 @@ def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _join(paths: list[str], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[str, Row]]:
+def join(paths: list[str], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[str, Row]]:
+    """Each path with its row of what is computed of the images that could be read, all at a time."""
     readable = [image for image in images if not isinstance(image, str)]
     rows = iter(np.asarray(compute(_stack(readable))) if readable else ())
     return [
@@ -135,13 +136,13 @@ def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]
     """Threads, their number, and what tells them to stop; each computes in one thread if it may concurrently."""
     count = cores() if is_concurrent else cores() + 1  # one waits for its turn
     before, ended = threads(), Event()
-    pool = ThreadPoolExecutor(count, initializer=partial(_set_threads, 1 if is_concurrent else before))
+    pool = ThreadPoolExecutor(count, initializer=partial(set_threads, 1 if is_concurrent else before))
     try:
         yield pool, count, ended
     finally:
         ended.set()
         pool.shutdown(cancel_futures=True)
-        _set_threads(before)  # what the pool's threads have set is also the default of later threads
+        set_threads(before)  # what the pool's threads have set is also the default of later threads
 
 
 def try_read(read: Callable[[str], Images], path: str) -> Images | str:

@@ -44,10 +44,16 @@ _HEADERS = {  # of every answer that has none of its own
 
 
 class Guard:
-    """An ASGI application around another. Refusals are JSON: `{"error": ...}`."""
+    """An ASGI application around another. Refusals are JSON: `{"error": ...}`.
 
-    def __init__(self, application: Application, rules: Rules) -> None:
-        self._application, self.rules = application, rules
+    Args:
+        application: sees what is let through.
+        rules: what that is.
+        count: told the status of each refusal.
+    """
+
+    def __init__(self, application: Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
+        self._application, self.rules, self._count = application, rules, count
         self._held = 0  # bytes
         secret = (rules.token or "").encode()
         self._secret = secret
@@ -66,6 +72,7 @@ class Guard:
             return
         refusal = self._refuse(scope, headers)
         if refusal is not None:
+            self._count(refusal.status)
             await _refuse(refusal, headers, receive, send)
             return
         await self._let_through(scope, headers, receive, send)
@@ -138,6 +145,8 @@ class Guard:
                 raise
         finally:
             self._held -= body.size
+        if body.refusal is not None:
+            self._count(body.refusal.status)
         if body.refusal is not None and not exchange.is_begun:
             await _refuse(body.refusal, headers, receive, send)
 

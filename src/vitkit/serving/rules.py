@@ -6,6 +6,7 @@ import ipaddress
 import re
 import secrets
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,15 +47,16 @@ def is_loopback(host: str) -> bool:
     return host.lower() == "localhost"
 
 
-def rules_of(host: str, token: str | None, **limits: Any) -> Rules:
+def rules_of(host: str, token: str | None, more: Iterable[str] = (), **limits: Any) -> Rules:
     """The rules of a server that listens at a host: on this machine alone, or for others, with a token.
 
     Args:
         host: a name or an address.
         token: see `Rules`; must be given where others can reach the host.
+        more: other names that it is called by, as proxies and containers have them.
         limits: other fields of `Rules`.
     """
-    own = {"localhost", "127.0.0.1", "::1"}
+    own = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in more)}
     if is_loopback(host):
         return Rules(frozenset(own | {host.lower().strip("[]")}), token=token, **limits)
     assert token, "others can reach it"

@@ -1,0 +1,233 @@
+"""Questions of many at a time become batches: as many as are waiting, or as come within a bounded time.
+
+Each core takes a batch of its own from end to end, decoding included, as `vitkit predict` does (`inference.pipeline`).
+While all cores are at work, questions queue, and the next batch is the larger; the longer the queue, the less an image
+costs. Only a core that is free waits for more, and no longer than was allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+Observe = Callable[["Work", int, float], None]  # a batch of so many took so many seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A kind of question.
+
+    Attributes:
+        name: the model's.
+        most: questions at a time.
+        answer: questions to answers, in order; called in any of several threads.
+    """
+
+    name: str
+    most: int
+    answer: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class FullError(Exception):
+    """There are as many questions as may wait."""
+
+
+class ClosedError(Exception):
+    """No more questions are taken."""
+
+
+@dataclass
+class _Request:
+    """Questions that came together and are answered together."""
+
+    answers: list[Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[Any]]
+    left: int
+    error: Exception | None = None
+
+    def settle(self) -> None:
+        """In the thread of the loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answers)
+
+
+@dataclass
+class _Question:
+    content: Any
+    came: float
+    request: _Request
+    place: int
+
+
+@dataclass
+class _State:
+    """What the threads share.
+
+    Attributes:
+        queues: by kind, what waits, in the order in which it came.
+        waiting: how many questions that is.
+        working: how many are being answered.
+        is_closed: nothing more is taken.
+    """
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    queues: dict[Work, deque[_Question]] = field(default_factory=dict)
+    waiting: int = 0
+    working: int = 0
+    is_closed: bool = False
+
+
+class Workers:
+    """Threads that answer questions.
+
+    Args:
+        count: threads.
+        wait: seconds that a question waits, at most, for others to be answered with, while a thread is free.
+        most: questions that may wait.
+        begin: called in each thread first; what it raises is raised here.
+        observe: told of each batch.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        wait: float,
+        most: int,
+        begin: Callable[[], None],
+        observe: Observe,
+    ) -> None:
+        self._wait, self.most, self._observe = wait, most, observe
+        self._state = _State()
+        self._threads = [threading.Thread(target=self._run, args=(begin,), daemon=True) for _ in range(count)]
+        self._begun = threading.Barrier(count + 1)
+        self._failed: list[BaseException] = []
+        for thread in self._threads:
+            thread.start()
+        self._begun.wait()
+        if self._failed:
+            self.close()
+            raise self._failed[0]
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait."""
+        return self._state.waiting
+
+    @property
+    def working(self) -> int:
+        """Questions that are being answered."""
+        return self._state.working
+
+    async def ask(self, work: Work, contents: Sequence[Any]) -> list[Any]:
+        """The answers to some questions of one kind, in order.
+
+        Raises:
+            FullError: too many wait already.
+            ClosedError: none are taken any more.
+        """
+        loop = asyncio.get_running_loop()
+        request = _Request([None] * len(contents), loop, loop.create_future(), len(contents))
+        now = time.monotonic()
+        state = self._state
+        with state.changed:
+            if state.is_closed:
+                raise ClosedError
+            if state.waiting + len(contents) > self.most:
+                raise FullError
+            queue = state.queues.setdefault(work, deque())
+            queue.extend(_Question(content, now, request, place) for place, content in enumerate(contents))
+            state.waiting += len(contents)
+            state.changed.notify_all()
+        return await request.future
+
+    def close(self) -> None:
+        """Answer what waits, take nothing more, and end the threads."""
+        with self._state.changed:
+            self._state.is_closed = True
+            self._state.changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # --- In the threads -----------------------------------------------------------------------------------
+
+    def _run(self, begin: Callable[[], None]) -> None:
+        try:
+            begin()
+        except BaseException as error:
+            self._failed.append(error)
+        finally:
+            self._begun.wait()
+        while not self._failed and (taken := self._take()) is not None:
+            work, questions = taken
+            began = time.monotonic()
+            _answer(work, questions)
+            self._observe(work, len(questions), time.monotonic() - began)
+            self._hand_out(questions)
+
+    def _take(self) -> tuple[Work, list[_Question]] | None:
+        """The next batch; None when there is nothing more to come."""
+        state = self._state
+        with state.changed:
+            while True:
+                work = min(
+                    (own for own, queue in state.queues.items() if queue), key=lambda own: state.queues[own][0].came,
+                    default=None,
+                )  # fmt: skip
+                if work is None:
+                    if state.is_closed:
+                        return None
+                    state.changed.wait()
+                    continue
+                queue = state.queues[work]
+                left = queue[0].came + self._wait - time.monotonic()
+                if len(queue) >= work.most or left <= 0 or state.is_closed:
+                    questions = [queue.popleft() for _ in range(min(work.most, len(queue)))]
+                    state.waiting -= len(questions)
+                    state.working += len(questions)
+                    return work, questions
+                state.changed.wait(left)
+
+    def _hand_out(self, questions: Sequence[_Question]) -> None:
+        """Give the requests that are now complete back to their loops, each loop being woken once."""
+        complete = dict[asyncio.AbstractEventLoop, list[_Request]]()
+        with self._state.changed:
+            self._state.working -= len(questions)
+            for question in questions:
+                question.request.left -= 1
+                if not question.request.left:
+                    complete.setdefault(question.request.loop, []).append(question.request)
+        for loop, requests in complete.items():
+            with suppress(RuntimeError):  # it is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, requests)
+
+
+def _settle(requests: Sequence[_Request]) -> None:
+    for request in requests:
+        request.settle()
+
+
+def _answer(work: Work, questions: Sequence[_Question]) -> None:
+    """Answer a batch; one that fails is asked question by question, so that nobody pays for another's."""
+    try:
+        answers = work.answer([question.content for question in questions])
+    except Exception as error:
+        if len(questions) == 1:
+            questions[0].request.error = error
+            return
+        for question in questions:
+            _answer(work, [question])
+        return
+    for question, answer in zip(questions, answers, strict=True):
+        question.request.answers[question.place] = answer

@@ -1,0 +1,224 @@
+"""What a request asks: pictures and options, out of multipart, JSON or plain bodies. Nothing is written anywhere."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from vitkit.system.files import from_json
+
+_PLAIN = ("application/octet-stream", "")
+_LONGEST = 255  # characters of a name
+_LONGEST_VALUE = 1000
+
+
+class BadRequestError(Exception):
+    """A request that cannot be answered as it stands, and the HTTP status that says so."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A picture as it came.
+
+    Attributes:
+        path: what its sender calls it: text that stands for nothing on this machine.
+        content: of its file.
+    """
+
+    path: str
+    content: bytes = field(repr=False)
+
+
+def read_body(kind: str, body: bytes) -> tuple[list[Upload], dict[str, str]]:
+    """The pictures in a body of this content type, and the options that stand beside them.
+
+    Raises:
+        BadRequestError: it is of another type, damaged, or has no picture.
+    """
+    name, parameters = parse_options_header(kind)
+    if name == b"multipart/form-data":
+        uploads, options = _read_multipart(parameters.get(b"boundary", b""), body)
+    elif name == b"application/json":
+        uploads, options = _read_json(body)
+    elif name.startswith(b"image/") or name.decode("latin-1") in _PLAIN:
+        uploads, options = [Upload("image", body)] if body else [], {}
+    else:
+        raise BadRequestError(415, "send pictures as multipart/form-data, application/json with base64, or image/*")
+    if not uploads:
+        raise BadRequestError(400, "there is no picture in the request")
+    return uploads, options
+
+
+def settle_options(query: bytes, options: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+    """What is asked beside pictures, in the address or in the body.
+
+    Raises:
+        BadRequestError: an option is not known, is too long, or has two values.
+    """
+    found = dict(options)
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if found.setdefault(name, value) != value:
+            raise BadRequestError(400, f"{name!r:.80} has two values")
+    for name, value in found.items():
+        if name not in known:
+            raise BadRequestError(400, f"there is no option {name!r:.80}: expected {', '.join(known)}")
+        if len(value) > _LONGEST_VALUE:
+            raise BadRequestError(400, f"{name} is longer than {_LONGEST_VALUE} characters")
+    return found
+
+
+def whole_number(options: Mapping[str, str], name: str, least: int, default: int) -> int:
+    """An option that is a whole number.
+
+    Raises:
+        BadRequestError: it is none, or too small.
+    """
+    text = options.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < least:
+        raise BadRequestError(400, f"{name} must be a whole number from {least} on, not {text!r:.80}")
+    return int(text)
+
+
+def part_of_one(options: Mapping[str, str], name: str) -> float | None:
+    """An option that is a number from 0 to 1; None where it is not given.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise BadRequestError(400, f"{name} must be from 0 to 1, not {text!r:.80}")
+    return found
+
+
+# --- Multipart --------------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """Collects the parts of a body. The whole body is in memory, so its pieces are cut out of it.
+
+    Attributes:
+        uploads: parts with a file name, or of an image's type.
+        options: the others, by name.
+        is_whole: the end was seen.
+    """
+
+    def __init__(self) -> None:
+        self.uploads: list[Upload] = []
+        self.options: dict[str, str] = {}
+        self.is_whole = False
+        self._headers: dict[bytes, bytes] = {}
+        self._pieces: list[bytes] = []
+        self._name = self._value = b""
+
+    def on_part_begin(self) -> None:
+        self._headers, self._pieces = {}, []
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._pieces.append(data[start:end])
+
+    def on_part_end(self) -> None:
+        content = b"".join(self._pieces)
+        _, told = parse_options_header(self._headers.get(b"content-disposition"))
+        file = told.get(b"filename")
+        if file is not None or self._headers.get(b"content-type", b"").startswith(b"image/"):
+            self.uploads.append(Upload(_text(file or b"image"), content))
+            return
+        name = _text(told.get(b"name", b""))
+        if len(content) > 2**12:
+            raise BadRequestError(400, f"the field {name!r:.80} is too long; a picture needs a file name")
+        if self.options.setdefault(name, text := _text(content)) != text:
+            raise BadRequestError(400, f"{name!r:.80} has two values")
+
+    def on_end(self) -> None:
+        self.is_whole = True
+
+
+_CALLED = ("part_begin", "header_field", "header_value", "header_end", "part_data", "part_end", "end")
+
+
+def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[str, str]]:
+    parts = _Parts()
+    callbacks: Any = {f"on_{name}": getattr(parts, f"on_{name}") for name in _CALLED}
+    try:
+        if not boundary:
+            raise BadRequestError(400, "multipart/form-data has no boundary")
+        parser = MultipartParser(boundary, callbacks)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise BadRequestError(400, f"the multipart body is damaged: {str(error)[:80]!r}") from error
+    if not parts.is_whole:
+        raise BadRequestError(400, "the multipart body is cut short")
+    return parts.uploads, parts.options
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")[:_LONGEST]
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
+    try:
+        asked = from_json(body)
+    except ValueError as error:
+        raise BadRequestError(400, f"the body is no JSON: {str(error)[:80]}") from error
+    if not isinstance(asked, dict):
+        raise BadRequestError(400, "the body must be a JSON object with image or images")
+    images = asked.pop("images", [])
+    if not isinstance(images, list):
+        raise BadRequestError(400, "images must be a list")
+    if "image" in asked:
+        images = [asked.pop("image"), *images]
+    options = {}
+    for name, value in asked.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise BadRequestError(400, f"{name!r:.80} must be text or a number")
+        options[name] = str(value)
+    return [_from_json(image, place) for place, image in enumerate(images)], options
+
+
+def _from_json(image: object, place: int) -> Upload:
+    path: object = f"image {place + 1}"
+    if isinstance(image, dict) and image.keys() <= {"path", "data"}:
+        path, image = image.get("path", path), image.get("data")
+    if not isinstance(image, str) or not isinstance(path, str):
+        raise BadRequestError(400, f'image {place + 1} must be base64 text, or {{"path": ..., "data": base64 text}}')
+    data = image.partition(",")[2] if image.startswith("data:") else image
+    try:
+        content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise BadRequestError(400, f"image {place + 1} is no base64") from error
+    return Upload(path[:_LONGEST].encode("utf-8", "replace").decode(), content)

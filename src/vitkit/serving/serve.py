@@ -1,0 +1,187 @@
+"""`vitkit.serve`: classifiers that other programs ask over HTTP."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from vitkit.errors import VitkitError
+from vitkit.serving.rules import Rules, check_token, is_loopback, new_token, rules_of
+from vitkit.system.devices import DeviceName
+from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.serving.service import Service
+
+_OPEN = frozenset({"/health", "/ready"})  # for who looks whether the server is there
+_PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
+_TICK = 0.2  # seconds after which a signal is looked for
+_MOST_PORT = 65535
+
+
+class Server(Result):
+    """Classifiers that answer over HTTP, in threads of this process, until they are stopped.
+
+    Attributes:
+        url: where they are asked.
+        token: without which nothing is answered; None: nobody needs one.
+        models: what answers, a line each.
+    """
+
+    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
+        from vitkit.serving.running import Running
+
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.token, self._service = rules.token, service
+        self.models = tuple(own.told() for own in service.shelf.models)
+        self._running = Running(service, listener, rules)
+
+    def wait(self) -> None:
+        """Until a signal asks the process to stop; what was accepted is answered first. A second signal cuts it short.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        from vitkit.system.stopping import Deferral
+
+        with Deferral() as asked, self:
+            while asked.received is None and self._running.is_alive:
+                time.sleep(_TICK)
+
+    def stop(self) -> None:
+        """Take nothing more, answer what was accepted, and end."""
+        self._running.stop()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Where it is, and what /models says."""
+        return {"url": self.url, "token": self.token, "models": [own.to_dict() for own in self._service.shelf.models]}
+
+    def lines(self) -> list[str]:
+        """Where it is, and what answers there."""
+        token = [] if self.token is None else [f"token: {self.token}"]
+        return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    models: str | Path | Classifier | Sequence[str | Path | Classifier],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    allow_host: Sequence[str] = (),
+    backend: str = "auto",
+    precision: str = "auto",
+    device: DeviceName = "auto",
+    batch: int | None = None,
+    max_wait: float = 5.0,
+    queue: int = 256,
+    note: Say = unsaid,
+    progress: Progress = silent,
+) -> Server:
+    """Have other programs ask classifiers over HTTP: `/predict`, `/explain`, `/embed`.
+
+        import vitkit
+
+        with vitkit.serve("runs/digits-1", port=0) as server:
+            print(server.url, server.models)
+
+    Args:
+        models: run or model folders, checkpoints, exported files or published names, each perhaps as NAME=SOURCE; or
+            classifiers. The first is asked where a request names none; of several with one name the last.
+        host: where to listen; on another than this machine's own addresses a token is needed, and made if none is
+            given.
+        port: of that address; 0 takes one that is free.
+        token: without which nothing is answered, in the header Authorization: Bearer.
+        allow_host: further names by which the server is called, as a proxy or a container calls it.
+        backend: what computes; `auto`: the fastest that is installed.
+        precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
+        device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
+        batch: pictures that are answered at a time, at most; by default as suits the backend.
+        max_wait: milliseconds that a picture waits for others, at most, while a core is free.
+        queue: pictures that may wait; a request for more is refused (503).
+        note: told what had to be assumed of a model, a line each.
+        progress: of loading.
+
+    Returns:
+        The server, which runs until its `stop`, or the end of a `with` block; `wait` is for programs that do nothing
+        else.
+
+    Raises:
+        VitkitError: a value is not allowed, a model cannot be loaded, the address cannot be had, or a package is
+            missing.
+    """
+    check_choice("--device", device, DeviceName)
+    check_least("--batch", batch, 1)
+    check_least("--queue", queue, 1)
+    if not 0 <= max_wait <= 10_000:
+        raise VitkitError(f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
+    named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
+    if not named:
+        raise VitkitError("name a model to serve")
+    _check_packages()
+    rules = _rules(host, token, allow_host)
+    listener = _listen(host, port)
+    try:
+        from vitkit.serving.models import open_models
+        from vitkit.serving.service import Service
+
+        shelf = open_models(
+            named, backend=backend, precision=precision, device=device, batch=batch, note=note, progress=progress
+        )
+        return Server(Service(shelf, wait=max_wait / 1000, most=queue), listener, rules)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _rules(host: str, token: str | None, allow_host: Sequence[str]) -> Rules:
+    if token is not None:
+        check_token(token)
+    elif not is_loopback(host):
+        token = new_token()
+    return rules_of(host, token, more=allow_host, open_paths=_OPEN)
+
+
+def _check_packages() -> None:
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if missing:
+        raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that has the address, and listens once there is something to answer with."""
+    if not 0 <= port <= _MOST_PORT:
+        raise VitkitError(f"--port {port} must be from 0 to {_MOST_PORT}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise VitkitError(f"--host {host} is no address of this machine") from error
+    family, kind, protocol, _, address = sorted(found, key=lambda own: own[0] != socket.AF_INET)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise VitkitError(
+            f"cannot listen at {host}, port {port} ({reason}): choose another --port, 0 for any"
+        ) from error
+    return listener

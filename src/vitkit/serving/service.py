@@ -1,0 +1,162 @@
+"""What a server is asked, and what comes of it: which model, which batch, which rows. HTTP is elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitkit.data.decode import UnreadableImageError
+from vitkit.errors import ShortageError, UnansweredError, VitkitError
+from vitkit.inference.pipeline import set_threads, threads
+from vitkit.inference.prediction_files import Columns
+from vitkit.serving.batching import ClosedError, FullError, Work, Workers
+from vitkit.serving.metrics import Metrics
+from vitkit.serving.models import ServedModel, Shelf, ToExplain
+from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
+
+if TYPE_CHECKING:
+    from vitkit.explanation.explanation import Explanation
+
+TOP = 5  # classes that are named, if nothing else is asked
+MODEL = ("model", "version")  # options of every question
+_LATER = "too many pictures are waiting: ask again later"
+_CLOSING = "the server is closing"
+
+
+class Service:
+    """The models of a server and the threads that ask them.
+
+    Args:
+        shelf: the models.
+        wait: seconds that a picture waits, at most, for others to be answered with.
+        most: pictures that may wait.
+
+    Attributes:
+        is_closing: no more questions are taken; those that were taken are being answered.
+    """
+
+    def __init__(self, shelf: Shelf, *, wait: float, most: int) -> None:
+        self.shelf, self.metrics = shelf, Metrics()
+        self.is_closing = False
+        self._threads = threads()
+        self.workers = Workers(shelf.threads, wait=wait, most=most, begin=shelf.begin, observe=self.metrics.observe)
+        self.metrics.watch(lambda: self.workers.waiting, lambda: self.workers.working)
+
+    def check_open(self) -> None:
+        """Whether a question can be taken, before its pictures are read.
+
+        Raises:
+            BadRequestError: the server is closing, or as many pictures wait as may.
+        """
+        if self.is_closing:
+            raise BadRequestError(503, _CLOSING)
+        if self.workers.waiting >= self.workers.most:
+            raise BadRequestError(503, _LATER)
+
+    async def predict(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
+        """A row for each picture, as `vitkit predict` writes it."""
+        model = self._model(options)
+        top = min(whole_number(options, "top", 1, TOP), len(model.classifier.classes))
+        columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi")
+        rows = await self._ask(model.predicting, [(upload, columns) for upload in uploads])
+        return {**_named(model), "predictions": self._counted(model, rows)}
+
+    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
+        """What the model sees in each picture, as a vector."""
+        model = self._whole(options)
+        what = options.get("what", "head")
+        if what not in model.embedding:
+            raise BadRequestError(400, f"what must be one of {', '.join(model.embedding)}, not {what!r:.80}")
+        rows = await self._ask(model.embedding[what], uploads)
+        return {**_named(model), "what": what, "embeddings": self._counted(model, rows)}
+
+    async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
+        """Where in the one picture a class comes from, in numbers."""
+        model, found = await self._explain(uploads, options)
+        return {
+            **_named(model),
+            "target": found.target,
+            "probability": found.probability,
+            "top": [{"label": label, "confidence": p} for label, p in found.ranking[:TOP]],
+            "size": list(found.photograph.size),
+            "box": list(found.box),
+            "maps": {name: values.tolist() for name, values in found.maps.items()},
+            "layers": list(found.layers),
+            "heads": None if found.heads is None else found.heads.tolist(),
+        }
+
+    async def draw(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
+        """Where in the one picture a class comes from, as a picture (PNG)."""
+        from vitkit.explanation.draw import picture_to_png
+
+        _, found = await self._explain(uploads, options)
+        method = next(iter(found.maps), "heads")
+        return await asyncio.to_thread(lambda: picture_to_png(found.overlay(method)))
+
+    def close(self) -> None:
+        """Answer what waits, and end the threads."""
+        self.is_closing = True
+        self.workers.close()
+        set_threads(self._threads)  # what a thread has set is also the default of later ones
+
+    async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
+        model = self._whole(options)
+        if len(uploads) > 1:
+            raise BadRequestError(400, f"one picture at a time is explained, not {len(uploads)}")
+        method, target = options.get("method", "gradient"), options.get("target", "top")
+        (found,) = await self._ask(model.explaining, [ToExplain(uploads[0], method, target, _layer(options))])
+        self.metrics.images.labels(model.name, "answered").inc()
+        return model, found
+
+    async def _ask(self, work: Work, asked: Sequence[Any]) -> list[Any]:
+        if len(asked) > self.workers.most:
+            raise BadRequestError(413, f"a request may have {self.workers.most} pictures at most, not {len(asked)}")
+        try:
+            return await self.workers.ask(work, asked)
+        except FullError:
+            raise BadRequestError(503, _LATER) from None
+        except ClosedError:
+            raise BadRequestError(503, _CLOSING) from None
+        except ShortageError as error:
+            raise BadRequestError(503, str(error)) from error
+        except (UnansweredError, UnreadableImageError) as error:
+            raise BadRequestError(422, str(error)) from error
+        except VitkitError as error:
+            raise BadRequestError(400, str(error)) from error
+
+    def _counted(self, model: ServedModel, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        unread = sum("error" in row for row in rows)
+        for outcome, count in (("answered", len(rows) - unread), ("unreadable", unread)):
+            if count:
+                self.metrics.images.labels(model.name, outcome).inc(count)
+        return rows
+
+    def _model(self, options: Mapping[str, str]) -> ServedModel:
+        name, version = (options.get(own) for own in MODEL)
+        model = self.shelf.find(name, version)
+        if model is None:
+            known = ", ".join(f"{own.name} ({own.version})" for own in self.shelf.models)
+            asked = " ".join(f"{own!r:.80}" for own in (name, version) if own is not None)
+            raise BadRequestError(404, f"there is no model {asked}: expected {known}")
+        return model
+
+    def _whole(self, options: Mapping[str, str]) -> ServedModel:
+        model = self._model(options)
+        if not model.is_whole:
+            raise BadRequestError(400, f"{model.name} is an exported file, which gives predictions alone")
+        return model
+
+
+def _named(model: ServedModel) -> dict[str, Any]:
+    return {"model": model.name, "version": model.version}
+
+
+def _layer(options: Mapping[str, str]) -> int | None:
+    text = options.get("layer")
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 4:
+        raise BadRequestError(400, f"layer must be a whole number, not {text!r:.80}")
+    return int(text)

@@ -1,0 +1,174 @@
+"""Batches: how they form, what is answered, and what happens when something fails, is full or ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from vitkit.serving.batching import ClosedError, FullError, Work, Workers
+
+
+class Doubling:
+    """Doubles numbers, and keeps what it was asked at a time; a number below 0 fails."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.batches = seconds, list[list[int]]()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, asked: Sequence[int]) -> list[int]:
+        self.gate.wait()
+        self.batches.append(list(asked))
+        time.sleep(self.seconds)
+        if min(asked) < 0:
+            raise ValueError(f"{min(asked)} is below 0")
+        return [2 * number for number in asked]
+
+
+def workers(count: int = 1, wait: float = 0.0, most: int = 100, begin: Callable[[], None] = lambda: None) -> Workers:
+    return Workers(count, wait=wait, most=most, begin=begin, observe=lambda work, images, seconds: None)
+
+
+async def ask_all(own: Workers, work: Work, asked: Sequence[Sequence[int]]) -> list[Any]:
+    return await asyncio.gather(*(own.ask(work, list(each)) for each in asked), return_exceptions=True)
+
+
+def test_each_request_gets_its_own_answers_in_order() -> None:
+    double, own = Doubling(0.001), workers(3, most=1000)
+    asked = [list(range(i, i + i % 5 + 1)) for i in range(60)]
+    found = asyncio.run(ask_all(own, Work("a", 4, double), asked))
+    own.close()
+    assert found == [[2 * number for number in each] for each in asked]
+    assert max(map(len, double.batches)) == 4
+
+
+def test_what_comes_while_a_thread_is_at_work_is_answered_together() -> None:
+    double, own = Doubling(), workers()
+    work = Work("a", 8, double)
+
+    async def ask() -> None:
+        double.gate.clear()
+        first = asyncio.create_task(own.ask(work, [0]))
+        await asyncio.sleep(0.05)  # it is taken
+        rest = [asyncio.create_task(own.ask(work, [i])) for i in range(1, 13)]
+        await asyncio.sleep(0.01)
+        double.gate.set()
+        await asyncio.gather(first, *rest)
+
+    asyncio.run(ask())
+    own.close()
+    assert [len(batch) for batch in double.batches] == [1, 8, 4]
+
+
+def test_a_free_thread_waits_for_more_and_no_longer_than_it_may() -> None:
+    double, own = Doubling(), workers(wait=0.2)
+    work = Work("a", 3, double)
+
+    async def ask() -> list[float]:
+        began = time.monotonic()
+        first = asyncio.create_task(own.ask(work, [1]))
+        await asyncio.sleep(0.02)
+        await asyncio.gather(first, own.ask(work, [2]), own.ask(work, [3]))
+        whole = time.monotonic() - began
+        await own.ask(work, [4])
+        return [whole, time.monotonic() - began - whole]
+
+    whole, alone = asyncio.run(ask())
+    own.close()
+    assert double.batches == [[1, 2, 3], [4]]
+    assert whole < 0.15 < 0.19 < alone < 1
+
+
+def test_kinds_are_never_mixed_and_the_oldest_goes_first() -> None:
+    double, other, own = Doubling(), Doubling(), workers()
+    a, b = Work("a", 4, double), Work("b", 4, other)
+
+    async def ask() -> None:
+        double.gate.clear()
+        first = asyncio.create_task(own.ask(a, [0]))
+        await asyncio.sleep(0.05)
+        rest = [asyncio.create_task(own.ask(work, [i])) for i, work in enumerate([b, a, b, a, b, b, b])]
+        await asyncio.sleep(0.01)
+        double.gate.set()
+        await asyncio.gather(first, *rest)
+
+    asyncio.run(ask())
+    own.close()
+    assert double.batches == [[0], [1, 3]]
+    assert other.batches == [[0, 2, 4, 5], [6]]
+
+
+def test_who_asks_what_fails_pays_for_it_alone() -> None:
+    double, own = Doubling(), workers(wait=0.1)
+    found = asyncio.run(ask_all(own, Work("a", 3, double), [[1], [-2], [3]]))
+    own.close()
+    assert found[0] == [2] and found[2] == [6]
+    assert isinstance(found[1], ValueError)
+    assert double.batches == [[1, -2, 3], [1], [-2], [3]]
+
+
+def test_what_is_more_than_may_wait_is_refused_and_the_rest_is_answered() -> None:
+    double, own = Doubling(), workers(most=5)
+    work = Work("a", 1, double)
+
+    async def ask() -> list[Any]:
+        double.gate.clear()
+        first = asyncio.create_task(own.ask(work, [0]))
+        await asyncio.sleep(0.05)
+        rest = [asyncio.create_task(own.ask(work, each)) for each in ([1, 2], [3, 4, 5, 6], [7, 8, 9], [10])]
+        await asyncio.sleep(0.01)
+        assert own.waiting == 5 and own.working == 1
+        double.gate.set()
+        return await asyncio.gather(first, *rest, return_exceptions=True)
+
+    found = asyncio.run(ask())
+    own.close()
+    assert [found[i] for i in (0, 1, 3)] == [[0], [2, 4], [14, 16, 18]]
+    assert [type(found[i]) for i in (2, 4)] == [FullError, FullError]
+    assert own.waiting == own.working == 0
+
+
+def test_closing_answers_what_waits_and_takes_nothing_more() -> None:
+    double, own = Doubling(0.01), workers(2, wait=5.0)
+    work = Work("a", 4, double)
+
+    async def ask() -> Any:
+        asked = [asyncio.create_task(own.ask(work, [i])) for i in range(30)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(asyncio.to_thread(own.close))
+        found = await asyncio.gather(*asked)
+        await closing
+        with pytest.raises(ClosedError):
+            await own.ask(work, [1])
+        return found
+
+    assert asyncio.run(ask()) == [[2 * i] for i in range(30)]
+    own.close()
+
+
+def test_what_fails_as_a_thread_begins_is_told() -> None:
+    def begin() -> None:
+        raise OSError("no such library")
+
+    with pytest.raises(OSError, match="no such library"):
+        workers(2, begin=begin)
+
+
+def test_nobody_waits_for_an_answer_whose_loop_has_ended() -> None:
+    double, own = Doubling(), workers()
+    work = Work("a", 1, double)
+
+    async def leave() -> None:
+        double.gate.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(own.ask(work, [1]), 0.01)
+
+    asyncio.run(leave())
+    double.gate.set()
+    assert asyncio.run(own.ask(work, [2])) == [4]
+    own.close()

@@ -1,0 +1,242 @@
+"""Wrong, huge, slow, half-sent and hostile requests: each gets its answer within limits, and changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+
+import photos as pictures
+from serving.conftest import classifier
+from vitkit.serving import connections
+from vitkit.serving.serve import Server, serve
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Server]:
+    """A server of small limits, so that tests need not wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "HEAD_SECONDS", 0.3)
+        with serve(classifier(), port=0, backend="eager", precision="float32") as running:
+            guard = running._running._server.config.app
+            guard.rules = replace(guard.rules, seconds=0.4, most_bytes=200_000)
+            yield running
+
+
+def exchange(server: Server, *parts: bytes | float, wait: float = 5.0) -> bytes:
+    """What comes back before the connection is closed, of these bytes; a number is a pause."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=wait) as own:
+        for part in parts:
+            if isinstance(part, float):
+                time.sleep(part)
+            else:
+                try:
+                    own.sendall(part)
+                except (BrokenPipeError, ConnectionResetError):
+                    break
+        found = b""
+        try:
+            while piece := own.recv(65536):
+                found += piece
+        except ConnectionResetError:
+            pass
+        return found
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def head(path: str = "/predict", length: int = 0, *more: str, host: str = "127.0.0.1") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}", "content-type: image/png", f"content-length: {length}", *more]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def png() -> bytes:
+    data = io.BytesIO()
+    pictures.noise().save(data, "PNG")
+    return data.getvalue()
+
+
+def is_well(server: Server) -> bool:
+    """Whether it answers as ever."""
+    content = {"content": png(), "headers": {"content-type": "image/png"}}
+    return httpx.post(f"{server.url}/predict", **content).status_code == 200
+
+
+@pytest.fixture(autouse=True)
+def _well(strict: Server) -> Iterator[None]:
+    yield
+    assert is_well(strict)
+
+
+def test_a_body_that_is_half_sent_is_given_up(strict: Server) -> None:
+    began = time.monotonic()
+    answer = exchange(strict, head(length=1000), b"x" * 500)
+    assert (status(answer), 0.3 < time.monotonic() - began < 3) == (408, True)
+
+
+def test_a_body_that_drips_is_given_up(strict: Server) -> None:
+    drops = [part for _ in range(20) for part in (b"x", 0.05)]
+    assert status(exchange(strict, head(length=1000), *drops)) == 408
+
+
+def test_a_sender_who_leaves_is_not_waited_for(strict: Server) -> None:
+    host, port = strict.url.removeprefix("http://").split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port)), timeout=5) as own:
+            own.sendall(head(length=1000) + b"x" * 100)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+
+
+def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes(strict: Server) -> None:
+    assert status(exchange(strict, head(length=200_001), b"x" * 200_001)) == 413
+    chunks = [b"%x\r\n" % 50_000 + b"x" * 50_000 + b"\r\n" for _ in range(20)]
+    chunked = head().replace(b"content-length: 0", b"transfer-encoding: chunked")
+    assert status(exchange(strict, chunked, *chunks, b"0\r\n\r\n")) == 413
+
+
+def test_who_is_refused_can_read_why_though_it_was_still_sending(strict: Server) -> None:
+    answer = httpx.post(f"{strict.url}/predict", content=b"x" * 5_000_000, headers={"content-type": "image/png"})
+    assert (answer.status_code, "MiB at most" in answer.json()["error"]) == (413, True)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"",),
+        (b"POST /predict HTTP/1.1\r\n",),
+        (b"POST /predict HTTP/1.1\r\nhost: x\r\n", 0.1, b"a: b\r\n", 0.1, b"c: d\r\n", 0.1, b"e: f\r\n", 0.1, b"g: h"),
+    ],
+    ids=["silent", "half a head", "a head that drips"],
+)
+def test_a_head_that_does_not_come_is_given_up(strict: Server, parts: tuple[bytes | float, ...]) -> None:
+    began = time.monotonic()
+    assert exchange(strict, *parts) == b""
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["long head", "nonsense", "TLS", "two hosts", "no host", "negative length", "two lengths", "bad chunk"],
+)
+def test_what_is_no_request_is_refused(strict: Server, sent: bytes) -> None:
+    assert 400 <= status(exchange(strict, sent, wait=10)) < 500
+
+
+def test_a_page_of_another_site_or_of_a_rebound_name_is_refused(strict: Server) -> None:
+    own = {"content": png()}
+    for headers, expected in (
+        ({"host": "evil.example"}, 421),
+        ({"host": "127.0.0.1.evil.example"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://localhost:3000"}, 403),
+        ({"sec-fetch-site": "cross-site", "content-type": "text/plain"}, 403),
+    ):
+        for path in ("/predict", "/explain", "/embed"):
+            answer = httpx.post(f"{strict.url}{path}", headers={"content-type": "image/png", **headers}, **own)
+            assert answer.status_code == expected, headers
+            assert "access-control-allow-origin" not in answer.headers
+    assert httpx.options(f"{strict.url}/predict", headers={"origin": "http://evil.example"}).status_code == 403
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few kilobytes that says it has so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compress(bytes(10_000_000))
+    ihdr = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bomb(60_000, 60_000),
+        bomb(2**31 - 1, 2**31 - 1),
+        b"GIF89a" + bytes(100),
+        b"\xff\xd8\xff\xe0" + bytes(1000),
+        png()[:60],
+        b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+        b"P6 99999 99999 255\n",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        b"PK\x03\x04" + bytes(100),
+    ],
+    ids=["bomb", "larger bomb", "gif", "jpeg", "cut", "svg", "ppm", "postscript", "zip"],
+)
+def test_bombs_and_damaged_pictures_are_refused(strict: Server, content: bytes) -> None:
+    began = time.monotonic()
+    for path in ("/predict", "/embed", "/explain"):
+        answer = httpx.post(f"{strict.url}{path}", content=content, headers={"content-type": "image/png"}, timeout=20)
+        assert answer.status_code == 422, answer.text
+        assert "/" not in answer.json().get("error", "")  # no place of this machine is told
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/../../etc/passwd", "/docs/../../../etc/passwd", "/docs/%2e%2e%2f%2e%2e%2fetc/passwd", "//evil.example/"),
+        *("/.env", "/models/../../x", "/%00", "/docs/swagger-ui.css%00", "/predict/", "/static/x", "/docs/index.html"),
+    ],
+)
+def test_no_path_leads_out(strict: Server, path: str) -> None:
+    asked = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+    answer = exchange(strict, asked)
+    assert status(answer) in (404, 405, 307)
+    assert b"root:" not in answer and b"evil.example" not in answer.split(b"\r\n\r\n")[0]
+
+
+def test_a_name_is_no_place_on_this_machine(strict: Server, tmp_path: Path) -> None:
+    victim = tmp_path / "victim.png"
+    Image.new("RGB", (4, 4)).save(victim)
+    before = pictures.fingerprint(tmp_path)
+    for name in (str(victim), f"../{victim.name}", "/etc/passwd", "<script>alert(1)</script>.png", "a\r\nb: c"):
+        for content, expected in ((png(), 200), (b"", 422), (b"nothing", 422)):
+            answer = httpx.post(f"{strict.url}/predict", json={"image": {"path": name, "data": _base64(content)}})
+            assert answer.status_code == expected
+            assert answer.headers["content-type"] == "application/json"
+            (row,) = answer.json()["predictions"]
+            assert row["path"] == name
+            assert row.get("error") in (None, "empty file", "not an image")
+    assert pictures.fingerprint(tmp_path) == before
+
+
+def _base64(content: bytes) -> str:
+    import base64
+
+    return base64.b64encode(content).decode()
+
+
+def test_hostile_options_are_named_and_cut(strict: Server) -> None:
+    long = "<script>" * 1000
+    for query in ({"model": long}, {"top": long}, {"method": long}, {"target": long}, {long: "x"}, {"layer": "1e9"}):
+        for path in ("/predict", "/explain"):
+            answer = httpx.post(
+                f"{strict.url}{path}", params=query, content=png(), headers={"content-type": "image/png"}
+            )
+            assert 400 <= answer.status_code < 500, (path, query)
+            assert len(json.loads(answer.text)["error"]) < 2500

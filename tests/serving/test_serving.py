@@ -1,0 +1,343 @@
+"""What a server answers: what `vitkit.predict` and its like answer, in the form that its description promises."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+from serving.conftest import HOSTILE, classifier
+from vitkit.errors import VitkitError
+from vitkit.exporting import Pictures, export
+from vitkit.serving import answers
+from vitkit.serving.models import split_name, version_of
+from vitkit.serving.serve import Server, serve
+from vitkit.verbs.predict import predict
+from vitkit.weights import load
+
+EXACT = {"backend": "eager", "precision": "float32"}
+
+
+def files(folder: Path, *names: str) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("image", (name, (folder / "photos" / name).read_bytes())) for name in names]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "photos").iterdir())
+
+
+def test_it_answers_as_predict_does_to_the_last_bit(client: httpx.Client, folder: Path) -> None:
+    paths = [folder / "photos" / name for name in names(folder)]
+    expected = list(predict(folder / "second", paths, top=7, batch_size=1, **EXACT))
+    for path, row in zip(paths, expected, strict=True):  # batches of one
+        (got,) = client.post("/predict?model=own&top=7", files=files(folder, path.name)).json()["predictions"]
+        assert (got["label"], got["confidence"]) == (row.label, row.confidence)
+        assert [(place["label"], place["confidence"]) for place in got["top"]] == list(row.top)
+
+
+def test_many_in_a_request_and_many_requests_at_a_time_are_answered_in_order(server: Server, folder: Path) -> None:
+    own = names(folder)
+    expected = {Path(row.path).name: row for row in predict(folder / "second", folder / "photos", **EXACT)}
+
+    def ask(turn: int) -> list[dict[str, Any]]:
+        order = own[turn % 5 :]
+        found = httpx.post(f"{server.url}/predict?model=own", files=files(folder, *order), timeout=60).json()[
+            "predictions"
+        ]
+        assert [row["path"] for row in found] == order
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        rows = [row for found in pool.map(ask, range(12)) for row in found]
+    for row in rows:
+        assert row["label"] == expected[row["path"]].label
+        assert row["confidence"] == pytest.approx(expected[row["path"]].confidence, abs=1e-6)
+
+
+def test_all_forms_of_a_request_are_one(client: httpx.Client, folder: Path) -> None:
+    content = (folder / "photos" / "0.png").read_bytes()
+    text = base64.b64encode(content).decode()
+    found = [
+        client.post("/predict", files={"image": ("0.png", content)}),
+        client.post("/predict", json={"image": {"path": "0.png", "data": text}}),
+        client.post("/predict", json={"images": [text]}),
+        client.post("/predict", content=content, headers={"content-type": "image/png"}),
+    ]
+    rows = [own.json()["predictions"][0] for own in found]
+    assert [row.pop("path") for row in rows] == ["0.png", "0.png", "image 1", "image"]
+    assert all(row == rows[0] for row in rows)
+
+
+def test_options_in_the_address_or_beside_the_picture(client: httpx.Client, folder: Path) -> None:
+    own = files(folder, "0.png")
+    plain = client.post("/predict", files=own).json()["predictions"][0]
+    assert len(plain["top"]) == 5
+    assert "top" not in client.post("/predict", files=own, data={"top": "1"}).json()["predictions"][0]
+    assert len(client.post("/predict?top=100", files=own).json()["predictions"][0]["top"]) == 7
+    row = client.post("/predict?reject=1", files=own).json()["predictions"][0]
+    assert (row["label"], row["rejected"]) == (None, plain["label"])
+
+
+def test_several_classes_an_image_are_answered_as_predict_does(client: httpx.Client, folder: Path) -> None:
+    expected = next(iter(predict(folder / "several", folder / "photos" / "0.png", **EXACT)))
+    (row,) = client.post("/predict?model=several", files=files(folder, "0.png")).json()["predictions"]
+    assert (row["label"], row["confidence"]) == (expected.label, pytest.approx(expected.confidence, abs=1e-6))
+
+
+def test_what_cannot_be_read_is_a_row_with_its_reason(client: httpx.Client, folder: Path) -> None:
+    bad = [("image", ("bad.jpg", b"no picture")), ("image", ("empty.png", b""))]
+    mixed = client.post("/predict", files=[*files(folder, "0.png"), *bad])
+    assert mixed.status_code == 200
+    assert [row.get("error") for row in mixed.json()["predictions"]] == [None, "not an image", "empty file"]
+    alone = client.post("/predict", files=bad)
+    assert alone.status_code == 422
+    assert [row["error"] for row in alone.json()["predictions"]] == ["not an image", "empty file"]
+    assert client.post("/embed", files=bad).status_code == 422
+    answer = client.post("/explain", files=bad[:1])
+    assert (answer.status_code, answer.json()) == (422, {"error": "not an image"})
+
+
+def test_a_picture_that_may_be_meant_brighter_says_so(client: httpx.Client, folder: Path) -> None:
+    (row,) = client.post("/predict", files=files(folder, "dark.png")).json()["predictions"]
+    assert "darker or lighter" in row["note"]
+
+
+def test_versions_are_of_the_content(client: httpx.Client, folder: Path) -> None:
+    first, second, several = client.get("/models").json()["models"]
+    assert first["version"] == version_of(load(folder / "first")) == version_of(classifier(0))
+    assert len({first["version"], second["version"], several["version"]}) == 3
+    other = classifier(0)
+    other.temperature = 1.5
+    assert version_of(other) != first["version"]
+    own = files(folder, "0.png")
+
+    def version(query: str) -> str:
+        return client.post(f"/predict?{query}", files=own).json()["version"]
+
+    assert version("") == first["version"]  # the first that was named
+    assert version("model=own") == second["version"]  # of one name the last
+    assert version(f"model=own&version={first['version'][:6]}") == first["version"]
+    assert version(f"version={several['version']}") == several["version"]
+    missing = client.post("/predict?model=own&version=zz", files=own)
+    assert missing.status_code == 404 and second["version"] in missing.json()["error"]
+
+
+def test_features_are_those_of_the_model(client: httpx.Client, folder: Path) -> None:
+    own = load(folder / "first")
+    for what in ("head", "class", "mean", "patches"):
+        ((_, expected),) = own.embed([folder / "photos" / "1.jpg"], what)
+        (row,) = client.post(f"/embed?what={what}", files=files(folder, "1.jpg")).json()["embeddings"]
+        np.testing.assert_allclose(np.array(row["features"]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["gradient", "rollout", "heads", "all"])
+def test_maps_are_those_of_the_model(client: httpx.Client, folder: Path, method: str) -> None:
+    expected = load(folder / "first").explain(folder / "photos" / "0.png", method, target="b")
+    found = client.post(f"/explain?method={method}&target=b", files=files(folder, "0.png")).json()
+    assert (found["target"], found["probability"]) == ("b", pytest.approx(expected.probability, abs=1e-6))
+    assert found["size"] == list(expected.photograph.size) and found["box"] == list(expected.box)
+    assert found["maps"].keys() == expected.maps.keys()
+    for name, values in expected.maps.items():
+        np.testing.assert_allclose(np.array(found["maps"][name]), values, atol=1e-5)
+    assert (found["heads"] is None) == (expected.heads is None)
+
+
+def test_a_map_can_be_had_as_a_picture(client: httpx.Client, folder: Path) -> None:
+    answer = client.post("/explain?format=png", files=files(folder, "0.png"))
+    assert answer.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(answer.content)).size[0] >= 40
+
+
+def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> None:
+    own = [*files(folder, "0.png"), ("image", ("bad.jpg", b"no picture"))]
+    answers.PredictionsForm.model_validate(client.post("/predict?reject=0.5", files=own).json(), strict=True)
+    answers.EmbeddingsForm.model_validate(client.post("/embed", files=own).json(), strict=True)
+    answers.ExplanationForm.model_validate(client.post("/explain?method=all", files=own[:1]).json(), strict=True)
+    answers.ModelsForm.model_validate(client.get("/models").json(), strict=True)
+    answers.StateForm.model_validate(client.get("/ready").json(), strict=True)
+    answers.Refused.model_validate(client.get("/nothing").json(), strict=True)
+    paths = client.get("/openapi.json").json()["paths"]
+    assert list(paths) == ["/predict", "/explain", "/embed", "/models", "/health", "/ready", "/metrics"]
+    for path in ("/predict", "/explain", "/embed"):  # what is described is taken, and nothing else
+        known = {own["name"]: "x" for own in paths[path]["post"]["parameters"]}
+        told = client.post(path, params={**known, "nothing": "x"}, files=own[:1]).json()["error"]
+        assert told == f"there is no option 'nothing': expected {', '.join(known)}"
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/", follow_redirects=True)
+    assert page.url.path == "/docs"
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert linked == ["data:,", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/begin.js"]
+    for path in linked[1:]:
+        assert client.get(path).status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "<script>" not in page.text
+    for path in ("index.html", "../pages.py", "%2e%2e/pages.py", "..%2f..%2fpages.py"):
+        assert client.get(f"/docs/{path}").status_code == 404
+
+
+def test_metrics_count_what_was_asked(client: httpx.Client, folder: Path) -> None:
+    def count(line: str) -> float:
+        found = re.search(rf"^{re.escape(line)} (\S+)$", client.get("/metrics").text, re.M)
+        return float(found[1]) if found else 0.0
+
+    images = 'vitkit_images_total{model="own",outcome="answered"}'
+    unread = 'vitkit_images_total{model="own",outcome="unreadable"}'
+    asked = 'vitkit_requests_total{route="/predict",status="200"}'
+    refused = 'vitkit_requests_total{route="refused",status="421"}'
+    before = [count(line) for line in (images, unread, asked, refused)]
+    client.post("/predict", files=[*files(folder, "0.png", "1.jpg"), ("image", ("bad", b"x"))])
+    client.get("/models", headers={"host": "evil.example"})
+    assert [count(line) for line in (images, unread, asked, refused)] == [
+        before[0] + 2, before[1] + 1, before[2] + 1, before[3] + 1,
+    ]  # fmt: skip
+    assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_more_pictures_than_may_wait_are_refused(client: httpx.Client, folder: Path) -> None:
+    own = files(folder, "0.png") * 41
+    answer = client.post("/predict", files=own)
+    assert (answer.status_code, "40 pictures at most" in answer.json()["error"]) == (413, True)
+
+
+def test_a_full_queue_says_when_to_come_again(server: Server, client: httpx.Client, folder: Path) -> None:
+    service = server._service
+
+    async def never(*_: Any) -> Any:
+        raise AssertionError("it was asked")
+
+    own = files(folder, "0.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(service.workers), "waiting", property(lambda _: 40))
+        patch.setattr(service, "predict", never)
+        answer = client.post("/predict", files=own)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert client.post("/predict", files=own).status_code == 200
+
+
+def test_a_fault_is_told_on_stderr_and_not_to_who_asks(
+    server: Server, client: httpx.Client, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("of secrets")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server._service, "predict", broken)
+        answer = client.post("/predict", files=files(folder, "0.png"))
+    assert (answer.status_code, "secrets" in answer.text) == (500, False)
+    assert "of secrets" in caplog.text
+    caplog.clear()
+
+
+def test_class_names_are_text(client: httpx.Client) -> None:
+    answer = client.get("/models")
+    assert HOSTILE in answer.json()["models"][0]["classes"]
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+_WITHOUT_TORCH = """
+import json, sys, urllib.error, urllib.request
+sys.modules["torch"] = None  # importing it is an error
+import vitkit
+
+def ask(path):
+    head = {"content-type": "image/png"}
+    asked = urllib.request.Request(server.url + path, open(sys.argv[2], "rb").read(), head)
+    try:
+        with urllib.request.urlopen(asked) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        return json.load(error)
+
+with vitkit.serve(sys.argv[1], port=0, precision="float32") as server:
+    print(json.dumps([ask(path) for path in ("/predict?top=7", "/explain", "/embed")]))
+assert not [name for name in sys.modules if name.startswith("torch.")]
+"""
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_exported_files_answer_as_predict_does_without_torch(folder: Path, tmp_path: Path, suffix: str) -> None:
+    file, photo = tmp_path / f"first{suffix}", folder / "photos" / "0.png"
+    export(load(folder / "first"), file, Pictures("one", (Image.open(photo).convert("RGB"),)))
+    (expected,) = predict(file, photo, top=7)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, str(file), str(photo)],
+        env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    predicted, *refused = json.loads(done.stdout)
+    (row,) = predicted["predictions"]
+    assert (row["label"], row["confidence"]) == (expected.label, expected.confidence)
+    assert [(place["label"], place["confidence"]) for place in row["top"]] == list(expected.top)
+    assert all("gives predictions alone" in answer["error"] for answer in refused)
+
+
+def test_a_closed_server_answers_nothing_more(folder: Path) -> None:
+    with serve(classifier(), port=0, backend="eager") as own:
+        assert httpx.get(f"{own.url}/ready").json() == {"status": "ready"}
+        assert own.to_dict()["models"][0]["name"] == "model"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{own.url}/ready")
+    own.stop()
+
+
+def test_others_need_a_token_which_is_made(folder: Path) -> None:
+    with serve(folder / "first", host="0.0.0.0", port=0, backend="eager") as own:
+        url = own.url.replace("0.0.0.0", "127.0.0.1")
+        assert own.token is not None and len(own.token) >= 32
+        assert own.lines()[1] == f"token: {own.token}"
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/models").status_code == 401
+        assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {own.token}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"host": "nowhere.invalid"}, "no address"),
+        ({"host": "192.0.2.1", "token": "x" * 20}, "cannot listen at 192.0.2.1"),
+        ({"port": 70000}, "--port 70000 must be from 0 to 65535"),
+        ({"token": "short"}, "--token must be 16"),
+        ({"batch": 0}, "--batch must be at least 1"),
+        ({"queue": 0}, "--queue must be at least 1"),
+        ({"max_wait": -1}, "--max-wait -1 must be"),
+        ({"max_wait": float("nan")}, "--max-wait nan must be"),
+        ({"backend": "nothing"}, "backend must be one of"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_by_name(folder: Path, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(VitkitError, match=re.escape(told)):
+        serve(folder / "first", **{"port": 0, **options})
+
+
+def test_a_port_that_is_taken_and_a_model_given_twice_are_refused(server: Server, folder: Path) -> None:
+    with pytest.raises(VitkitError, match="choose another --port"):
+        serve(folder / "first", port=int(server.url.rpartition(":")[2]))
+    with pytest.raises(VitkitError, match="given twice"):
+        serve([folder / "first", folder / "first"], port=0)
+    with pytest.raises(VitkitError, match="name a model"):
+        serve([], port=0)
+
+
+def test_names_come_from_the_command_or_from_the_place(tmp_path: Path) -> None:
+    (tmp_path / "a=b").mkdir()
+    (tmp_path / "m.onnx").touch()
+    assert split_name("flowers=runs/a") == ("flowers", "runs/a")
+    assert split_name(tmp_path / "a=b") == ("a=b", tmp_path / "a=b")
+    assert split_name(tmp_path / "m.onnx")[0] == "m"
+    assert split_name("vit_base_patch16_224") == ("vit_base_patch16_224", "vit_base_patch16_224")
+    assert split_name("a b=c")[0] == "a b=c"
