@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tiny import VARIETY, build, images, tiny
+from vitkit.model.build import filled
 from vitkit.model.vit import VisionTransformer
 
 D, M, LAYERS = 128, 192, 2
@@ -214,3 +215,15 @@ def test_a_bfloat16_model_still_runs_after_its_tables_are_rebuilt(fields: dict[s
     before = model(images().bfloat16())
     model.rebuild_tables()
     assert torch.equal(model(images().bfloat16()), before)
+
+
+def test_weights_have_the_strides_of_new_ones() -> None:
+    """timm's DeiT file has a class token of strides (1, 1, 1); gradients and fused optimisers differ from such."""
+    model = build()
+    odd = {name: own.detach() for name, own in model.state_dict().items()}
+    odd["cls_token"] = torch.as_strided(odd["cls_token"], odd["cls_token"].shape, (1, 1, 1))
+    odd["head.weight"] = odd["head.weight"].T.contiguous().T
+    found = filled(model.config, odd).state_dict()
+    for name, own in model.state_dict().items():
+        assert torch.equal(found[name], own), name
+        assert found[name].stride() == own.stride(), name

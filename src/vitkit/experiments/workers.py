@@ -14,8 +14,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import RawIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_plan import Job
@@ -68,16 +69,17 @@ def make_side_by_side(
 
 def _environments(count: int, device: str) -> list[dict[str, str]]:
     """Where each worker computes."""
+    threads = max((os.cpu_count() or 1) // count, 1)
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     if choose_device(device) != "cuda":
-        threads = max((os.cpu_count() or 1) // count, 1)
-        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * count
+        return [environment] * count
     import torch
 
     there = torch.cuda.device_count()
     if count > there:
         raise VitkitError(f"--devices {count}, but this machine has {there}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(there)))).split(",")
-    return [{"CUDA_VISIBLE_DEVICES": visible[number]} for number in range(count)]
+    return [environment | {"CUDA_VISIBLE_DEVICES": visible[number]} for number in range(count)]
 
 
 def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -122,21 +124,25 @@ def main() -> None:
     """Train the jobs that come, until the pipe ends; at its end in the midst of one, stop it in good order."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print is no answer
-    lines: queue.Queue[str] = queue.Queue()
+    pipe = open(os.dup(sys.stdin.fileno()), "rb", buffering=0)  # noqa: SIM115, PTH123  # until the process ends
+    # A process that prepares images is forked from this one and closes its sys.stdin, for which it would wait for
+    # ever while a thread reads from it here.
+    sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
+    lines: queue.Queue[bytes] = queue.Queue()
     at_work = threading.Event()
-    threading.Thread(target=_read, args=(sys.stdin, lines, at_work), daemon=True).start()
+    threading.Thread(target=_read, args=(pipe, lines, at_work), daemon=True).start()
     while line := lines.get():
         at_work.set()
-        error = _make(from_json(line))
+        error = _make(from_json(line.decode()))
         at_work.clear()
         with suppress(BrokenPipeError):
             print(to_json({"error": error}), file=answers, flush=True)
 
 
-def _read(pipe: IO[str], lines: queue.Queue[str], at_work: threading.Event) -> None:
+def _read(pipe: RawIOBase, lines: queue.Queue[bytes], at_work: threading.Event) -> None:
     for line in pipe:
         lines.put(line)
-    lines.put("")
+    lines.put(b"")
     if at_work.is_set():
         os.kill(os.getpid(), signal.SIGTERM)
 

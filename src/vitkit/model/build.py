@@ -68,13 +68,23 @@ def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
     if isinstance(config, ViTConfig):
         with torch.device("meta"):
             model = VisionTransformer(config)
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict({name: _in_row_order(own) for name, own in weights.items()}, assign=True)
         model.rebuild_tables()
         return model
     with torch.random.fork_rng():  # of its initial weights, which are replaced; not all networks can be without
         network = Network(config)
     network.network.load_state_dict(weights)
     return network
+
+
+def _in_row_order(weight: Tensor) -> Tensor:
+    """The tensor with the strides of a new one of its shape, as some files have not; an axis of length one too.
+
+    Gradients have such strides, and the optimiser's one kernel on GPUs wants weights and gradients alike.
+    """
+    if weight.stride() == torch.empty(weight.shape, device="meta").stride():
+        return weight
+    return weight.clone(memory_format=torch.contiguous_format)
 
 
 def vit_of(model: object, what: str) -> VisionTransformer:
