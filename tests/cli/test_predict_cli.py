@@ -151,6 +151,37 @@ def test_jsonl_has_valid_json_on_each_line(vitkit: Any, trained: Path, here: Pat
     assert second == {"path": "odd/text.jpg", "label": None, "confidence": None, "error": "not an image"}
 
 
+@pytest.mark.parametrize("flags", [(), ("--top", 2), ("--reject", 1.0)], ids=["plain", "top", "reject"])
+def test_json_is_the_lines_of_a_jsonl_file(vitkit: Any, trained: Path, here: Path, flags: tuple[object, ...]) -> None:
+    images = ("photos/red/img1.png", "odd/text.jpg", "photos/blue/img1.png")
+    outcome = vitkit("predict", trained, *images, *flags, "--json")
+    assert outcome.code == 0
+    vitkit("predict", trained, *images, *flags, "-o", "out.jsonl")
+    assert outcome.out == (here / "out.jsonl").read_text()
+    assert [json.loads(line)["path"] for line in outcome.out.splitlines()] == list(images)
+    assert json.loads(outcome.out.splitlines()[1])["error"] == "not an image"
+    assert "1 unreadable" in outcome.err
+
+
+def test_json_beside_a_file_is_the_counts(vitkit: Any, trained: Path, here: Path) -> None:
+    outcome = vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.csv", "--json")
+    found = json.loads(outcome.out)
+    assert (found["images"], found["unreadable"], found["rejected"], found["out"]) == (2, 1, 0, "out.csv")
+    assert (here / "out.csv").read_text().startswith("path,label,confidence,error\n")
+    again = vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.csv", "--json", "--resume")
+    assert json.loads(again.out) == found
+    assert "2 of 2 images are in out.csv" in again.err
+
+
+def test_json_of_a_single_image_is_json_on_a_terminal_too(
+    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert json.loads(vitkit("predict", trained, "photos/red/img1.png", "--json").out)["label"]
+    every = vitkit("predict", trained, "odd/text.jpg", "--json")
+    assert (every.code, json.loads(every.out)["confidence"]) == (1, None)
+
+
 def test_jsonl_ranks_the_top_classes(vitkit: Any, trained: Path, here: Path) -> None:
     assert vitkit("predict", trained, "photos/red/img1.png", "-o", "out.jsonl", "--top", 2).code == 0
     row = json.loads((here / "out.jsonl").read_text())

@@ -16,8 +16,9 @@ from vitkit.cli.arguments import BackendName, Device, MergeNumber, ModelSource, 
 from vitkit.cli.progress import Bar
 from vitkit.cli.say import HARMLESS, say
 from vitkit.errors import Interrupted, ShortageError
-from vitkit.inference.prediction_files import Columns, Format
+from vitkit.inference.prediction_files import Columns, Format, JsonLines
 from vitkit.inference.resumable import partial_of
+from vitkit.system.files import to_json
 from vitkit.verbs import predict as verb
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ def predict(
         bool, typer.Option("--raw", help="CSV text as it is, though a spreadsheet or terminal may act upon it.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image or folder cannot be read.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="A JSON object a line for each image, as in a .jsonl file; with --out the counts."),
+    ] = False,
 ) -> None:
     """The class of each image with its probability; an image that cannot be read is a row with its reason.
 
@@ -75,13 +80,16 @@ def predict(
             resume=resume,
             force=force,
             raw=raw,
-            say=bar.say,
+            say=tell if as_json else bar.say,
             note=tell,
             progress=bar,
-            writer=_writer(bar),
+            writer=_json_writer(bar) if as_json else _writer(bar),
         )
-    for line in found.lines():
-        say(line, file=sys.stderr if out is None else None)  # where the rows are on stdout
+    if as_json and out is not None:
+        print(to_json(found.counts()))
+    else:
+        for line in found.lines():
+            say(line, file=sys.stderr if out is None else None)  # where the rows are on stdout
     if found.unreadable == found.images or (strict and not found.is_whole):
         raise typer.Exit(1)
 
@@ -111,6 +119,17 @@ def _writer(bar: Bar) -> verb.Writer:
             sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
         sys.stdout.write(form.header)
         return lambda prediction: print(form.encode(prediction), end="")
+
+    return begin
+
+
+def _json_writer(bar: Bar) -> verb.Writer:
+    """The rows of a JSON lines file to stdout, as they come."""
+
+    def begin(form: Format, images: int) -> verb.Write:  # noqa: ARG001
+        bar.stop()
+        lines = JsonLines(form.columns)
+        return lambda prediction: print(lines.encode(prediction), end="")
 
     return begin
 

@@ -71,10 +71,15 @@ class Predictions(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The counts, and a dict an image, as a line of a JSON lines file has it."""
-        counts = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         may_reject = self.form.columns.reject is not None
         rows = [row.to_dict(may_reject=may_reject) for row in self]
-        return {**counts, "computed": self.computed, "notes": list(self.notes), "predictions": rows}
+        return {**self.counts(), "notes": list(self.notes), "predictions": rows}
+
+    def counts(self) -> dict[str, Any]:
+        """What became of the images, in numbers, and what computed it, in words."""
+        numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
+        where = {} if self.out is None else {"out": str(self.out)}
+        return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
         """What became of the images, and what computed it, in a line."""
