@@ -15,6 +15,7 @@ from vitkit.errors import VitkitError
 from vitkit.training import setup, state
 from vitkit.training.later import Later, Place
 from vitkit.training.loop import Loop
+from vitkit.training.microbatch import add_gradients
 from vitkit.training.optim import build_optimizer
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe import build as build_recipe
@@ -192,6 +193,20 @@ def test_a_run_is_the_same_wherever_its_pictures_are_kept(data: Path, tmp_path: 
     told = {cache: [line for line in lines if "decoded pictures" in line] for cache, lines in said.items()}
     disk = ["decoded pictures are kept in vitkit's cache on disk: about 1 MiB"]
     assert told == {"none": [], "ram": [], "disk": disk}, "little memory is not worth a word"
+
+
+# --- Gradients ----------------------------------------------------------------------------------------
+
+
+def test_gradients_have_the_strides_of_their_weights() -> None:
+    """On GPUs the optimiser's one kernel refuses others; a convolution's follow those of the images."""
+    layer = nn.Conv2d(3, 8, 4, 4)
+    images = torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    add_gradients(layer.parameters(), layer(images).square().mean())
+    expected = torch.autograd.grad(layer(images).square().mean(), layer.weight)[0]
+    assert expected.stride() != layer.weight.stride(), "else nothing is tested here"
+    assert layer.weight.grad is not None and layer.weight.grad.stride() == layer.weight.stride()
+    assert torch.equal(layer.weight.grad, expected)
 
 
 # --- Compiling ----------------------------------------------------------------------------------------

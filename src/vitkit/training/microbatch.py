@@ -18,7 +18,17 @@ def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
         gradients = torch.autograd.grad(loss, trained, allow_unused=True)
     for parameter, gradient in zip(trained, gradients, strict=True):
         if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            parameter.grad = _laid_as(parameter, gradient) if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    """The gradient with the strides of its parameter, as `backward` leaves it and the optimiser's kernel wants it.
+
+    Convolutions answer images in channels-last order with gradients in that order.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 class Pieces:
