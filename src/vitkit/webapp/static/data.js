@@ -151,7 +151,7 @@ class DataPage {
       this.label("");
       return true;
     }
-    if (event.key.length === 1 && /\p{L}/u.test(event.key)) {
+    if (event.key.length === 1 && event.key !== " ") {
       this.bar.begin(event.key);
       return true;
     }

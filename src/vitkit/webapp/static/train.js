@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 import { el, fill } from "./dom.js";
 
 const METHODS = [
-  ["auto", "As the number of photographs suggests", "The last layer alone below 40 photographs a class, else the whole model."],
+  ["auto", "Automatic", "The last layer alone below 40 photographs a class, else the whole model."],
   ["probe", "The last layer alone", "Quick, and best with few photographs: the model's eyes stay as they are."],
   ["lora", "Small changes throughout", "Learns more than the last layer, and takes less memory than the whole model."],
   ["full", "The whole model", "Best with many photographs; takes the longest."],

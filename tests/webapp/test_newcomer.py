@@ -1,0 +1,210 @@
+"""The way of somebody who has sixty unlabelled photographs and no terminal, with everything that may go wrong on it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from browser import browser, watched
+from vitkit.system.files import is_held
+from vitkit.webapp.jobs import Jobs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.accept
+__all__ = ["browser"]  # a fixture
+DATA = Path(os.environ.get("VITKIT_TEST_DATA", "/nowhere"))
+WEIGHTS = DATA / "weights" / "deit_tiny_patch16_224.pth"
+FLOWERS = {"daisy": "d", "roses": "r", "tulips": "t"}
+EACH, WRONG = 20, 3
+FRAMES = """() => new Promise((done) => {
+    const grid = document.querySelector('.grid');
+    const [times, begun] = [[], performance.now()];
+    const step = (now) => {
+        times.push(now);
+        grid.scrollTop += 60;
+        if (performance.now() - begun < 4000) requestAnimationFrame(step);
+        else done([times.length / 4, Math.max(...times.slice(1).map((time, i) => time - times[i])), grid.scrollTop]);
+    };
+    requestAnimationFrame(step);
+})"""
+
+
+@pytest.fixture
+def heap(tmp_path: Path) -> Path:
+    """Sixty photographs of three flowers in one folder, whose names say nothing; `truth` tells what each shows."""
+    if not WEIGHTS.is_file():
+        pytest.skip("VITKIT_TEST_DATA has no photographs and weights")
+    folder = tmp_path / "garden"
+    folder.mkdir()
+    for name in FLOWERS:
+        for i, own in enumerate(sorted((DATA / "data" / "flowers" / name).glob("*.jpg"))[: EACH + 1]):
+            shutil.copy(own, (folder if i < EACH else tmp_path) / f"{own.stem[:12]}.jpg")
+    return folder
+
+
+def truth(path: str) -> str:
+    found = [name for name in FLOWERS if any((DATA / "data" / "flowers" / name).glob(f"{path[:-4]}*.jpg"))]
+    return found[0]
+
+
+class Server:
+    """`vitkit studio` as a process, which can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder, self.address = folder, f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        arguments = ["studio", str(self.folder), "--weights", str(WEIGHTS), "--port", str(self.port), "--no-open"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "vitkit", *arguments], cwd=self.folder.parent, stdout=subprocess.DEVNULL
+        )
+        until(lambda: is_listening(self.port))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def until(what: Callable[[], bool], seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def server(heap: Path) -> Iterator[Server]:
+    own = Server(heap)
+    own.start()
+    yield own
+    own.kill()
+    jobs = Jobs(heap.parent / "runs")
+    for job in jobs.all():
+        with contextlib.suppress(OSError):
+            os.kill(job.process, signal.SIGKILL)
+
+
+def label_all(page: Page, wrong: dict[str, str]) -> None:
+    """Each photograph by one key, once there are classes."""
+    page.wait_for_selector(".cell")
+    for name in FLOWERS:
+        page.get_by_label("Name of a new class").fill(name)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name=f"{name} 0").wait_for()
+    grid = page.get_by_role("listbox", name="Photographs")
+    grid.focus()
+    page.keyboard.press("Home")
+    numbers = {name: str(i) for i, name in enumerate(sorted(FLOWERS), start=1)}
+    for left in range(59, -1, -1):
+        cell = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
+        path = str(cell.get_attribute("title")).splitlines()[0]
+        page.keyboard.press(numbers[wrong.get(path, truth(path))])
+        told = "60 photographs of 60" + (f" · {left} without a class" if left else "")
+        page.wait_for_function("told => document.querySelector('.data-head').textContent === told", arg=told)
+
+
+def train(page: Page, run: str) -> None:
+    page.get_by_role("link", name="Train").click()
+    page.get_by_label("What learns").select_option("probe")
+    page.get_by_role("button", name="Train", exact=True).click()
+    page.get_by_role("heading", name=run).wait_for()
+
+
+def test_from_unlabelled_photographs_to_a_classifier_without_a_terminal(
+    server: Server, browser: Browser, heap: Path
+) -> None:
+    paths = sorted(own.name for own in heap.iterdir())
+    kinds = {name: [path for path in paths if truth(path) == name] for name in FLOWERS}
+    wrong = {kinds["daisy"][5]: "roses", kinds["roses"][7]: "tulips", kinds["tulips"][9]: "daisy"}
+    before = {own.name: own.read_bytes() for own in heap.iterdir()}
+    jobs, run = Jobs(heap.parent / "runs"), heap.parent / "runs" / "garden-1"
+    with watched(browser) as page:
+        page.goto(server.address)
+        label_all(page, wrong)
+        train(page, "garden-1")
+        until(lambda: is_held(run))
+    server.kill()  # the tab is closed, the server is gone
+    assert not is_listening(server.port)
+    until(lambda: jobs.state("garden-1", jobs.last()["garden-1"]) == "done")
+    server.start()
+    with watched(browser) as page:
+        page.goto(server.address)
+        page.wait_for_selector(".cell")
+        rows = list(csv.DictReader((heap.parent / "labels" / "garden.csv").read_text().splitlines()))
+        assert {row["path"]: row["label"] for row in rows} == {path: wrong.get(path, truth(path)) for path in paths}
+        fix(page, wrong)
+        train(page, "garden-2")
+        page.get_by_text(re.compile(r"% right")).wait_for(timeout=240_000)
+    assert {own.name: own.read_bytes() for own in heap.iterdir()} == before
+    first, second = (splits(heap.parent / "runs" / name) for name in ("garden-1", "garden-2"))
+    assert first == second
+
+
+def fix(page: Page, wrong: dict[str, str]) -> None:
+    """The planted labels are among those that look wrong, and are put right."""
+    page.get_by_role("button", name=re.compile("^Label looks wrong")).click()
+    cells = page.locator(".cell:not([hidden])")
+    shown = {str(cells.nth(i).get_attribute("title")).splitlines()[0] for i in range(cells.count())}
+    assert set(wrong) <= shown
+    for path in wrong:
+        page.locator(f'.cell[title^="{path}"]').click()
+        page.keyboard.type(truth(path))
+        page.keyboard.press("Enter")
+        page.wait_for_function("path => !document.querySelector(`.cell:not([hidden])[title^='${path}']`)", arg=path)
+
+
+def splits(run: Path) -> dict[str, str]:
+    from vitkit.data.split_file import split_from_file
+
+    found = split_from_file(run / "split.json")
+    return {path: str(split) for path, split in zip(found.paths, found.splits, strict=True)}
+
+
+def test_thousands_of_photographs_scroll_smoothly_and_are_there_at_once(browser: Browser, tmp_path: Path) -> None:
+    """2,500 photographs: the first within a second of opening the page, and at least 30 frames a second."""
+    if not (DATA / "data" / "flowers").is_dir():
+        pytest.skip("VITKIT_TEST_DATA has no photographs")
+    for own in sorted((DATA / "data" / "flowers").rglob("*.jpg"))[:2500]:
+        (tmp_path / "many").mkdir(exist_ok=True)
+        os.symlink(own, tmp_path / "many" / own.name)
+    server = Server(tmp_path / "many")
+    server.start()
+    try:
+        with watched(browser) as page:
+            page.goto(server.address)
+            page.wait_for_selector(".cell img.there")
+            assert "2,500 photographs" in page.locator(".data-head").inner_text()
+            ends = "performance.getEntriesByType('resource').filter((own) => own.name.includes('thumbnail'))"
+            first = page.evaluate(f"Math.min(...{ends}.map((own) => own.responseEnd))")
+            rate, longest, top = page.evaluate(FRAMES)
+            print(
+                f"first thumbnail after {first:.0f} ms; {rate:.0f} frames a second, the longest {longest:.0f} ms, to {top:.0f}"
+            )
+            assert first < 1000
+            assert rate >= 30
+            assert top > 5000
+    finally:
+        server.kill()

@@ -1,0 +1,189 @@
+"""The studio's pages in a real browser: what a person does with mouse and keyboard, and what everybody can use."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import runs
+from browser import SIZES, browser, is_within, serious, served, watched
+from vitkit.webapp.app import create_app
+from vitkit.webapp.photographs import Photographs
+from vitkit.webapp.workspace import Workspace, open_workspace
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["browser"]  # a fixture
+EVIL = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
+MANY = 2_500
+QUICK = (("phone", "dark"), ("desk", "light"))  # the others of `make accept`
+COMBINATIONS = [
+    pytest.param(*own, marks=() if own in QUICK else pytest.mark.accept)
+    for own in itertools.product(SIZES, ("light", "dark"))
+]
+NUMBERED = "[...document.querySelectorAll('.cell:not([hidden])')]"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Twelve photographs of each of three classes, in one heap, one of them by a hostile name."""
+    data = runs.photos(tmp_path / "data")
+    heap = tmp_path / 'heap "<b>of<b>" photographs'
+    heap.mkdir()
+    for own in sorted(data.rglob("*.png")):
+        name = EVIL.partition("</")[0] if own.name == "img3.png" else own.stem
+        own.rename(heap / f"{own.parent.name}-{name}.png")
+    monkeypatch.chdir(tmp_path)
+    return open_workspace(heap)
+
+
+@contextmanager
+def studio(
+    place: Workspace, browser: Browser, size: str = "desk", scheme: str = "light", tab: str = ""
+) -> Iterator[Page]:
+    """The page of a workspace, open on a tab."""
+    with served(create_app(place)) as address, watched(browser, size, scheme) as page:
+        page.goto(f"{address}/{f'#{tab}' if tab else ''}")
+        page.wait_for_selector("main .page")
+        yield page
+        assert page.title() != "hacked"
+
+
+def labels(place: Workspace) -> list[str]:
+    return list(Photographs(place).read().labels)
+
+
+def told(page: Page) -> str:
+    return page.locator(".data-head").inner_text()
+
+
+def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser) -> None:
+    with studio(place, browser) as page:
+        page.get_by_role("listbox", name="Photographs").focus()
+        page.keyboard.press("Home")
+        for _ in range(11):
+            page.keyboard.press("Shift+ArrowRight")
+        assert page.locator(".chosen-count").inner_text() == "12 chosen"
+        page.keyboard.type("blue")
+        page.keyboard.press("Enter")
+        page.get_by_text("36 photographs of 36 · 24 without a class").wait_for()
+        page.keyboard.press("End")
+        page.keyboard.type(EVIL)
+        page.keyboard.press("Enter")
+        page.get_by_text("23 without a class").wait_for()
+        page.keyboard.press("Home")
+        page.keyboard.press("1")  # the first class by its number: <img ... comes before b
+        page.locator(".cell").first.get_by_text(EVIL).wait_for()
+        assert labels(place) == [EVIL, *["blue"] * 11, *["unlabelled"] * 23, EVIL]
+        page.keyboard.press("1")  # the next one, which has the focus now
+        page.locator(".cell").nth(1).get_by_text(EVIL).wait_for()
+        page.keyboard.press("Control+z")
+        page.locator(".cell").nth(1).get_by_text("blue").wait_for()
+        page.keyboard.press("Delete")
+        page.get_by_role("button", name="Left out 1").wait_for()
+    assert "" in labels(place)
+
+
+def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, browser: Browser) -> None:
+    with studio(place, browser) as page:
+        cells = page.locator(".cell")
+        cells.nth(2).click()
+        cells.nth(6).click(modifiers=["Shift"])
+        cells.nth(4).click(modifiers=["Control"])
+        assert page.locator(".chosen-count").inner_text() == "4 chosen"
+        page.get_by_label("Class for the chosen photographs").fill("one")
+        page.keyboard.press("Enter")
+        page.get_by_text("32 without a class").wait_for()
+        cells.nth(0).click()
+        page.get_by_label("Class for the chosen photographs").fill("other")
+        page.keyboard.press("Enter")
+        page.get_by_label("Rename, merge or remove other").click()
+        page.get_by_role("button", name="Merge", exact=True).click()
+        page.get_by_role("button", name="one 5").wait_for()
+        assert [labels(place)[i] for i in range(8)] == [
+            "one",
+            "unlabelled",
+            "one",
+            "one",
+            "unlabelled",
+            "one",
+            "one",
+            "unlabelled",
+        ]
+        page.get_by_role("button", name="one 5").click()
+        page.get_by_text("5 photographs of 36").wait_for()
+        page.get_by_label("Part of a file's name or folder").fill("img1 nothing")
+        page.get_by_text("none fits").wait_for()
+
+
+@pytest.mark.parametrize(("size", "scheme"), COMBINATIONS)
+def test_everybody_can_use_every_tab(place: Workspace, browser: Browser, size: str, scheme: str) -> None:
+    photographs = Photographs(place)
+    version = photographs.read().version
+    photographs.label(version, range(12), EVIL)
+    photographs.label(version, [13], "")
+    photographs.add_class("empty")
+    (place.runs / "heap-1").mkdir(parents=True)
+    (place.runs / "heap-1" / "recipe.toml").write_text("")
+    rows = "\n".join(f"{i},{i},{2 - i / 4},0.{i}5,{2 - i / 5},0.{i}1,0.1,1" for i in range(5))
+    (place.runs / "heap-1" / "metrics.csv").write_text(
+        f"epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n{rows}\n"
+    )
+    (place.runs / "heap-1" / "log.txt").write_text(f"2026-11-22 10:00:00  classes: {EVIL}\n")
+    with studio(place, browser, size, scheme) as page:
+        page.wait_for_selector(".cell img.there")
+        assert serious(page) == []
+        assert is_within(page)
+        page.locator(".cell").first.dblclick()
+        page.wait_for_selector("dialog img")
+        assert serious(page) == []
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Train").click()
+        page.locator(".log").get_by_text(EVIL).wait_for()
+        assert serious(page) == []
+        assert is_within(page)
+
+
+def test_a_studio_that_is_gone_is_told_in_a_line_and_nothing_said_is_lost(place: Workspace, browser: Browser) -> None:
+    with watched(browser, expected=("ERR_CONNECTION_REFUSED",)) as page:
+        with served(create_app(place)) as address:
+            page.goto(address)
+            page.wait_for_selector(".cell img.there")
+            page.locator(".cell").first.click()
+            page.keyboard.type("red")
+            page.keyboard.press("Enter")
+            page.get_by_text("35 without a class").wait_for()
+        page.locator(".cell").nth(1).click()
+        page.keyboard.press("1")
+        page.get_by_role("alert").get_by_text("is it still running?").wait_for()
+    assert labels(place).count("red") == 1
+
+
+def test_of_thousands_of_photographs_only_those_in_sight_are_in_the_page(
+    place: Workspace, browser: Browser, tmp_path: Path
+) -> None:
+    many = thousands(place, tmp_path)
+    with studio(many, browser) as page:
+        page.wait_for_selector(".cell img.there")
+        assert "2,500" in told(page)
+        page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
+        page.wait_for_function(f"{NUMBERED}.some((own) => own.id === 'cell-{MANY - 1}')")
+        assert page.evaluate("document.querySelectorAll('.cell').length") < 200
+        places = page.evaluate(f"{NUMBERED}.map((own) => Number(own.id.slice(5)))")
+        assert places == sorted(places)  # as a screen reader reads them
+
+
+def thousands(place: Workspace, folder: Path) -> Workspace:
+    """As many photographs, which are links to a few."""
+    many, files = folder / "many", sorted(place.photographs.iterdir())
+    many.mkdir()
+    for i in range(MANY):
+        os.link(files[i % len(files)], many / f"{i:05}.png")
+    return Workspace(many, place.runs, folder / "labels" / "many.csv")
