@@ -189,7 +189,7 @@ def test_thousands_of_photographs_scroll_smoothly_and_are_there_at_once(browser:
         pytest.skip("VITKIT_TEST_DATA has no photographs")
     for own in sorted((DATA / "data" / "flowers").rglob("*.jpg"))[:2500]:
         (tmp_path / "many").mkdir(exist_ok=True)
-        os.symlink(own, tmp_path / "many" / own.name)
+        (tmp_path / "many" / own.name).symlink_to(own)
     server = Server(tmp_path / "many")
     server.start()
     try:
@@ -200,9 +200,7 @@ def test_thousands_of_photographs_scroll_smoothly_and_are_there_at_once(browser:
             ends = "performance.getEntriesByType('resource').filter((own) => own.name.includes('thumbnail'))"
             first = page.evaluate(f"Math.min(...{ends}.map((own) => own.responseEnd))")
             rate, longest, top = page.evaluate(FRAMES)
-            print(
-                f"first thumbnail after {first:.0f} ms; {rate:.0f} frames a second, the longest {longest:.0f} ms, to {top:.0f}"
-            )
+            print(f"first thumbnail after {first:.0f} ms; {rate:.0f} frames a second, the longest {longest:.0f} ms")
             assert first < 1000
             assert rate >= 30
             assert top > 5000
