@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -231,6 +232,20 @@ def test_unlabelled_photographs_get_their_first_classes(place: Workspace, tmp_pa
     refused = client.post("/api/train/start", json={"weights": "none"})
     assert refused.status_code == 400
     assert "two classes" in refused.json()["error"]
+
+
+def test_a_name_that_is_not_utf8_is_shown_and_labelled_like_any_other(place: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(place.photographs, tmp_path / "own")
+    name = os.fsdecode(b"a\xff.png")
+    try:
+        shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / name)
+    except OSError:
+        pytest.skip("this file system has no such names")
+    client = TestClient(create_app(Workspace(tmp_path / "own", place.runs, place.labels)))
+    all_ = everything(client)
+    assert all_["paths"][0] == f"blue/{name}"
+    assert client.get(f"/api/data/thumbnail/{all_['version']}/0").headers["content-type"] == "image/jpeg"
+    assert said(ask(client, "labels", version=all_["version"], images=[0], label="red"))[0] == "red"
 
 
 def test_a_damaged_label_file_is_told_in_a_line_and_left_as_it_is(client: TestClient, place: Workspace) -> None:

@@ -12,6 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from vitkit.errors import VitkitError, first_line
+from vitkit.system.files import to_json
 from vitkit.text.cells import visible
 from vitkit.webapp.tabs import TABS
 from vitkit.webapp.workspace import Workspace
@@ -21,6 +22,13 @@ _CONTENT = (  # nothing from elsewhere, and no script but the studio's own files
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+
+
+class Json(JSONResponse):
+    """JSON that every reader takes, whatever bytes the names of files have (`system.files.to_json`)."""
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content).encode()
 
 
 class _Files(StaticFiles):
@@ -34,7 +42,7 @@ class _Files(StaticFiles):
 
 def create_app(workspace: Workspace) -> FastAPI:
     """The application of one workspace."""
-    app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
     app.add_exception_handler(VitkitError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_exception_handler(RequestValidationError, _refuse_form)
@@ -56,8 +64,8 @@ def create_app(workspace: Workspace) -> FastAPI:
     return app
 
 
-def _line(status: int, text: str) -> JSONResponse:
-    return JSONResponse({"error": visible(text)}, status)
+def _line(status: int, text: str) -> Response:
+    return Json({"error": visible(text)}, status)
 
 
 def _refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections import Counter
@@ -50,6 +51,15 @@ class Photographs:
         self._version = ""
         self._seen: tuple[Any, LabelFile, tuple[str, ...]] | None = None
         self._undone: list[tuple[Edit, ...]] = []
+
+    def begin(self) -> None:
+        """Read the list before somebody asks; what is wrong with it is told who asks."""
+
+        def read() -> None:
+            with contextlib.suppress(VitkitError, OSError):
+                self.read()
+
+        threading.Thread(target=read, daemon=True).start()
 
     def read(self, *, anew: bool = False) -> State:
         """As they are now: the list is read once, and again where `anew`; the labels whenever their file changed.

@@ -11,6 +11,7 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.data.label_file import EXCLUDED
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
+from vitkit.system.files import to_json
 from vitkit.webapp.background import Background
 from vitkit.webapp.findings import diagnose, doubted, splits_of
 from vitkit.webapp.likeness import Likeness
@@ -48,15 +49,23 @@ def router(workspace: Workspace) -> APIRouter:
     routes, photographs = APIRouter(prefix="/api/data"), Photographs(workspace)
     likeness: Likeness = Likeness(workspace)
     doctor: Background[dict[str, Any]] = Background()
+    photographs.begin()
 
     @routes.get("/all")
-    def show_all(anew: bool = False) -> dict[str, Any]:
+    def show_all(anew: bool = False) -> Response:
         state = photographs.read(anew=anew)
         splits, run = splits_of(workspace, state.table)
         doubts = {str(i): own for i, own in doubted(workspace, state.table).items()}
         notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)
-        own = {"paths": state.table.paths, "splits": splits, "split_of": run, "doubts": doubts, "notes": notes}
-        return {**own, "multi": state.table.is_multi, **_labels(photographs, state)}
+        own: dict[str, Any] = {
+            "paths": state.table.paths,
+            "splits": splits,
+            "split_of": run,
+            "doubts": doubts,
+            "notes": notes,
+        }
+        own |= {"multi": state.table.is_multi, **_labels(photographs, state)}
+        return Response(to_json(own), media_type="application/json")  # thousands of rows, as they are
 
     @routes.get("/labels")
     def show_labels() -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -61,6 +63,12 @@ def studio(
         _serve(workspace, listener, host, token, link if show else None)
 
 
+def _has_screen() -> bool:
+    """Whether a browser would open in a window, and not in this terminal."""
+    named = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in named)
+
+
 def _called(host: str) -> str:
     """How a link names a host; of one that stands for all addresses, the machine."""
     if host in ("0.0.0.0", "::"):  # noqa: S104  # what the user has asked for
@@ -100,7 +108,7 @@ def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            if link is not None:
+            if link is not None and _has_screen():
                 threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
 
     guarded = Guard(create_app(workspace), rules_of(host, token))

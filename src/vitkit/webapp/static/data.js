@@ -181,6 +181,7 @@ class DataPage {
       this.panel.busy(`Looking at the photographs with ${told.eyes}, once …${part}`);
       await new Promise((done) => { setTimeout(done, 700); });
       told = await get("/api/data/look");
+      if (!told.ready && !told.running && !told.error) told = await post("/api/data/look"); // others were looked at
     }
     this.panel.busy("");
     return !this.stopped;

@@ -118,7 +118,6 @@ export class Grid {
     const [row, column] = [Math.floor(place / this.columns), place % this.columns];
     cell.style.transform = `translate(${column * (this.side + GAP)}px, ${row * this.pitch}px)`;
     cell.id = `cell-${place}`;
-    cell.hidden = false;
     cell.setAttribute("aria-posinset", place + 1);
     cell.setAttribute("aria-setsize", this.ids.length);
     this.describe(cell, place);
@@ -143,8 +142,7 @@ export class Grid {
   drop(place) {
     const cell = this.cells.get(place);
     this.cells.delete(place);
-    cell.hidden = true;
-    cell.removeAttribute("id");
+    cell.remove();
     cell.shown = null;
     cell.image.removeAttribute("src"); // what is still on its way is given up
     cell.image.classList.remove("there");

@@ -159,11 +159,14 @@ class TrainPage {
 
   told(run) {
     const { accuracy, images, split } = run.figures;
-    const last = run.log.at(-1) || "";
+    const last = (run.log.at(-1) || "").replace(/^[-\d]+ [:\d]+ +/, "");
+    const [, done, of] = last.match(/^epoch +(\d+)\/(\d+)/) || [];
+    const now = done ? `${done} of ${of} passes over the photographs are done` : last || "Begins …";
     return [
       accuracy !== undefined && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
       run.why && el("p", { class: "bad wrap" }, run.why),
-      run.state === "running" && el("p", { class: "soft wrap", role: "status" }, last ? last.replace(/^[-\d]+ [:\d]+ +/, "") : "Begins …"),
+      run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
+      run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
       run.state === "queued" && el("p", { class: "soft" }, "Waits for the trainings before it."),
     ];
   }
@@ -183,6 +186,6 @@ function curves(rows) {
   if (!rows.length) return null;
   const line = (key, title) => ({ title, points: rows.filter((row) => row[key] !== undefined).map((row) => [row.epoch + 1, row[key]]) });
   return el("div", { class: "curves" },
-    chart("How wrong it is (loss: less is better)", "epoch", [line("train_loss", "while learning"), line("val_loss", "on photographs to watch by")]),
-    chart("How often it is right", "epoch", [line("train_acc", "while learning"), line("val_acc", "on photographs to watch by")], { percent: true }));
+    chart("How wrong it is (loss: less is better)", "pass", [line("train_loss", "while learning"), line("val_loss", "on photographs to watch by")]),
+    chart("How often it is right", "pass", [line("train_acc", "while learning"), line("val_acc", "on photographs to watch by")], { percent: true }));
 }
