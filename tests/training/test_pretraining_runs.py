@@ -292,3 +292,18 @@ def test_a_run_is_not_written_over_unless_forced(mae: PretrainingRun, data: Path
     with pytest.raises(VitkitError, match="exists and is not empty"):
         begin(data, mae.folder)
     assert (mae.folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_recipe_of_a_pre_training_gives_way_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[dict[str, Any]]()
+    monkeypatch.setattr("vitkit.training.pretraining.run.pretrain", lambda fields, *_, **__: asked.append(fields))
+    recipe = tmp_path / "mae.toml"
+    recipe.write_text('objective = "mae"\nmask = 0.6\nepochs = 3\n[model]\nlayers = 2\n')
+    vitkit.pretrain("digits", recipe=recipe, mask=0.5, model_fields={"heads": 2})
+    assert asked == [
+        {"objective": "mae", "mask": 0.5, "epochs": 3, "model_fields": {"layers": 2, "heads": 2}, "data": "digits"}
+    ]
+    with pytest.raises(VitkitError, match=r"no such recipe: .*none\.toml"):
+        vitkit.pretrain("digits", recipe=tmp_path / "none.toml")
+    with pytest.raises(VitkitError, match="--resume takes everything from the run"):
+        vitkit.pretrain(recipe=recipe, resume=tmp_path)

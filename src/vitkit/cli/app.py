@@ -136,7 +136,7 @@ def _shortened(text: str) -> str:
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        return error.format_message()
+        return error.format_message().replace(": Value error, ", ": ")  # the parser's words for a value it refuses
     if is_memory_short(error):
         return f"there is too little memory ({first_line(error)}): free some, or ask for less at a time"
     if isinstance(error, OSError) and error.strerror:

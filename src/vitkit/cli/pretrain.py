@@ -19,6 +19,7 @@ def pretrain(
     data: Annotated[
         str | None, typer.Argument(help="Folder of pictures, with class folders or without, or a name such as digits.")
     ] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", help="TOML file of fields, which flags go before.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Run folder; by default the next runs/NAME-OBJECTIVE-N.")
     ] = None,
@@ -33,6 +34,6 @@ def pretrain(
     """
     from vitkit.cli.progress import Bar
 
-    places: dict[str, Any] = {"out": out, "resume": resume, "data_root": data_root}
+    places: dict[str, Any] = {"recipe": recipe, "out": out, "resume": resume, "data_root": data_root}
     with Bar() as bar:
         run_pretraining(data, **places, force=force, say=bar.say, progress=bar, **(flags or {}))

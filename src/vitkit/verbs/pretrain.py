@@ -15,6 +15,7 @@ from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.training.pretraining.choices import OF_LABELS, OtherDefaults, Pretraining
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
+from vitkit.training.recipe_model import overlay, unfold
 from vitkit.verbs.choices import watchers
 from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import path_of
@@ -90,6 +91,7 @@ class PretrainingRun(Result):
 def pretrain(
     data: str | Path | None = None,
     *,
+    recipe: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     resume: str | Path | None = None,
@@ -112,6 +114,7 @@ def pretrain(
 
     Args:
         data: folder of pictures, of class folders, of train/ and val/, or a name such as digits.
+        recipe: TOML file of fields, which those that are named here go before.
         out: run folder; by default the next runs/NAME-OBJECTIVE-N.
         force: write over the run in `out`.
         resume: go on with this interrupted run; it takes everything else from there.
@@ -135,13 +138,15 @@ def pretrain(
 
     common = {**watchers(callbacks, loggers), "say": say, "progress": progress}
     if resume is not None:
-        if data is not None or out is not None or force or fields:
+        if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         return PretrainingRun(run.resume(resume, path_of(data_root), **common))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     if data is not None:
         fields["data"] = str(data)
+    if recipe is not None:
+        fields = overlay(load_fields(recipe), unfold(fields))
     return PretrainingRun(run.pretrain(fields, out, force=force, **common))
 
 
