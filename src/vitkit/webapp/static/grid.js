@@ -99,7 +99,7 @@ export class Grid {
   draw() {
     if (!this.columns) return;
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.pitch) - AHEAD) * this.columns;
-    const rows = Math.ceil(this.element.clientHeight / this.pitch) + 1 + 2 * AHEAD;
+    const rows = Math.ceil(Math.min(this.element.clientHeight, innerHeight) / this.pitch) + 1 + 2 * AHEAD;
     const last = Math.min(this.ids.length, first + rows * this.columns);
     for (const place of [...this.cells.keys()]) if (place < first || place >= last) this.drop(place);
     for (let place = last - 1; place >= first; place--) if (!this.cells.has(place)) this.put(place);

@@ -21,11 +21,18 @@ async function start() {
   place.textContent = studio.name;
   place.title = `Photographs: ${studio.photographs} (only read)\nLabels: ${studio.labels}\nRuns: ${studio.runs}`;
   fill(document.getElementById("tabs"), studio.tabs.map((tab) => el("a", { href: `#${tab.name}`, title: tab.about }, tab.title)));
-  for (const tab of studio.tabs) {
-    if (tab.styled) document.head.append(el("link", { rel: "stylesheet", href: `/static/${tab.name}.css` }));
-  }
+  await Promise.all(studio.tabs.filter((tab) => tab.styled).map((tab) => styled(`/static/${tab.name}.css`)));
   addEventListener("hashchange", open);
   await open();
+}
+
+/** A sheet that is there when this is done: what is measured before would be measured wrong. */
+function styled(address) {
+  if (document.querySelector(`link[href="${address}"]`)) return null;
+  const link = el("link", { rel: "stylesheet", href: address });
+  const done = new Promise((there) => { link.onload = link.onerror = there; });
+  document.head.append(link);
+  return done;
 }
 
 function asked() {
