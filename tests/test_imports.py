@@ -213,7 +213,8 @@ def test_what_counts_as_an_import(tmp_path: Path, text: str, imported: set[str])
 # --- What must start fast ---------------------------------------------------------------------------
 
 _WITH_TORCH = "import json, vitkit.model.vit, vitkit.profiling.model_info"
-_SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "torchvision"}
+_SERVERS = {"fastapi", "starlette", "uvicorn"}
+_SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics", "torchvision", *_SERVERS}
 
 
 @functools.cache

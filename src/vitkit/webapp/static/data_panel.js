@@ -3,7 +3,7 @@
 import { NONE, OUT } from "./data_state.js";
 import { dialog, el, fill } from "./dom.js";
 
-const SPLITS = { train: "Trained on", val: "Watched while training", test: "Held back for the test" };
+const SPLITS = { train: "For learning", val: "To watch by", test: "For the test" };
 
 export class Panel {
   /** tell: { filtered(how), edit(path, body), check() } */

@@ -1,0 +1,96 @@
+"""How a studio is started: what it says, where it listens, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.webapp import studio as module
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be served: workspace, socket's address, host, token, link to open."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        module, "_serve", lambda own, listener, *rest: seen.append((own, listener.getsockname()[:2], *rest))
+    )
+    return seen
+
+
+def test_it_says_where_it_is_and_where_it_keeps_what(photos: Path, started: list[Any]) -> None:
+    lines: list[str] = []
+    vitkit.studio(photos, say=lines.append)
+    ((workspace, (host, port), _, token, link),) = started
+    assert (host, token, link) == ("127.0.0.1", None, f"http://127.0.0.1:{port}/")
+    assert link in lines[0]
+    assert all(str(own) in "\n".join(lines) for own in (photos, workspace.labels, workspace.runs))
+    assert list(photos.iterdir()) == list(Path.cwd().iterdir()) == []
+
+
+def test_a_port_that_is_taken_is_passed_over_unless_it_is_asked_for(photos: Path, started: list[Any]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "PORT", taken)
+            vitkit.studio(photos, show=False, say=str)
+        assert started[0][1][1] != taken
+        assert started[0][4] is None  # nothing is opened
+        with pytest.raises(VitkitError, match=f"port {taken}"):
+            vitkit.studio(photos, port=taken, say=str)
+
+
+def test_other_machines_need_the_token_of_the_link(photos: Path, started: list[Any]) -> None:
+    lines: list[str] = []
+    for _ in range(2):
+        vitkit.studio(photos, host="0.0.0.0", port=0, say=lines.append)
+    first, second = (own[3] for own in started)
+    assert len(first) >= 32
+    assert first != second
+    assert f"/?token={first}" in lines[0]
+    assert started[0][4].endswith(f"/?token={first}")
+
+
+def test_an_address_of_another_machine_is_refused(photos: Path) -> None:
+    for host in ("192.0.2.1", "no such host.invalid"):
+        with pytest.raises(VitkitError, match=r"host|listen"):
+            vitkit.studio(photos, host=host, say=str)
+
+
+def test_without_the_extra_one_line_says_what_to_install(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
+    with pytest.raises(VitkitError, match=r"pip install 'vitkit\[studio\]'"):
+        vitkit.studio(photos, say=str)
+
+
+def test_the_page_opens_by_itself_where_there_is_a_screen(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import uvicorn
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+
+    async def end_soon(self: uvicorn.Server) -> None:
+        self.should_exit = True
+
+    monkeypatch.setattr(uvicorn.Server, "main_loop", end_soon)
+    vitkit.studio(photos, port=0, say=str)
+    assert opened[0].startswith("http://127.0.0.1:")
