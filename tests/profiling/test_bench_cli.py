@@ -195,6 +195,17 @@ def tables_in(out: Path) -> dict[str, list[dict[str, str]]]:
     return tables
 
 
+def test_label_choice_compares_what_is_chosen_with_what_is_drawn(smoke_here: Any, tmp_path: Path) -> None:
+    lines = smoke_here("label_choice.py", "--out", tmp_path)
+    rows = tables_in(tmp_path)["label-choice"]
+    assert [row["labels"] for row in rows] == ["10", "20", "40", "80", "160"] * 2
+    assert all(0 <= float(row[way]) <= 1 for row in rows for way in ("drawn", "chosen"))
+    assert lines[-1].startswith("labels 160")
+    smoke_here("label_choice.py", "--out", tmp_path, "--shuffled")
+    dealt = tables_in(tmp_path)["label-choice-shuffled"]
+    assert max(float(row["chosen"]) for row in dealt) < 0.5  # of four classes
+
+
 def test_peers_compares_libraries_with_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     rows = smoke("peers.py", tmp_path)["peers"]
