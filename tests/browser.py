@@ -36,7 +36,12 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def watched(
-    browser: Browser, size: str = "desk", scheme: str = "light", expected: tuple[str, ...] = ()
+    browser: Browser,
+    size: str = "desk",
+    scheme: str = "light",
+    expected: tuple[str, ...] = (),
+    *,
+    has_script: bool = True,
 ) -> Iterator[Page]:
     """A page, which must have said nothing in the console and asked nobody else by the end.
 
@@ -45,10 +50,12 @@ def watched(
         size: one of SIZES.
         scheme: light or dark.
         expected: parts of console messages that are meant to come.
+        has_script: False: as where scripts are switched off.
     """
     width, height = SIZES[size]
+    viewport: Any = {"width": width, "height": height}
     context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
+        viewport=viewport, color_scheme=scheme, accept_downloads=True, java_script_enabled=has_script
     )  # type: ignore[arg-type]
     context.set_default_timeout(20_000)
     said: list[str] = []

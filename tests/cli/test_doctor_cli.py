@@ -157,7 +157,7 @@ def test_sizes_formats_colours_and_splits_are_counted(vitkit: Any, leaking: Path
 
 def test_the_crop_is_warned_of_only_where_the_fit_crops(vitkit: Any, tmp_path: Path) -> None:
     data = folder(tmp_path / "photos", {"a": 10, "b": 10}, 60, 20)
-    assert "the crop loses more than a quarter of the area of 20 of 20 images" in vitkit("doctor", data).out
+    assert "the crop loses more than half of the area of 20 of 20 images" in vitkit("doctor", data).out
     for fit in ("pad", "squash"):
         assert "the crop loses" not in vitkit("doctor", data, "--fit", fit).out
     square = folder(tmp_path / "square", {"a": 10, "b": 10}, 20, 20)

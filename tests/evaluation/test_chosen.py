@@ -11,9 +11,10 @@ from scipy.special import softmax
 
 from vitkit.evaluation.calibration import most_rise
 from vitkit.evaluation.chosen import chosen_on
-from vitkit.evaluation.figures import figures
+from vitkit.evaluation.figures import calibration_rise, figures
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds, cross_fitted
+from vitkit.reporting.sections import confidence
 from vitkit.reporting.tables import multi_headline
 
 
@@ -70,6 +71,25 @@ def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
 
 def test_a_rise_of_the_calibration_error_is_measured_against_chance() -> None:
     logits = np.random.default_rng(0).normal(0, 2, (200, 3))
-    now, before = (softmax(logits / t, axis=1).astype(np.float32) for t in (1.05, 1.0))
+    now, before, far = (softmax(logits / t, axis=1).max(axis=1) for t in (1.05, 1.0, 0.25))
     assert 0 < most_rise(now, before) < 0.05
-    assert most_rise(now, softmax(4 * logits, axis=1).astype(np.float32)) < 0, "far from right, it cannot rise"
+    assert most_rise(now, far) < 0, "far from right, it cannot rise"
+
+
+def test_the_report_says_why_the_calibration_error_rose_and_only_then() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (300, 3))
+    told = {}
+    for temperature in (0.5, 1.0, 2.0):
+        probabilities = softmax(logits / temperature, axis=1)
+        labels = np.array([rng.choice(3, p=softmax(row)) for row in logits])  # right at temperature 1
+        paths = tuple(map(str, range(300)))
+        own = Evaluation(
+            "test", ("a", "b", "c"), paths, labels, probabilities.astype(np.float32), temperature=temperature
+        )
+        told[temperature] = calibration_rise(own, figures(own)), "".join(confidence(own, figures(own), None))
+    assert told[1.0][0] is None and "rose" not in told[1.0][1]
+    for temperature in (0.5, 2.0):
+        rise, page = told[temperature]
+        assert rise is not None and rise.by > 0 and not rise.is_chance
+        assert "The calibration error rose with the temperature" in page and "more than chance" in page

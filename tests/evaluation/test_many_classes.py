@@ -151,7 +151,7 @@ class Counted(np.ndarray[Any, Any]):
 def write_all(own: Evaluation, folder: Path) -> None:
     numbers = {**figures(own), "operating_points": operating_points(own, None)}
     doubts = from_predictions([own])
-    pictures = report.draw(None, own, folder, lambda *_: None)  # type: ignore[arg-type]  # it is not asked
+    pictures = report.draw(own, None)
     assert "Confusion" in pictures
     shown = {"title": "t", "numbers": numbers, "root": folder, "facts": {}, "findings": [], "pictures": {}}
     numbers.pop("operating_points")
@@ -162,7 +162,6 @@ def write_all(own: Evaluation, folder: Path) -> None:
 def test_the_most_probable_classes_are_looked_for_once_however_many_mistakes_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "embed", lambda *_: None)
     searches = []
     for images in (60, 240):
         own = draw_evaluation(images, 5)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,7 @@ from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.reporting.evaluation_report import write_report
+from vitkit.reporting.gallery import SIDE
 
 EVIL = "<script>alert('1')</script> & \"quotes\" 🐈"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -81,30 +84,56 @@ def test_the_page_is_well_formed(html: str) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
-    assert not re.search(r"https?://|url\(|@import", html)
+    assert set(re.findall(r"https?://[^\s\"']*", html)) == {"http://www.w3.org/2000/svg"}, "a name, and no address"
+    assert not re.search(r"url\(|@import", html)
     page = Page(html)
-    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not {"link", "iframe", "object"} & {tag for tag, _ in page.tags}
     for _, attributes in page.tags:
         assert not {"href", "srcset", "data", "onerror", "onclick"} & attributes.keys()
         assert (attributes.get("src") or "data:").startswith("data:")
 
 
 def test_names_are_shown_as_they_are_and_never_as_tags(html: str) -> None:
-    assert "<script" not in html
+    assert re.findall("<script[^>]*>", html) == ['<script type="application/json" id="data">', '<script type="module">']
+    assert html.count("</script") == 2
     text = "".join(Page(html).text)
+    assert json.loads(html.partition('id="data">')[2].partition("</script>")[0])["images"]["classes"] == ["cat", EVIL]
     assert text.count(EVIL) >= 6, "title, heading, finding, facts, class table, caption, recipe"
+
+
+def test_the_policy_lets_the_page_run_its_own_script_alone(html: str) -> None:
+    policies = [
+        own["content"] or "" for tag, own in Page(html).tags if own.get("http-equiv") == "Content-Security-Policy"
+    ]
+    (policy,) = policies
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    for tag, name in (("style", "style-src"), ('script type="module"', "script-src")):
+        inside = html.partition(f"<{tag}>")[2].partition(f"</{tag.split()[0]}>")[0]
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{name} 'sha256-{digest}'" in policy
+    assert not re.search(r"<[^>]* (style|on\w+)=", html.partition("<script")[0]), "what the policy would not let work"
 
 
 def test_pictures_and_photographs_are_in_the_page(html: str, tmp_path: Path) -> None:
     sources = [attributes["src"] or "" for tag, attributes in Page(html).tags if tag == "img"]
-    pngs = [source for source in sources if source.startswith("data:image/png")]
-    assert len(pngs) == 2
-    for source in pngs:
-        assert base64.b64decode(source.partition("base64,")[2]) == (tmp_path / "a.png").read_bytes()
-    jpegs = [source for source in sources if source.startswith("data:image/jpeg")]
-    assert len(jpegs) == 1, "of the doubtful labels; the file of the mistake and of the other one is missing"
-    thumbnail = Image.open(io.BytesIO(base64.b64decode(jpegs[0].partition("base64,")[2])))
-    assert max(thumbnail.size) <= 160
+    shown = [base64.b64decode(source.partition("base64,")[2]) for source in sources]
+    assert all(source.startswith("data:image/png") for source in sources), "photographs of few pixels lose none"
+    assert shown.count((tmp_path / "a.png").read_bytes()) == 2, "the pictures, as they are"
+    (photograph,) = [own for own in shown if own != (tmp_path / "a.png").read_bytes()]
+    small = Image.open(io.BytesIO(photograph))  # that of a doubtful label; others are missing
+    assert (np.asarray(small) == np.asarray(Image.open(tmp_path / "a.png").convert("RGB"))).all()
+
+
+def test_a_large_photograph_is_in_the_page_as_a_small_jpeg(tmp_path: Path, evaluation: Evaluation) -> None:
+    for path in evaluation.paths:
+        save(noise(900, 600), tmp_path / path)
+    shown = {"title": "t", "facts": {}, "findings": [], "pictures": {}}
+    write_report(tmp_path / "r.html", evaluation=evaluation, numbers=figures(evaluation), root=tmp_path, **shown)  # type: ignore[arg-type]
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    found = re.findall(r"data:image/jpeg;base64,([^\"]+)", text)
+    assert len(found) == len(evaluation.paths), "each once"
+    for own in found:
+        assert Image.open(io.BytesIO(base64.b64decode(own))).size == (SIDE, SIDE * 2 // 3)
 
 
 def test_a_photograph_that_is_gone_is_told_of_in_words(html: str) -> None:

@@ -122,14 +122,15 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     assert said[-1].startswith("note: label errors were not looked for: ") and "img1.png" in said[-1]
 
 
-def test_the_worst_mistakes_are_explained_on_a_page_that_the_report_links(tmp_path: Path) -> None:
+def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos", images=20, noise=2000.0)  # nothing to learn: there are mistakes
     folder = train(runs.quick(data, epochs=1), tmp_path / "run", say=lambda line: None)
     assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
-    assert '<a href="mistakes.html">' in (folder / "report.html").read_text()
-    page = (folder / "mistakes.html").read_text()
-    assert page.count("<h2>") >= 1
+    page = (folder / "report.html").read_text()
     assert page.count("what speaks for") >= 2
+    assert page.count("data-map=") == 2 * page.count(", taken for "), "two maps a mistake"
+    assert "href=" not in page, "mailed, it would lead nowhere"
+    assert str(tmp_path) not in page
 
 
 def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_path: Path) -> None:

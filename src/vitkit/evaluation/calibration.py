@@ -106,19 +106,16 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
     return calibrate(logits, labels, np.zeros(logits.shape[1])).temperature
 
 
-def most_rise(
-    probabilities: npt.NDArray[np.float32], before: npt.NDArray[np.float32], draws: int = 400, seed: int = 0
-) -> float:
+def most_rise(after: npt.NDArray[np.float64], first: npt.NDArray[np.float64], draws: int = 400, seed: int = 0) -> float:
     """How much chance alone makes the calibration error rise where the temperature is right, at most 39 times in 40.
 
     Args:
-        probabilities: at the temperature, (n, K): whether an image is right is drawn by them.
-        before: the same at temperature 1.
+        after: confidences at the temperature, (n,): whether an image is right is drawn by them.
+        first: the same at temperature 1.
         draws: how often.
         seed: of the draws.
     """
     rng = np.random.default_rng(seed)
-    after, first = (own.max(axis=1).astype(np.float64) for own in (probabilities, before))
     bins = bin_of(after), bin_of(first)
     rises = []
     for _ in range(draws):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from sklearn.manifold import TSNE
 
 from vitkit.classifier import Classifier
 from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+
+LaidOut: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]  # numbers of m images, and points (m, 2)
 
 MOST = 500  # images; more are neither legible nor quick
 _FEWEST, _COMPONENTS = 20, 50
@@ -19,7 +23,7 @@ _FEWEST, _COMPONENTS = 20, 50
 
 def embed(
     classifier: Classifier, evaluation: Evaluation, root: Path, progress: Callable[[int, int], None], seed: int = 0
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+) -> LaidOut | None:
     """Some of the images of an evaluation, and where they are on the page.
 
     Args:
@@ -30,8 +34,11 @@ def embed(
         seed: of the choice and the layout.
 
     Returns:
-        Numbers of m <= 500 images, (m,), and their points, (m, 2); None where there are too few to say anything.
+        Numbers of m <= 500 images, (m,), and their points, (m, 2); None where there are too few to say
+        anything, or where images may have several classes.
     """
+    if isinstance(evaluation, MultiEvaluation):
+        return None
     n = len(evaluation.paths)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:MOST])
     kept, features = [], []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
-from vitkit.evaluation.calibration import blocks
+from vitkit.evaluation.calibration import blocks, confidence_at, most_rise
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
@@ -72,6 +72,23 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
     for i, own in evaluation.standings.items():
         areas[evaluation.classes[i]] = {"roc_auc": own.roc_auc, "average_precision": own.average_precision}
     return areas
+
+
+class Rise(NamedTuple):
+    """How much larger the calibration error is than at temperature 1, and whether chance may have made it so."""
+
+    by: float
+    is_chance: bool
+
+
+def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
+    """Whether the calibration error of an evaluation, whose figures are known, is larger than at temperature 1."""
+    by = numbers["ece"] - numbers["ece_before_temperature"]
+    if evaluation.temperature == 1 or by <= 0:
+        return None
+    sure = evaluation.probabilities.max(axis=1).astype(np.float64)
+    before = confidence_at(evaluation.probabilities, evaluation.temperature)
+    return Rise(by, by <= most_rise(sure, before))
 
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:

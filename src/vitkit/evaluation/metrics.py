@@ -123,7 +123,7 @@ class Evaluation:
     def confused(self, most: int) -> list[tuple[str, str, int, float]]:
         """The most frequent mistakes: true class, predicted class, images, their part of the true class."""
         images = self._count(self.labels)
-        true, said, counts = self._pairs()
+        true, said, counts = self.pairs()
         wrong = true != said
         true, said, counts = true[wrong], said[wrong], counts[wrong]
         return [
@@ -157,7 +157,7 @@ class Evaluation:
         """
         each = 1 if most is None else -(-len(self.classes) // most)
         side = -(-len(self.classes) // each)
-        true, said, counts = self._pairs()
+        true, said, counts = self.pairs()
         matrix = np.zeros((side, side), dtype=np.int64)
         np.add.at(matrix, (true // each, said // each), counts)
         return matrix
@@ -175,7 +175,7 @@ class Evaluation:
         """(K,) images of each class."""
         return np.bincount(labels, minlength=len(self.classes))
 
-    def _pairs(self) -> tuple[Counts, Counts, Counts]:
+    def pairs(self) -> tuple[Counts, Counts, Counts]:
         """True and predicted class and images of each pair that occurs, in order of the classes."""
         pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
         return *np.divmod(pairs, len(self.classes)), counts

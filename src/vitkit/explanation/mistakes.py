@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from PIL import Image
-
 from vitkit.data.decode import UnreadableImageError
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation import draw
@@ -41,23 +39,39 @@ def worst_mistakes_page(
     body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(tells)}</p>"], 0
     for path, true, predicted in rows:
         body.append(f"<h2>{escape(true)}, taken for {escape(predicted)}</h2>")
-        try:
-            for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
-        except (UnreadableImageError, UnansweredError) as error:
-            body.append(f"<p>{escape(without_place(path))}: {escape(str(error))}</p>")
+        found = explain_mistake(classifier, path, true, predicted, method)
+        if isinstance(found, str):
+            body.append(f"<p>{escape(without_place(path))}: {escape(found)}</p>")
             continue
         shown += 1
-        pictures = {
-            without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
-            f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
-            f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
-        }
-        figures = [_figure(caption, picture) for caption, picture in pictures.items()]
-        body.append(f'<div class="row">{"".join(figures)}</div>')
+        body.append(f'<div class="row">{"".join(_figure(*own) for own in found)}</div>')
     write_page(Path(out), "Mistakes, explained", body)
     return shown
 
 
-def _figure(caption: str, picture: Image.Image) -> str:
-    shown = image(caption, draw.thumbnail(picture, 480), "jpeg")
-    return f'<figure style="width: 18rem">{shown}<figcaption>{escape(caption)}</figcaption></figure>'
+def explain_mistake(
+    classifier: Explainable, path: str, true: str, predicted: str, method: str = "gradient"
+) -> list[tuple[str, bytes]] | str:
+    """A photograph as it is, where its wrong class comes from, and where its true one: captions and JPEGs.
+
+    Returns:
+        Why there are none, where the photograph cannot be read or explained.
+
+    Raises:
+        VitkitError: a class is not the classifier's, or the method is unknown.
+    """
+    try:
+        for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
+    except (UnreadableImageError, UnansweredError) as error:
+        return str(error)
+    pictures = {
+        without_place(path): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
+        f"what speaks for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
+        f"what speaks for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
+    }
+    return [(caption, draw.thumbnail(picture, 480)) for caption, picture in pictures.items()]
+
+
+def _figure(caption: str, picture: bytes) -> str:
+    shown = image(caption, picture, "jpeg")
+    return f'<figure class="large">{shown}<figcaption>{escape(caption)}</figcaption></figure>'

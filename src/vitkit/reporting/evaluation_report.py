@@ -1,34 +1,29 @@
-"""One self-contained HTML page about a run: it opens offline, years later, on any machine."""
+"""One self-contained HTML page about a run: it opens offline, years later, on any machine, and answers to clicks.
+
+What is read without a script, tables and pictures, stands in the page; the views (`views.py`) take its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitkit.classifier import Classifier
-from vitkit.evaluation import multilabel
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.doubts import Doubt
-from vitkit.evaluation.embedding import embed
-from vitkit.evaluation.figures import interval_text
+from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.registry import METRICS
-from vitkit.reporting import plots
-from vitkit.reporting.gallery import gallery
-from vitkit.reporting.tables import multi_class_table, multi_headline, operating_table
-from vitkit.text.html import decimals, figure, finding, table, write_page
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.reporting import plots, report_data, sections, views
+from vitkit.reporting.report_photographs import Explained, Photographs
+from vitkit.reporting.tables import multi_headline, operating_table
+from vitkit.text.html import Live, figure, finding, listing, table, write_page
 
-_PHOTOGRAPHS, _PAIRS = 24, 20  # in a gallery; in the table of confused classes
-_BESIDE = {  # what is said of an evaluation beside its figures
-    "ece_before_temperature": "the calibration error at temperature 1",
-    "temperature": "temperature",
-    "roc_auc": "area under ROC, mean of classes",
-    "average_precision": "average precision, mean of classes",
-}
+CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
+POINTS = "Held-out images as the model sees them"
 
 
 def write_report(
@@ -41,9 +36,10 @@ def write_report(
     facts: Mapping[str, str],
     findings: Sequence[str],
     pictures: Mapping[str, bytes],
+    laid_out: LaidOut | None = None,
     doubts: Sequence[Doubt] = (),
     recipe: str = "",
-    explained: str | None = None,
+    explained: Sequence[Explained] = (),
 ) -> None:
     """Write the page.
 
@@ -55,45 +51,46 @@ def write_report(
         root: the folder that the paths of its images are relative to; None where they are no files.
         facts: what was trained, on what, by what.
         findings: what the reader should know about the data, one sentence each; shown first.
-        pictures: caption and PNG, put into the page itself.
+        pictures: caption and PNG, put into the page itself; of `draw` and others.
+        laid_out: some of its images as points.
         doubts: labels that are likely wrong, the most doubtful first.
         recipe: the resolved recipe, as TOML.
-        explained: the file beside it that shows what speaks for the mistakes.
+        explained: what speaks for its mistakes.
     """
-    is_multi = isinstance(evaluation, multilabel.MultiEvaluation)
+    photographs = Photographs.of(evaluation, root, doubts, laid_out)
+    is_multi = isinstance(evaluation, MultiEvaluation)
+    rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
     body = [
         f"<h1>{escape(title)}</h1>",
-        multi_headline(evaluation) if is_multi else _headline(evaluation, numbers),
+        multi_headline(evaluation) if is_multi else sections.headline(evaluation, numbers),
+        *sections.caveat(evaluation),
         *map(finding, findings),
+        *sections.classes(evaluation, numbers),
+        *([] if is_multi else sections.confusion(numbers, pictures.get(CONFUSION))),
+        *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
+        *([] if root is None else sections.gallery_of(evaluation, photographs)),
+        *sections.explained(explained, photographs),
+        *([] if root is None else sections.doubted(doubts, photographs)),
+        *sections.points(POINTS, laid_out, pictures.get(POINTS)),
+        *([] if is_multi else sections.figures(evaluation, numbers)),
+        *operating_table(numbers),
+        *[figure(caption, picture) for caption, picture in rest.items()],
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
-        *([] if is_multi else ["<h2>Figures</h2>", _figure_table(numbers)]),
-        *operating_table(numbers),
-        "<h2>Each class</h2>",
-        multi_class_table(evaluation) if is_multi else _class_table(numbers),
-        *([] if is_multi else _mistakes(evaluation, numbers, root, explained)),
-        *([] if root is None else _doubts(doubts, root)),
-        *[figure(caption, picture) for caption, picture in pictures.items()],
-        *(["<h2>Recipe</h2>", f"<pre>{escape(recipe)}</pre>"] if recipe else []),
+        *(["<h2>Recipe</h2>", listing(recipe)] if recipe else []),
     ]
-    write_page(path, title, body)
+    data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
+    write_page(path, title, body, Live(views.styles(), views.script(), data))
 
 
-def draw(
-    classifier: Classifier,
-    evaluation: Evaluation,
-    root: Path | None,
-    progress: Callable[[int, int], None],
-) -> dict[str, Figure]:
+def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
     """The pictures of an evaluation by their captions.
 
     Args:
-        classifier: whose evaluation it is.
-        evaluation: of it.
-        root: the folder that the paths of its images are relative to; None where they are no files.
-        progress: told of how many images the features are computed, of how many.
+        evaluation: of a classifier.
+        laid_out: some of its images as points (embedding.py), which are drawn too.
     """
-    if isinstance(evaluation, multilabel.MultiEvaluation):
+    if isinstance(evaluation, MultiEvaluation):
         return {}
     labels, classes, now = (
         evaluation.labels,
@@ -105,99 +102,45 @@ def draw(
     if evaluation.temperature != 1:
         states = {"temperature 1": evaluation.untempered, f"temperature {evaluation.temperature:.2f}": now}
     figures = {
-        "Confusion": plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
-        "Confidence and accuracy": plots.reliability(states),
+        CONFUSION: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
+        CONFIDENCE: plots.reliability(states),
         "ROC and precision-recall": plots.ranking(evaluation.standings, labels, evaluation.probabilities, classes),
     }
-    laid_out = None if root is None else embed(classifier, evaluation, root, progress)
     if laid_out is not None:
         chosen, points = laid_out
         is_right = (evaluation.predicted == labels)[chosen]
-        figures["Held-out images as the model sees them"] = plots.embedding(
-            points, labels[chosen], is_right, classes, len(labels)
-        )
+        figures[POINTS] = plots.embedding(points, labels[chosen], is_right, classes, len(labels))
     return figures
 
 
-def _headline(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
-    bounds = interval_text([100 * bound for bound in numbers["intervals_95"]["accuracy"]], 1)
-    images = escape(evaluation.described)
-    detail = f"(95 %: {bounds}; balanced {100 * numbers['balanced_accuracy']:.1f} %, "
-    return (
-        f'<p><span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {images} '
-        f'<span class="soft">{detail}log loss {numbers["loss"]:.3f})</span></p>'
+def _data(
+    evaluation: Evaluation,
+    numbers: Mapping[str, Any],
+    photographs: Photographs,
+    laid_out: LaidOut | None,
+    doubts: Sequence[Doubt],
+) -> dict[str, Any]:
+    """What the views are given."""
+    shown = photographs.listed
+    has_files = photographs.root is not None
+    kind = (
+        "all"
+        if isinstance(evaluation, MultiEvaluation) or bool((evaluation.predicted == evaluation.labels).all())
+        else "wrong"
     )
-
-
-def _figure_table(numbers: Mapping[str, Any]) -> str:
-    rows = []
-    names = {name: metric.title for name, metric in METRICS["single"].items()} | _BESIDE
-    for key, name in names.items():
-        if numbers.get(key) is not None:
-            bounds = numbers["intervals_95"].get(key)
-            interval = "" if bounds is None else interval_text(bounds, 4)
-            rows.append([escape(name), f"{numbers[key]:.4f}", interval])
-    return table(rows, ["", "", "95 % interval"])
-
-
-def _class_table(numbers: Mapping[str, Any]) -> str:
-    header = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
-    rows = [
-        [
-            escape(name),
-            *(decimals(row[key]) for key in ("precision", "recall", "f1")),
-            str(row["support"]),
-            *(decimals(row[key]) for key in ("roc_auc", "average_precision")),
-        ]
-        for name, row in numbers["per_class"].items()
-    ]
-    return table(rows, header)
-
-
-def _mistakes(
-    evaluation: Evaluation, numbers: Mapping[str, Any], root: Path | None, explained: str | None
-) -> list[str]:
-    if not numbers["confused"]:
-        return ["<h2>Mistakes</h2>", "<p>There are none.</p>"]
-    pairs = [
-        [escape(own["true"]), escape(own["predicted"]), str(own["count"]), f"{100 * own['share']:.1f} %"]
-        for own in numbers["confused"][:_PAIRS]
-    ]
-    confused = [
-        "<h2>Classes most often confused</h2>",
-        table(pairs, ["true", "predicted", "images", "of the true class"]),
-    ]
-    if root is None:
-        return confused
-    classes, confidence = evaluation.classes, evaluation.probabilities.max(axis=1)
-    photographs = [
-        (
-            root / evaluation.paths[i],
-            (
-                f"true: {classes[evaluation.labels[i]]}",
-                f"predicted: {classes[evaluation.predicted[i]]} {100 * confidence[i]:.1f} %",
-                evaluation.paths[i],
-            ),
-        )
-        for i in evaluation.mistakes(_PHOTOGRAPHS)
-    ]
-    return [
-        *confused,
-        "<h2>The most confident mistakes</h2>",
-        *([f'<p><a href="{escape(explained)}">Where in them the answers come from</a></p>'] if explained else []),
-        gallery(photographs),
-    ]
-
-
-def _doubts(doubts: Sequence[Doubt], root: Path) -> list[str]:
-    if not doubts:
-        return []
-    shown = [
-        (root / own.path, (f"label: {own.label}", f"looks like: {own.suggested} (by {own.score:.2f})", own.path))
-        for own in doubts[:_PHOTOGRAPHS]
-    ]
-    words = (
-        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. Many of them are "
-        "right and only hard: look before you change one. All are in label_errors.csv."
-    )
-    return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", gallery(shown)]
+    data = {
+        "images": report_data.images_data(evaluation, shown),
+        "photographs": photographs.addresses(),
+        "classes": report_data.class_table(evaluation, numbers),
+        "gallery": {"kind": kind} if has_files else None,
+        "doubts": report_data.doubts_data(doubts, evaluation.classes, photographs.addresses_of_doubts()),
+    }
+    if isinstance(evaluation, MultiEvaluation):
+        return {**data, "class_thresholds": report_data.class_thresholds(evaluation)}
+    return {
+        **data,
+        "confusion": report_data.confusion_data(evaluation),
+        "reliability": report_data.reliability_data(evaluation),
+        "threshold": report_data.threshold_data(evaluation),
+        "embedding": report_data.embedding_data(laid_out, shown),
+    }

@@ -3,28 +3,80 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.text.html import image
+from vitkit.inference.pipeline import cores
+from vitkit.text.html import address, image
 
-_SIDE = 160  # pixels
-
-
-def gallery(photographs: Iterable[tuple[Path, Sequence[str]]]) -> str:
-    """HTML of photographs with the lines below each; one that can no longer be read is told of in words."""
-    return f'<div class="row">{"".join(_cell(path, lines) for path, lines in photographs)}</div>'
+SIDE = 224  # pixels of a thumbnail, at most
+_TINY = 100  # pixels; of less, each is shown as a square, and none is lost to compression
 
 
-def _cell(path: Path, lines: Sequence[str]) -> str:
-    caption = "<br>".join(escape(line) for line in lines)
+@dataclass(frozen=True)
+class Thumbnail:
+    """A photograph as a page holds it.
+
+    Attributes:
+        data: the content of a file; empty where the photograph cannot be read.
+        kind: its format, png or jpeg.
+        is_tiny: it is so small that its pixels are to be seen.
+        reason: why it cannot be read.
+    """
+
+    data: bytes = b""
+    kind: str = "jpeg"
+    is_tiny: bool = False
+    reason: str = ""
+
+    @property
+    def address(self) -> str | None:
+        """As a data URI; None where it cannot be read."""
+        return address(self.data, self.kind) if self.data else None
+
+
+def thumbnail(path: Path, side: int = SIDE) -> Thumbnail:
+    """A photograph whose longer side has `side` pixels at most; a small one as it is."""
     try:
-        picture = decode(path, _SIDE)
-    except UnreadableImageError as error:
-        return f"<figure><p>{escape(str(error))}</p><figcaption>{caption}</figcaption></figure>"
-    picture.thumbnail((_SIDE, _SIDE))
+        picture = decode(path, side)
+    except UnreadableImageError as error:  # it was readable a moment ago
+        return Thumbnail(reason=str(error))
+    picture.thumbnail((side, side))
     data = io.BytesIO()
+    if max(picture.size) < _TINY:
+        picture.save(data, "PNG")
+        return Thumbnail(data.getvalue(), "png", is_tiny=True)
     picture.save(data, "JPEG", quality=75)
-    return f"<figure>{image(path.name, data.getvalue(), 'jpeg')}<figcaption>{caption}</figcaption></figure>"
+    return Thumbnail(data.getvalue())
+
+
+def thumbnails(paths: Iterable[Path], side: int = SIDE) -> Iterator[Thumbnail]:
+    """Of many, in order, a few at a time."""
+    with ThreadPoolExecutor(cores()) as pool:
+        yield from pool.map(lambda path: thumbnail(path, side), paths)
+
+
+def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
+    """HTML of photographs, each with attributes of its tag and the lines below it.
+
+    One that cannot be read is told of in words.
+    """
+    return f'<div class="row">{"".join(_cell(*own) for own in photographs)}</div>'
+
+
+def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
+    caption = "<br>".join(escape(line) for line in lines)
+    if not shown.data:
+        return f"<figure><p>{escape(shown.reason)}</p><figcaption>{caption}</figcaption></figure>"
+    tiny = ' class="tiny"' if shown.is_tiny else ""
+    picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}")
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def size(shown: Thumbnail) -> int:
+    """Characters that it takes in a page."""
+    return 4 * -(-len(shown.data) // 3)  # base64

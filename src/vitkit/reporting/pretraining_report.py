@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
-from vitkit.text.html import figure, finding, table, to_png, write_page
+from vitkit.text.html import figure, finding, listing, table, to_png, write_page
 
 _INCHES = 1.3  # of a picture
 _ROWS = ("the picture", "shown", "filled in")
@@ -70,7 +70,7 @@ def write_pretraining_report(
         figure("Pictures filled in", to_png(draw_strips(strips))),
         f"<p>{escape(shown)}. Where a patch is drawn after its own mean and contrast, those are given back to it.</p>",
         "<h2>Recipe</h2>",
-        f"<pre>{escape(recipe)}</pre>",
+        listing(recipe),
     ]
     write_page(path, title, body)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import islice
 from typing import Any
 
 from vitkit.evaluation.metrics import Evaluation
@@ -29,18 +30,23 @@ def multi_headline(evaluation: Evaluation) -> str:
     )
 
 
-def multi_class_table(evaluation: Evaluation) -> str:
-    """Each class with its threshold, as an HTML table."""
-    keys = ("threshold", "precision", "recall", "f1", "average_precision")
-    rows = [
-        [
-            escape(name),
-            *(decimals(row[key]) for key in keys),
-            str(row["support"]),
-        ]
-        for name, row in evaluation.per_class().items()
-    ]
-    return table(rows, ["class", "threshold", "precision", "recall", "F1", "average precision", "images"])
+def class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
+    """Each class of the first `most` with its figures, as an HTML table."""
+    heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
+    return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
+
+
+def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
+    """The same with its threshold."""
+    heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
+    return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
+
+
+def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
+    def cell(value: float | None) -> str:
+        return str(value) if isinstance(value, int) else decimals(value)
+
+    return table([[escape(name), *(cell(row[key]) for key in keys)] for name, row in islice(rows.items(), most)], heads)
 
 
 def operating_table(numbers: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
+from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting.evaluation_report import draw, write_report
@@ -43,7 +44,8 @@ def write_evaluation(
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = draw(classifier, evaluation, table.root, progress)
+    laid_out = embed(classifier, evaluation, table.root, progress)
+    pictures = draw(evaluation, laid_out)
     config, preprocess = classifier.model.config, classifier.preprocess
     h, w = config.image_size
     write_report(
@@ -60,6 +62,7 @@ def write_evaluation(
         },
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
         pictures={caption: to_png(picture) for caption, picture in pictures.items()},
+        laid_out=laid_out,
     )
     write_json(folder / EVALUATION, numbers)
     write_predictions(folder / PREDICTIONS, evaluation)

@@ -28,7 +28,6 @@ PREDICTIONS = "predictions.csv"  # what was said of each held-out image
 FILLER = "pretraining.safetensors"  # of a pre-training: what filled in the pictures, and is no part of the model
 FOLDS = "folds.json"  # of a cross-validation
 REPORT = "report.html"
-MISTAKES = "mistakes.html"
 LABEL_ERRORS = "label_errors.csv"
 PICTURES = {  # by their captions in the report
     "Curves": "curves.png",
@@ -42,7 +41,7 @@ PICTURES = {  # by their captions in the report
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
     *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
-    *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, MISTAKES, LABEL_ERRORS, *PICTURES.values()),
+    *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 
 

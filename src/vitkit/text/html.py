@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.system.files import write_text
 
@@ -18,32 +21,91 @@ if TYPE_CHECKING:
 DPI = 110  # of drawn figures
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+:root {
+  color-scheme: light dark;
+  --page: #fff; --ink: #1b1d20; --line: #8884; --edge: #8a8f98; --soft: #8881; --field: #f7f7f8;
+  --accent: #0b62b0; --right: #0072b2; --wrong: #c75400;
+}
+@media (prefers-color-scheme: dark) {
+  :root { --page: #16181b; --ink: #e8eaed; --edge: #757b85; --soft: #8882; --field: #23262b; --accent: #7cb9ff;
+  --right: #56b4e9; --wrong: #f08a3c; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  background: var(--page); color: var(--ink); }
+a { color: var(--accent); }
 h1 { overflow-wrap: anywhere; margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
-.figure { font-size: 2.6rem; font-weight: 600; } .soft { opacity: .75; }
+.figure { font-size: 2.6rem; font-weight: 600; } .soft { opacity: .8; }
 table { border-collapse: collapse; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal; }
 tr + tr td { border-top: 1px solid var(--line); }
 img { max-width: 100%; background: white; border: 1px solid var(--line); }
-.finding { background: var(--soft); border-left: 4px solid #E69F00; padding: .3rem .8rem; margin: .4rem 0; }
+.finding { background: var(--soft); border-left: 4px solid #E69F00; padding: .3rem .8rem; margin: .4rem 0;
+  overflow-wrap: anywhere; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; width: 10rem; font-size: .75rem; }
+figure.large { width: 18rem; max-width: 100%; }
 figcaption { overflow-wrap: anywhere; }
+img.tiny { width: 10rem; image-rendering: pixelated; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; }
 .wide { overflow-x: auto; } .wide td { white-space: nowrap; }
-.wide td:first-child, .wide th:first-child { position: sticky; left: 0; background: Canvas; }
+.wide td:first-child, .wide th:first-child { position: sticky; left: 0; background: var(--page); }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1.5rem; }
 .wide th { overflow-wrap: anywhere; min-width: 7rem; } p, li { overflow-wrap: break-word; }
+@media (max-width: 40rem) { body { margin: 1rem auto; padding: 0 .8rem; } h1 { font-size: 1.5rem; } .figure {
+  font-size: 2.1rem; } }
+@media print { body { max-width: none; margin: 0; } figure, tr { break-inside: avoid; } h2 { break-after: avoid; }
+  .wide { overflow: visible; } }
 """
 
 
-def write_page(path: Path, title: str, body: Sequence[str]) -> None:
-    """Write a page, whole or not at all; `body` is its HTML, piece by piece."""
+@dataclass(frozen=True)
+class Live:
+    """What makes a page answer to clicks; it is read without.
+
+    Attributes:
+        styles: CSS beside the pages' own.
+        script: a module that imports nothing.
+        data: in plain JSON types, for the script to read from the element `data`.
+    """
+
+    styles: str
+    script: str
+    data: Any
+
+
+def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = None) -> None:
+    """Write a page, whole or not at all; `body` is its HTML, piece by piece.
+
+    Its Content-Security-Policy forbids whatever does not come with it: no request, and no script but its own.
+    """
+    styles = _STYLE + ("" if live is None else live.styles)
+    allowed = f"default-src 'none'; img-src data:; style-src '{_hash(styles)}'; base-uri 'none'; form-action 'none'"
+    if live is not None:
+        allowed += f"; script-src '{_hash(live.script)}'"
     head = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{styles}</style>\n'
     )
-    write_text(path, head + "\n".join(body) + "\n</html>\n")
+    write_text(path, head + "\n".join([*body, *([] if live is None else _scripts(live))]) + "\n</html>\n")
+
+
+def _hash(text: str) -> str:
+    """As a policy names what is inside the page."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _scripts(live: Live) -> list[str]:
+    """The data, of which no name can end its element, and the script, which holds no name."""
+    data = json.dumps(live.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character, escaped in (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026")):
+        data = data.replace(character, escaped)
+    if "</script" in live.script.lower():
+        raise ValueError("the script would end its own element")
+    return [
+        f'<script type="application/json" id="data">{data}</script>',
+        f'<script type="module">{live.script}</script>',
+    ]
 
 
 def finding(text: str) -> str:
@@ -70,8 +132,8 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def wide(table: str) -> str:
-    """A table of many columns, which is moved sideways on a narrow screen."""
-    return f'<div class="wide">{table}</div>'
+    """A table of many columns, which is moved sideways on a narrow screen, by keys too."""
+    return f'<div class="wide" role="region" tabindex="0" aria-label="Table">{table}</div>'
 
 
 def to_png(drawn: Figure) -> bytes:
@@ -88,6 +150,17 @@ def figure(caption: str, png: bytes) -> str:
     return f"<h2>{escape(caption)}</h2>{image(caption, png, 'png')}"
 
 
-def image(name: str, data: bytes, kind: str) -> str:
-    """A picture inside the page; `kind` is its format, png or jpeg."""
-    return f'<img alt="{escape(name)}" src="data:image/{kind};base64,{base64.b64encode(data).decode()}">'
+def listing(text: str) -> str:
+    """Lines as they are, moved sideways where they are long."""
+    return f'<pre tabindex="0">{escape(text)}</pre>'
+
+
+def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
+    """A picture inside the page; `kind` is its format, png or jpeg; `attributes` go into its tag as they are."""
+    more = f" {attributes}" if attributes else ""
+    return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'
+
+
+def address(data: bytes, kind: str) -> str:
+    """A picture as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

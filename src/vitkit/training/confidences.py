@@ -13,8 +13,7 @@ from typing import Any
 
 from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
-from vitkit.evaluation.calibration import most_rise
-from vitkit.evaluation.figures import at_temperature
+from vitkit.evaluation.figures import calibration_rise
 from vitkit.evaluation.metrics import Evaluation, held_out_split
 from vitkit.evaluation.operating import SHARES
 from vitkit.system.progress import Progress, Say
@@ -80,13 +79,11 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
         seen: the validation images that the temperature was fitted on.
         evaluation: of the images that the figures are of.
     """
-    before, after, split = numbers["ece_before_temperature"], numbers["ece"], evaluation.split
-    rose = ""
-    if after > before:
-        most = most_rise(evaluation.probabilities, at_temperature(evaluation, 1.0).probabilities)
-        found = "no more" if after - before <= most else "more"
-        rose = f"; it rose by {after - before:.4f}, {found} than chance does with {len(evaluation.labels)} images"
+    rise, rose = calibration_rise(evaluation, numbers), ""
+    if rise is not None:
+        found = "no more" if rise.is_chance else "more"
+        rose = f"; it rose by {rise.by:.4f}, {found} than chance does with {len(evaluation.labels)} images"
     return (
         f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
-        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {split} images{rose}"
+        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {evaluation.split} images{rose}"
     )

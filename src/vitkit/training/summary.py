@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,16 @@ from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
+from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.unseen import all_figures, describe, seen_of
-from vitkit.explanation import can_explain, worst_mistakes_page
+from vitkit.explanation import can_explain
+from vitkit.explanation.mistakes import explain_mistake
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.reporting.report_photographs import Explained
 from vitkit.reporting.writing import write_predictions
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Progress, Say
@@ -37,7 +40,6 @@ from vitkit.system.run_files import (
     GROUPS,
     LABEL_ERRORS,
     METRICS,
-    MISTAKES,
     PICTURES,
     PREDICTIONS,
     REPORT,
@@ -100,7 +102,8 @@ def report(
         write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
-    for caption, picture in draw(classifier, evaluation, table.root, partial(progress, "laying out images")).items():
+    laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
+    for caption, picture in draw(evaluation, laid_out).items():
         plots.save_figure(picture, folder / PICTURES[caption])
     write_predictions(folder / PREDICTIONS, evaluation)
     write_json(folder / EVALUATION, numbers)
@@ -114,34 +117,29 @@ def report(
         facts=_facts(classifier, record, recipe, table, rows),
         findings=[*([f"problem: {spoilt}"] if spoilt else []), *_findings(folder / FINDINGS)],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
+        laid_out=laid_out,
         doubts=doubts or (),
         recipe=without_places(recipe).to_toml(),
-        explained=_explain_mistakes(folder, classifier, evaluation, table.root, progress),
+        explained=_explain_mistakes(classifier, evaluation, table.root, progress),
     )
     return evaluation
 
 
 def _explain_mistakes(
-    folder: Path,
-    classifier: Classifier,
-    evaluation: Evaluation,
-    root: Path,
-    progress: Progress,
-) -> str | None:
-    """A page with what speaks for the worst mistakes; its name, or None where there is nothing to show."""
+    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Progress
+) -> list[Explained]:
+    """What speaks for the worst mistakes, by the model itself."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
-    plain = replace(classifier, runner=None)  # whose gradients the maps are of
-
-    def rows() -> Iterator[tuple[str, str, str]]:
-        for done, i in enumerate(chosen, start=1):
-            progress("explaining mistakes", done, len(chosen))
-            true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
-            yield str(root / evaluation.paths[i]), true, predicted
-
-    if not len(chosen) or not can_explain(classifier.model):
-        return None
-    worst_mistakes_page(plain, rows(), folder / MISTAKES)
-    return MISTAKES
+    if not can_explain(classifier.model):
+        return []
+    plain, found = replace(classifier, runner=None), []  # whose gradients the maps are of
+    for done, i in enumerate(chosen, start=1):
+        progress("explaining mistakes", done, len(chosen))
+        true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
+        pictures = explain_mistake(plain, str(root / evaluation.paths[i]), true, predicted)
+        if not isinstance(pictures, str):  # it could be read a moment ago
+            found.append(Explained(i, f"{true}, taken for {predicted}", pictures))
+    return found
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:

@@ -199,7 +199,7 @@ def _write_report(
 ) -> None:
     folder = run.folder
     drawn = {"Curves": plots.curves(read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"])}
-    drawn |= draw(classifier, evaluation, None, partial(run.progress, "drawing"))
+    drawn |= draw(evaluation, None)
     for caption, picture in drawn.items():
         plots.save_figure(picture, folder / PICTURES[caption])
     write_report(

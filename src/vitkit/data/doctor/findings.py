@@ -17,7 +17,7 @@ from vitkit.data.walk import SUFFIXES
 from vitkit.text.words import plural
 
 TINY_CLASS = 10  # images
-MOST_LOST, MOST_CROPPED = 0.25, 0.2  # a crop that loses more of the area, in more of the images, is warned of
+MOST_LOST, MOST_CROPPED = 0.5, 0.2  # a crop that loses more of the area, in more of the images, is warned of
 _SINGLY = 20  # classes that lack a split and are each told in a line of their own
 _IMBALANCE = 10.0  # of the largest class to the smallest
 _JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
@@ -191,7 +191,7 @@ def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]
     cropped = sum(part > MOST_LOST for part in lost)
     if cropped > MOST_CROPPED * len(facts):
         average = f"{100 * sum(lost) / len(lost):.0f} % on average"
-        text = f"the crop loses more than a quarter of the area of {cropped} of {len(facts)} images ({average})"
+        text = f"the crop loses more than half of the area of {cropped} of {len(facts)} images ({average})"
         yield Finding("warning", f"{text}; if the edges matter, --fit squash or --fit pad shows the whole picture")
 
 

@@ -1,0 +1,177 @@
+"""What the views of an evaluation are given, in plain JSON types; each format is told at the head of its view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.evaluation.calibration import Reliability
+from vitkit.evaluation.doubts import Doubt
+from vitkit.evaluation.embedding import LaidOut
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+
+Numbers = npt.NDArray[np.int64]
+
+MOST_IMAGES = 50_000  # that are listed in a page
+MOST_PAIRS = 20_000  # of classes
+MOST_DOUBTS = 1_000  # labels to look at
+_MOST_THRESHOLDS = 300  # classes whose threshold can be moved
+_PATHS = 4_000_000  # characters of all paths in a page
+_STEPS = 200  # of the threshold
+_SINGLE = (
+    ("precision", "precision", "of the images said to be of the class, the part that is", 3),
+    ("recall", "recall", "of the images of the class, the part that is found", 3),
+    ("f1", "F1", "the harmonic mean of precision and recall", 3),
+    ("support", "images", "images of the class", 0),
+    ("roc_auc", "ROC area", "how often an image of the class is ranked before another one", 3),
+    ("average_precision", "average precision", "the mean precision over all recalls", 3),
+)
+_MULTI = (("threshold", "threshold", "the probability from which on the class is said", 3), *_SINGLE[:4], _SINGLE[5])
+
+
+def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
+    """Which images a page lists, in their order: all, or of very many the worst mistakes and others drawn by lot."""
+    n = len(evaluation.paths)
+    length = sum(map(len, evaluation.paths)) / max(n, 1)
+    most = min(MOST_IMAGES, max(1_000, int(_PATHS / max(length, 1))))
+    if n <= most:
+        return np.arange(n)
+    first = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(most // 4)
+    order = [*first, *np.random.default_rng(seed).permutation(n).tolist()]
+    return np.sort(np.array(list(dict.fromkeys(order))[:most]))
+
+
+def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
+    """Of `images.js`: what is said of each of the images `shown`."""
+    common = {
+        "classes": list(map(_text, evaluation.classes)),
+        "total": len(evaluation.paths),
+        "path": [_text(evaluation.paths[i]) for i in shown],
+    }
+    labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
+    if isinstance(evaluation, MultiEvaluation):
+        rows = evaluation.probabilities[shown]
+        sure = [
+            float(row[said == 1].min()) if said.any() else 1 - float(row.max())
+            for row, said in zip(rows, predicted, strict=True)
+        ]
+        sets = {
+            name: [np.flatnonzero(own).tolist() for own in each]
+            for name, each in (("true", labels), ("said", predicted))
+        }
+        return {**common, **sets, "confidence": [round(own, 6) for own in sure]}
+    return {
+        **common,
+        "true": labels.tolist(),
+        "said": predicted.tolist(),
+        "confidence": confidence(evaluation)[shown].tolist(),
+    }
+
+
+def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
+    """(n,) in the predicted class, with the digits of predictions.csv."""
+    return np.round(evaluation.probabilities.max(axis=1).astype(np.float64), 6)
+
+
+def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `class_table.js`."""
+    own = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in own]
+    keys = [key for key, *_ in own]
+    rows = [
+        {"name": _text(name), **{key: None if row[key] is None else round(row[key], 5) for key in keys}}
+        for name, row in numbers["per_class"].items()
+    ]
+    return {"columns": columns, "rows": rows}
+
+
+def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
+    """Of `confusion.js`."""
+    true, said, counts = evaluation.pairs()
+    order = np.argsort(-counts, kind="stable")[:MOST_PAIRS]
+    pairs = np.stack([true[order], said[order], counts[order]], axis=1).tolist()
+    return {"pairs": pairs, "left_out": int(counts.sum() - counts[order].sum())}
+
+
+def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
+    """Of `reliability.js`."""
+    sure = evaluation.probabilities.max(axis=1).astype(np.float64)
+    now = Reliability.of_confidence(sure, evaluation.predicted == evaluation.labels)
+    before = None if evaluation.temperature == 1 else _reliability(evaluation.untempered)
+    return {"now": _reliability(now), "before": before}
+
+
+def _reliability(own: Reliability) -> dict[str, Any]:
+    bins = {
+        name: [round(float(each), 6) if np.isfinite(each) else 0 for each in getattr(own, name)]
+        for name in ("confidence", "accuracy")
+    }
+    return {"counts": own.counts.astype(int).tolist(), **bins, "ece": own.ece}
+
+
+def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
+    """Of `threshold.js`."""
+    sure = confidence(evaluation)
+    is_right = evaluation.predicted == evaluation.labels
+    answered, right = (_reaching(own) for own in (sure, sure[is_right]))
+    return {"images": len(sure), "answered": answered, "right": right}
+
+
+def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
+    """How many are at least each of the thresholds."""
+    at = np.arange(_STEPS + 1) / _STEPS
+    found: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
+    return found
+
+
+def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
+    """Of `class_thresholds.js`; None where there are too many classes to choose from."""
+    if len(evaluation.classes) > _MOST_THRESHOLDS:
+        return None
+    return {"classes": list(_thresholds(evaluation))}
+
+
+def _thresholds(evaluation: MultiEvaluation) -> Iterator[dict[str, Any]]:
+    for i, name in enumerate(evaluation.classes):
+        own, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
+        counts = {"support": int(has.sum()), "said": _reaching(own), "right": _reaching(own[has])}
+        yield {"name": _text(name), "at": evaluation.thresholds[i], **counts}
+
+
+def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] | None:
+    """Of `embedding.js`; None without points."""
+    if laid_out is None:
+        return None
+    place = {int(i): number for number, i in enumerate(shown)}
+    points = [
+        [place[int(i)], round(float(x), 3), round(float(y), 3)]
+        for i, (x, y) in zip(*laid_out, strict=True)
+        if int(i) in place
+    ]
+    return {"points": points} if points else None
+
+
+def doubts_data(
+    doubts: Sequence[Doubt], classes: Sequence[str], photographs: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """Of `Doubts` in `images.js`, the first of them, and photographs by their places; None without any."""
+    doubts = doubts[:MOST_DOUBTS]
+    if not doubts:
+        return None
+    number = {name: i for i, name in enumerate(classes)}
+    return {
+        "photographs": photographs,
+        "path": [_text(own.path) for own in doubts],
+        "label": [number[own.label] for own in doubts],
+        "suggested": [number[own.suggested] for own in doubts],
+        "score": [round(own.score, 6) for own in doubts],
+    }
+
+
+def _text(name: str) -> str:
+    """A name that can be written as UTF-8, as files' names need not be."""
+    return name.encode(errors="replace").decode()

@@ -1,0 +1,211 @@
+"""What a report says without a script, section by section, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from vitkit.evaluation.doubts import Doubt
+from vitkit.evaluation.embedding import LaidOut
+from vitkit.evaluation.figures import calibration_rise, interval_text
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.registry import METRICS
+from vitkit.reporting.gallery import gallery
+from vitkit.reporting.report_data import threshold_data
+from vitkit.reporting.report_photographs import FIRST, Explained, Photographs
+from vitkit.reporting.tables import class_table, multi_class_table
+from vitkit.text.html import finding, image, table, wide
+from vitkit.text.words import plural
+
+_PAIRS, _CLASSES = 20, 1_000  # rows without a script
+_BESIDE = {  # what is said of an evaluation beside its figures
+    "ece_before_temperature": "the calibration error at temperature 1",
+    "temperature": "temperature",
+    "roc_auc": "area under ROC, mean of classes",
+    "average_precision": "average precision, mean of classes",
+}
+_NAMES = {"val": "validation images", "all": "all images"}
+
+
+def _view(name: str, *content: str) -> str:
+    """What a view takes the place of."""
+    return f'<div data-view="{name}">{"".join(content)}</div>'
+
+
+def headline(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
+    """The first figures."""
+    bounds = interval_text([100 * bound for bound in numbers["intervals_95"]["accuracy"]], 1)
+    images = escape(evaluation.described)
+    detail = f"(95 %: {bounds}; balanced {100 * numbers['balanced_accuracy']:.1f} %, "
+    return (
+        f'<p><span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {images} '
+        f'<span class="soft">{detail}log loss {numbers["loss"]:.3f})</span></p>'
+    )
+
+
+def caveat(evaluation: Evaluation) -> list[str]:
+    """That something was chosen on these images, if it was."""
+    if not evaluation.chosen:
+        return []
+    what = ", ".join(evaluation.chosen)
+    text = f"every figure here is of validation images, on which something was chosen ({what}), and flatters"
+    return [finding(f"note: {text}; only a test split gives figures on which nothing was chosen")]
+
+
+def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
+    """A row for each class."""
+    more = len(evaluation.classes) - _CLASSES
+    left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
+    if isinstance(evaluation, MultiEvaluation):
+        shown = [wide(multi_class_table(numbers["per_class"], _CLASSES))]
+        slider = ["<h2>Thresholds</h2>", _view("class_thresholds", "<p>They are in the table of classes.</p>")]
+        return ["<h2>Each class</h2>", _view("classes", *shown, *left), *slider]
+    return ["<h2>Each class</h2>", _view("classes", wide(class_table(numbers["per_class"], _CLASSES)), *left)]
+
+
+def confusion(numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
+    """Which class is taken for which."""
+    if not numbers["confused"]:
+        words = ["<p>There are no mistakes.</p>"]
+    else:
+        pairs = [
+            [escape(own["true"]), escape(own["predicted"]), str(own["count"]), f"{100 * own['share']:.1f} %"]
+            for own in numbers["confused"][:_PAIRS]
+        ]
+        heads = ["true", "predicted", "images", "of the true class"]
+        words = ["<h3>Most often confused</h3>", wide(table(pairs, heads))]
+    picture = [] if drawn is None else [image("Confusion", drawn, "png")]
+    return ["<h2>Confusion</h2>", _view("confusion", *picture, *words)]
+
+
+def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
+    """What confidences are worth."""
+    if isinstance(evaluation, MultiEvaluation):
+        return []
+    picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png")]
+    return [
+        "<h2>Confidence</h2>",
+        *_rise(evaluation, numbers),
+        _view("reliability", *picture),
+        "<h3>Saying nothing where it is unsure</h3>",
+        _view("threshold", _threshold_table(evaluation)),
+    ]
+
+
+def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
+    """Why the calibration error is larger than without a temperature, if it is."""
+    rise = calibration_rise(evaluation, numbers)
+    if rise is None:
+        return []
+    before, after, n = numbers["ece_before_temperature"], numbers["ece"], len(evaluation.labels)
+    why = (
+        f"no more than chance makes it rise with {plural(n, 'image', 'images')} where the temperature is right"
+        if rise.is_chance
+        else f"more than chance makes it rise with {plural(n, 'image', 'images')}, so these images are not like those "
+        "that the temperature was fitted on, or those were few"
+    )
+    text = (
+        f"The calibration error rose with the temperature, from {before:.4f} to {after:.4f}: {why}. The temperature is "
+        "the one that makes the log loss of the validation images least; the calibration error of other images, of "
+        "which chance moves every bar, is usually less with it and can be more."
+    )
+    return [f"<p>{escape(text)}</p>"]
+
+
+def _threshold_table(evaluation: Evaluation) -> str:
+    own = threshold_data(evaluation)
+    n, steps, rows = own["images"], len(own["answered"]) - 1, []
+    for at in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99):
+        answered, right = (own[name][round(at * steps)] for name in ("answered", "right"))
+        part = f"{100 * right / answered:.1f} %" if answered else "-"
+        rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
+    return wide(table(rows, ["least confidence", "answered", "of those right", "mistakes left"]))
+
+
+def gallery_of(evaluation: Evaluation, photographs: Photographs) -> list[str]:
+    """Photographs under what is said of them: without a script the worst mistakes."""
+    n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
+    held = [] if here == n else [f"photographs of {here:,} of {n:,} images are in this page"]
+    held += [] if listed == n else [f"{listed:,} images are listed, the others left out"]
+    words = f"<p>{'; '.join(held).capitalize()}.</p>" if held else ""
+    cells = [
+        (photographs.of_images[i], f'data-image="{photographs.place(i)}"', _lines(evaluation, i))
+        for i in photographs.first
+        if i in photographs.of_images
+    ]
+    is_multi = isinstance(evaluation, MultiEvaluation)
+    none = [] if cells or is_multi else ["<p>There are no mistakes.</p>"]
+    head = "" if is_multi or not cells else "<h3>The most confident mistakes</h3>"
+    return ["<h2>Photographs</h2>", words, _view("gallery", head, *none, gallery(cells))]
+
+
+def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
+    names = evaluation.classes
+    if isinstance(evaluation, MultiEvaluation):
+        both = (evaluation.labels[i], evaluation.predicted[i])
+        sets = (", ".join(name for name, has in zip(names, own, strict=True) if has) for own in both)
+        true, said = (own or "none" for own in sets)
+        return f"true: {true}", f"predicted: {said}", evaluation.paths[i]
+    sure = 100 * evaluation.probabilities[i].max()
+    said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
+    return f"true: {names[evaluation.labels[i]]}", said, evaluation.paths[i]
+
+
+def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[str]:
+    """Where in the worst mistakes the answers come from."""
+    if not mistakes:
+        return []
+    pieces = ["<h2>Where the mistakes come from</h2>"]
+    for own in mistakes:
+        place = f'data-map="{photographs.place(own.image)}"'
+        pictures = [
+            f'<figure class="large">{image(caption, data, "jpeg", place if number else "")}'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+            for number, (caption, data) in enumerate(own.pictures)
+        ]
+        pieces += [f"<h3>{escape(own.title)}</h3>", f'<div class="row">{"".join(pictures)}</div>']
+    return pieces
+
+
+def doubted(doubts: Sequence[Doubt], photographs: Photographs) -> list[str]:
+    """Labels that are likely wrong."""
+    if not doubts:
+        return []
+    pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
+    cells = [(shown, f'data-doubt="{place}"', _doubt(own)) for place, (own, shown) in pairs]
+    words = (
+        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. Many of them are "
+        "right and only hard: look before you change one. The run's folder lists all, in label_errors.csv."
+    )
+    return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
+
+
+def _doubt(own: Doubt) -> tuple[str, ...]:
+    return f"label: {own.label}", f"looks like: {own.suggested} (by {own.score:.2f})", own.path
+
+
+def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
+    """Images as points."""
+    if laid_out is None:
+        return []
+    words = "Images that the model sees alike lie together (t-SNE); a ring round a point is a mistake."
+    return [
+        f"<h2>{escape(caption)}</h2>",
+        f"<p>{words}</p>",
+        _view("embedding", *([] if drawn is None else [image(caption, drawn, "png")])),
+    ]
+
+
+def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
+    """All of them with their intervals."""
+    rows = []
+    names = {name: metric.title for name, metric in METRICS["single"].items()} | _BESIDE
+    for key, name in names.items():
+        if numbers.get(key) is not None:
+            bounds = numbers["intervals_95"].get(key)
+            interval = "" if bounds is None else interval_text(bounds, 4)
+            rows.append([escape(name), f"{numbers[key]:.4f}", interval])
+    of = _NAMES.get(evaluation.split, f"{evaluation.split} images")
+    return [f"<h2>Figures of {escape(of)}</h2>", wide(table(rows, ["", "", "95 % interval"]))]

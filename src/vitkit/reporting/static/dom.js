@@ -1,0 +1,54 @@
+// Elements from plain values. Whatever is a name (of a class, of a file) comes in as a string and becomes text.
+
+/**
+ * An element.
+ * @param {string} tag
+ * @param {Object} properties attributes; `onclick` and the like are listeners; true and false set or leave out
+ * @param {...(Node|string|null)} children strings become text, never markup
+ */
+export function el(tag, properties = {}, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** As `el`, of an SVG drawing. */
+export function svg(tag, properties = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
+}
+
+function fill(node, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+/** 0.9731 as "97.3 %". */
+export function percent(part, digits = 1) {
+  return `${(100 * part).toFixed(digits)} %`;
+}
+
+/** 12345 as "12,345". */
+export function whole(count) {
+  return String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+}
+
+/** "1 image", "2 images". */
+export function plural(count, one, many) {
+  return `${whole(count)} ${count === 1 ? one : many}`;
+}
+
+/** A list to choose from, under its name. `choices`: value and text of each. */
+export function choice(label, choices, chosen, onchange) {
+  const options = choices.map(([value, text]) => el("option", { value, selected: value === chosen }, text));
+  const select = el("select", { onchange: () => onchange(select.value) }, ...options);
+  return el("label", { class: "choice" }, label, select);
+}
+
+/** A field for a few words, under its name. */
+export function search(label, onchange) {
+  const input = el("input", { type: "search", spellcheck: "false", oninput: () => onchange(input.value) });
+  return el("label", { class: "choice" }, label, input);
+}

@@ -1,0 +1,77 @@
+// What opens over the page: one photograph, large; and the photographs of what was clicked.
+
+import { el } from "./dom.js";
+import { Gallery, photograph } from "./gallery.js";
+
+/** One photograph after another: arrow keys turn, Escape closes. `mapsOf(i)`: [caption, address] of pictures beside it. */
+export class Enlarged {
+  constructor(images, mapsOf = () => []) {
+    Object.assign(this, { images, mapsOf });
+    this.body = el("div", { class: "enlarged" });
+    this.where = el("p", { class: "soft", "aria-live": "polite" });
+    this.back = el("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
+    this.next = el("button", { type: "button", onclick: () => this.turn(1) }, "Next");
+    this.element = dialog("Photograph", this.where, this.body, el("p", { class: "buttons" }, this.back, this.next));
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowLeft") this.turn(-1);
+      if (event.key === "ArrowRight") this.turn(1);
+    });
+  }
+
+  /** Show the image at a place of a list. */
+  open(list, place) {
+    Object.assign(this, { list, place });
+    this.show();
+    if (!this.element.open) this.element.showModal();
+  }
+
+  turn(by) {
+    if (this.list[this.place + by] === undefined) return;
+    this.place += by;
+    this.show();
+  }
+
+  show() {
+    const i = this.list[this.place];
+    const { images } = this;
+    const lines = images.lines(i).map((line) => el("p", {}, line));
+    const maps = this.mapsOf(i).map(([caption, address]) =>
+      el("figure", {}, photograph(address, caption), el("figcaption", {}, caption)),
+    );
+    const main = el("figure", {}, photograph(images.pictureOf(i), `photograph ${images.path[i]}`));
+    this.body.replaceChildren(el("div", { class: "maps" }, main, ...maps), ...lines, el("p", { class: "path" }, images.path[i]));
+    this.where.textContent = `${this.place + 1} of ${this.list.length}`;
+    this.back.disabled = this.place === 0;
+    this.next.disabled = this.place === this.list.length - 1;
+  }
+}
+
+/** The photographs of what was clicked, in a gallery of their own. */
+export class Selected {
+  constructor(images, enlarge) {
+    Object.assign(this, { images, enlarge });
+    this.body = el("div");
+    this.note = el("p", { class: "soft" });
+    this.element = dialog("Photographs", this.note, this.body);
+  }
+
+  /** Show these images under a title; `expected` is how many there are, listed here or not. */
+  open(title, chosen, expected = chosen.length) {
+    this.element.querySelector("h2").textContent = title;
+    const here = chosen.length;
+    this.note.textContent = here < expected ? `${here} of these ${expected} images are listed in this page.` : "";
+    this.body.replaceChildren(new Gallery(this.images, { chosen, enlarge: this.enlarge }).element);
+    this.element.showModal();
+  }
+}
+
+function dialog(title, ...children) {
+  const close = el("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => element.close() }, "\u00d7");
+  const id = `dialog-${document.querySelectorAll("dialog").length}`;
+  const head = el("div", { class: "head" }, el("h2", { id }, title), close);
+  const element = el("dialog", { "aria-labelledby": id }, head, ...children);
+  element.addEventListener("click", (event) => {
+    if (event.target === element) element.close(); // beside it
+  });
+  return element;
+}

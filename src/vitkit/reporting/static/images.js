@@ -1,0 +1,58 @@
+// The images of an evaluation, as the views are given them.
+//
+// Format (`reporting/report_data.py` writes it, and the studio's server sends the same):
+//   classes     names
+//   total       how many images were evaluated
+//   path        of each image that is listed here; there may be fewer than `total`
+//   true, said  its class and the predicted one, as numbers in `classes`; lists of numbers where it may have several
+//   confidence  0 to 1, in the predicted class
+// Labels that are likely wrong:
+//   classes, path, label, suggested (numbers in `classes`), score (0 to 1)
+// A photograph comes from `pictureOf(i)`: an address, or null where there is none.
+
+import { percent } from "./dom.js";
+
+/** Which image is what; every view asks it. */
+export class Images {
+  constructor(data, pictureOf) {
+    Object.assign(this, data);
+    this.pictureOf = pictureOf;
+    this.all = Array.from(this.path.keys());
+    this.isMulti = this.all.length > 0 && Array.isArray(this.true[0]);
+    this.pictured = this.all.filter((i) => pictureOf(i) !== null).length;
+  }
+
+  isRight(i) {
+    return String(this.true[i]) === String(this.said[i]);
+  }
+
+  isOf(numbers, i, label) {
+    return this.isMulti ? numbers[i].includes(label) : numbers[i] === label;
+  }
+
+  names(numbers) {
+    const own = [numbers].flat().map((number) => this.classes[number]);
+    return own.length ? own.join(", ") : "none";
+  }
+
+  /** What is said of an image, a line each. */
+  lines(i) {
+    return [`true: ${this.names(this.true[i])}`, `predicted: ${this.names(this.said[i])} ${percent(this.confidence[i])}`];
+  }
+
+  /** Whether a word is in its path or in one of its classes. */
+  mentions(i, word) {
+    return [this.path[i], this.names(this.true[i]), this.names(this.said[i])].some((text) => text.toLowerCase().includes(word));
+  }
+}
+
+/** Labels that are likely wrong, in the place of `Images`; the more doubtful, the higher the score. */
+export class Doubts extends Images {
+  constructor({ classes, path, label, suggested, score }, pictureOf) {
+    super({ classes, path, total: path.length, true: label, said: suggested, confidence: score }, pictureOf);
+  }
+
+  lines(i) {
+    return [`label: ${this.names(this.true[i])}`, `looks like: ${this.names(this.said[i])} (by ${this.confidence[i].toFixed(2)})`];
+  }
+}

@@ -1,0 +1,285 @@
+"""The report in a real browser: what is clicked shows its photographs, and nothing else is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from browser import browser, is_within, serious, watched
+from vitkit.evaluation.doubts import Doubt
+from vitkit.evaluation.figures import figures
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.reporting.evaluation_report import write_report
+from vitkit.reporting.report_photographs import Explained
+
+__all__ = ["browser"]  # a fixture
+
+EVIL = "<script>alert('1')</script> & \"q\""
+N, SIDE = 40, 8
+SHOWN = np.arange(0, N, 2)
+POINTS = np.random.default_rng(0).normal(size=(len(SHOWN), 2)).astype(np.float32)
+
+
+def evaluation_of(root: Path, names: tuple[str, ...], n: int = N, seed: int = 0) -> Evaluation:
+    """Pictures of few pixels, and answers that are wrong for every fifth of them."""
+    rng = np.random.default_rng(seed)
+    K = len(names)
+    labels = np.arange(n) % K
+    said = np.where(np.arange(n) % 5 == 0, (labels + 1) % K, labels)
+    probabilities = rng.random((n, K)) * 0.3 / K
+    sure = 0.4 + 0.59 * rng.random(n)
+    probabilities[np.arange(n), said] = 0
+    probabilities *= ((1 - sure) / np.maximum(probabilities.sum(axis=1), 1e-9))[:, None]
+    probabilities[np.arange(n), said] = sure
+    paths = tuple(f"{i:03d} {'<b>' if i % 2 else ''}.png" for i in range(n))
+    root.mkdir(exist_ok=True)
+    for i, path in enumerate(paths):
+        if i < 500:
+            Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)).save(root / path)
+    return Evaluation("test", names, paths, labels, probabilities.astype(np.float32), temperature=1.3)
+
+
+def write(path: Path, own: Evaluation, root: Path | None, **options: Any) -> str:
+    told: dict[str, Any] = {"facts": {"data": EVIL}, "findings": [EVIL], "pictures": {}, "recipe": EVIL * 9}
+    write_report(path, title=EVIL, evaluation=own, numbers=figures(own), root=root, **told | options)
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
+    return evaluation_of(tmp_path_factory.getbasetemp() / "photos", ("cat", EVIL, "emu"))
+
+
+@pytest.fixture(scope="module")
+def report(own: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.getbasetemp() / "photos"
+    doubts = [Doubt(own.paths[i], own.classes[own.labels[i]], EVIL, 0.9 - i / 100) for i in range(0, 30, 3)]
+    png = (root / own.paths[0]).read_bytes()
+    explained = [Explained(i, EVIL, [("photo", png), (f"what speaks for {EVIL}", png)]) for i in own.mistakes(2)]
+    shown = {"laid_out": (SHOWN, POINTS), "doubts": doubts, "explained": explained}
+    return write(tmp_path_factory.mktemp("page") / "report.html", own, root, **shown)
+
+
+@contextmanager
+def visit(
+    browser: Any, address: str, size: str = "desk", scheme: str = "light", *, has_script: bool = True
+) -> Iterator[Any]:
+    with watched(browser, size, scheme, has_script=has_script) as page:
+        page.goto(address)
+        yield page
+
+
+def opened(page: Any) -> Any:
+    return page.locator("dialog[open]").last
+
+
+def cards(place: Any) -> list[str]:
+    return [text.strip() for text in place.locator(".card").all_inner_texts()]
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "light"), ("desk", "dark")])
+def test_the_page_keeps_nobody_out_and_fits_the_window(browser: Any, report: str, size: str, scheme: str) -> None:
+    with visit(browser, report, size, scheme) as page:
+        page.wait_for_selector("html.live")
+        assert is_within(page)
+        assert serious(page) == []
+        if size == "phone":
+            page.locator(".matrix button").first.click()
+            assert serious(page) == [], "with the photographs of a cell"
+        assert page.evaluate("document.querySelectorAll('script').length") == 2
+        assert EVIL in page.locator("h1").inner_text()
+
+
+def test_a_cell_of_the_confusion_matrix_shows_its_photographs(browser: Any, report: str, own: Evaluation) -> None:
+    with visit(browser, report) as page:
+        for cell in page.locator(".matrix button").all():
+            label = cell.get_attribute("aria-label")
+            cell.click()
+            shown, count = opened(page), int(cell.inner_text())
+            texts = cards(shown)
+            assert len(texts) == count <= 24, label
+            true, _, rest = label.partition(" taken for ")
+            said = rest.rpartition(": ")[0]
+            assert all(text.startswith(f"true: {true}\npredicted: {said} ") for text in texts)
+            page.keyboard.press("Escape")
+        assert page.locator("dialog[open]").count() == 0
+
+
+def test_the_table_of_classes_is_sorted_filtered_and_clicked(browser: Any, report: str, own: Evaluation) -> None:
+    rows = own.per_class()
+    with visit(browser, report) as page:
+        table = page.locator("[data-view=classes] table")
+        names = table.locator("tbody th")
+        recall = table.locator("th[data-key=recall]")
+        recall.locator("button").click()
+        assert recall.get_attribute("aria-sort") == "ascending"
+        assert names.all_inner_texts() == sorted(rows, key=lambda name: rows[name]["recall"])
+        recall.locator("button").click()
+        assert names.all_inner_texts() == sorted(rows, key=lambda name: -rows[name]["recall"])
+        names.get_by_role("button", name="emu").click()
+        assert all("emu" in text for text in cards(opened(page)))
+
+
+def test_a_bar_of_confidence_shows_the_answers_of_that_confidence(browser: Any, report: str, own: Evaluation) -> None:
+    sure = own.probabilities.max(axis=1)
+    with visit(browser, report) as page:
+        bars = page.locator(".plot .bar")
+        assert bars.count() == len(set(np.ceil(sure * 15).astype(int)))
+        bars.last.focus()
+        page.keyboard.press("Enter")
+        bins = np.ceil(sure * 15).astype(int)
+        assert len(cards(opened(page))) == (bins == bins.max()).sum()
+
+
+def test_the_threshold_says_what_is_left_and_shows_it(browser: Any, report: str, own: Evaluation) -> None:
+    sure, is_right = own.probabilities.max(axis=1).round(6), own.predicted == own.labels
+    with visit(browser, report) as page:
+        place = page.locator("[data-view=threshold]")
+        slider = place.locator("input[type=range]")
+        slider.fill("140")  # 0.7
+        is_left = sure >= 0.7
+        words = place.get_by_role("status").inner_text()
+        assert f"({is_left.sum()} of {N})" in words
+        assert f"{100 * is_right[is_left].mean():.1f} % of those are right" in words
+        place.get_by_role("button", name="Mistakes that are left").click()
+        assert len(cards(opened(page))) == (is_left & ~is_right).sum()
+        page.keyboard.press("Escape")
+        place.get_by_role("button", name="What is withheld").click()
+        shown = opened(page)
+        assert shown.locator(".gallery > p").inner_text() == f"{(~is_left).sum()} images"
+
+
+def test_photographs_are_filtered_sorted_and_enlarged(browser: Any, report: str, own: Evaluation) -> None:
+    wrong = own.mistakes(N)
+    with visit(browser, report) as page:
+        place = page.locator("[data-view=gallery]")
+        assert [text.rpartition("\n")[2] for text in cards(place)] == [own.paths[i] for i in wrong]
+        assert page.evaluate(
+            "[...document.querySelectorAll('[data-view=gallery] img')].every((i) => i.naturalWidth === 8)"
+        )
+        first = place.locator("img").first
+        assert first.evaluate("(image) => getComputedStyle(image).imageRendering") == "pixelated"
+        assert first.bounding_box()["width"] > 100
+        place.get_by_label("Order").select_option("unsure")
+        assert [text.rpartition("\n")[2] for text in cards(place)] == [own.paths[i] for i in reversed(wrong)]
+        place.get_by_label("Order").select_option("sure")
+        place.locator(".card").first.click()
+        large = opened(page)
+        assert own.paths[wrong[0]] in large.inner_text()
+        assert large.locator("img").count() == 2, "the photograph and the map beside it"
+        page.keyboard.press("ArrowRight")
+        assert own.paths[wrong[1]] in large.inner_text()
+        page.keyboard.press("Escape")
+        place.get_by_label("Show").select_option("all")
+        place.get_by_label("Name or class").fill("EMU")
+        there = [
+            own.classes[a] == "emu" or own.classes[b] == "emu" for a, b in zip(own.labels, own.predicted, strict=True)
+        ]
+        assert place.locator(".gallery > p").inner_text() == f"{sum(there)} images"
+
+
+def test_doubtful_labels_are_shown_in_their_order(browser: Any, report: str) -> None:
+    with visit(browser, report) as page:
+        texts = cards(page.locator("[data-view=doubts]"))
+        assert len(texts) == 10
+        assert texts[0].startswith("label: cat\nlooks like: ") and "(by 0.90)" in texts[0]
+        scores = [float(text.partition("(by ")[2][:4]) for text in texts]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_a_point_shows_its_photograph_by_pointer_and_by_keys(browser: Any, report: str, own: Evaluation) -> None:
+    with visit(browser, report) as page:
+        canvas = page.locator("[data-view=embedding] canvas")
+        canvas.focus()
+        page.keyboard.press("ArrowRight")
+        tip = page.locator(".tip")
+        told = tip.inner_text()
+        assert "true: " in told
+        page.keyboard.press("Enter")
+        assert told.strip().splitlines()[0] in opened(page).inner_text()
+        page.keyboard.press("Escape")
+        canvas.scroll_into_view_if_needed()
+        box, points = canvas.bounding_box(), POINTS[np.argmin(POINTS[:, 0])]
+        low, high = POINTS[:, 1].min(), POINTS[:, 1].max()
+        place = {"x": 14.0, "y": float(14 + (high - points[1]) / (high - low) * (box["height"] - 28))}  # the leftmost
+        i = int(SHOWN[np.argmin(POINTS[:, 0])])
+        canvas.click(position=place)
+        assert own.paths[i] in opened(page).inner_text()
+
+
+def test_without_a_script_the_page_is_read(browser: Any, report: str, own: Evaluation) -> None:
+    with visit(browser, report, has_script=False) as page:
+        text = page.inner_text("body")
+        assert "80.0 %" in text and "accuracy on 40 test images" in text
+        assert "least confidence" in text and "Most often confused" in text
+        assert text.count("predicted: ") == len(own.mistakes(24))
+        shown = page.locator("[data-view=gallery] img").first
+        assert shown.bounding_box()["width"] > 100
+
+
+def test_a_page_that_was_mailed_shows_all_of_it(browser: Any, report: str, tmp_path: Path) -> None:
+    mailed = tmp_path / "mailed.html"
+    text = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
+    mailed.write_text(text, encoding="utf-8")
+    assert "href=" not in text and str(tmp_path.parent) not in text and os.getcwd() not in text  # noqa: PTH109
+    with visit(browser, mailed.as_uri()) as page:
+        page.locator(".matrix button").first.click()
+        assert opened(page).locator("img").count() > 0
+
+
+def test_a_thousand_classes_are_a_drawing_and_a_list(browser: Any, tmp_path: Path) -> None:
+    names = tuple(f"class {i}" for i in range(1000))
+    own = evaluation_of(tmp_path / "photos", names, n=3000)
+    address = write(tmp_path / "r.html", own, tmp_path / "photos")
+    assert (tmp_path / "r.html").stat().st_size < 5e6
+    with visit(browser, address) as page:
+        page.wait_for_selector("html.live")
+        assert page.evaluate("document.querySelectorAll('*').length") < 6000
+        canvas = page.locator("[data-view=confusion] canvas")
+        box = canvas.bounding_box()
+        canvas.click(position={"x": 4.2 * box["width"] / 1000, "y": 4.2 * box["height"] / 1000})
+        assert "class 4" in opened(page).inner_text() or "class 5" in opened(page).inner_text()
+        page.keyboard.press("Escape")
+        place = page.locator("[data-view=confusion]")
+        place.get_by_role("searchbox").fill("class 995")
+        rows = place.locator(".pairs tbody tr")
+        assert rows.count() == 1
+        rows.get_by_role("button").click()
+        shown = opened(page)
+        assert shown.locator("h2").inner_text() == "class 995, taken for class 996"
+
+
+def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    two = evaluation_of(root, ("a", "b"), n=6)
+    labels = np.stack([two.labels, np.ones(6, np.int64)], axis=1)
+    fields = {name: getattr(two, name) for name in ("split", "classes", "paths", "probabilities")}
+    kinds = {
+        "validation": (replace(two, split="val", chosen=("temperature by log loss",)), root),
+        "one": (Evaluation("test", two.classes, two.paths[:1], two.labels[:1], two.probabilities[:1]), root),
+        "no-files": (two, None),
+        "multi": (MultiEvaluation(**fields, labels=labels, thresholds=(0.5, 0.3)), root),
+    }
+    for name, (own, place) in kinds.items():
+        with visit(browser, write(tmp_path / f"{name}.html", own, place), "phone") as page:
+            page.wait_for_selector("html.live")
+            assert is_within(page), name
+            assert name != "multi" or serious(page) == []
+            page.locator("[data-view=classes] tbody button").first.click()
+            assert opened(page).count() == 1, name
+            if name == "multi":
+                page.keyboard.press("Escape")
+                page.locator("[data-view=class_thresholds] input").fill("0")
+                words = page.locator("[data-view=class_thresholds]").get_by_role("status").inner_text()
+                assert "100.0 % of the 3 images of the class are found (recall)" in words
+            if name == "validation":
+                assert "every figure here is of validation images" in page.inner_text("body")
