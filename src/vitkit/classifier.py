@@ -188,15 +188,18 @@ class Classifier:
             warn_of_doubt(path, picture)
             return self.preprocess(picture.image)
 
-    def features(self, images: Tensor, what: Features = "head") -> Tensor:
+    def features(self, images: Tensor, what: Features = "head", precision: str = "float32") -> Tensor:
         """(B, C, height, width), preprocessed -> features, in float32, where the images are.
 
-        See `inference.features.read_features` for what there is.
+        See `inference.features.read_features` for what there is. In precision `bfloat16` products are computed in that.
 
         Raises:
             VitkitError: the model has no class token.
         """
-        return read_features(self.model, images.to(self.device), what).to(images.device)
+        import torch
+
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            return read_features(self.model, images.to(self.device), what).float().to(images.device)
 
     def stream(
         self, paths: Iterable[str | Path], batch_size: int | None = None
@@ -214,11 +217,15 @@ class Classifier:
         return self._map(self._pixels, self.answer, paths, batch_size)
 
     def embed(
-        self, paths: Iterable[str | Path], what: Features = "head", batch_size: int | None = None
+        self,
+        paths: Iterable[str | Path],
+        what: Features = "head",
+        batch_size: int | None = None,
+        precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """As `stream`, with `features` in the place of probabilities."""
         own = replace(self, runner=None)
-        return own._map(own.read, lambda images: self.features(images, what), paths, batch_size)
+        return own._map(own.read, lambda images: self.features(images, what, precision), paths, batch_size)
 
     def _map(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 
 from vitkit.classifier import Classifier
 from vitkit.evaluation.metrics import Evaluation
@@ -42,7 +43,8 @@ def embed(
     n = len(evaluation.paths)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:MOST])
     kept, features = [], []
-    stream = classifier.embed(root / evaluation.paths[i] for i in chosen)
+    paths = (root / evaluation.paths[i] for i in chosen)
+    stream = classifier.embed(paths, precision=classifier.precision)  # a picture needs no more than answers do
     for done, (i, (_, outcome)) in enumerate(zip(chosen.tolist(), stream, strict=True), start=1):
         if not isinstance(outcome, str):  # it was readable a moment ago
             kept.append(i)
@@ -63,5 +65,7 @@ def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.
         return None
     reduced = PCA(min(_COMPONENTS, n - 1, features.shape[1]), random_state=seed).fit_transform(features)
     perplexity = min(30.0, (n - 1) / 3)
-    points: npt.NDArray[np.float32] = TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(reduced)
+    tsne = TSNE(init="pca", perplexity=perplexity, random_state=seed)
+    with threadpool_limits(1):  # a step of so few points is short: threads would only wait for one another
+        points: npt.NDArray[np.float32] = tsne.fit_transform(reduced)
     return points.astype(np.float32)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from vitkit.evaluation.calibration import blocks, confidence_at, most_rise
+from vitkit.evaluation.calibration import blocks, most_rise
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
@@ -86,9 +86,7 @@ def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise
     by = numbers["ece"] - numbers["ece_before_temperature"]
     if evaluation.temperature == 1 or by <= 0:
         return None
-    sure = evaluation.probabilities.max(axis=1).astype(np.float64)
-    before = confidence_at(evaluation.probabilities, evaluation.temperature)
-    return Rise(by, by <= most_rise(sure, before))
+    return Rise(by, by <= most_rise(evaluation.confidence, evaluation.confidence_before))
 
 
 def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:

@@ -80,15 +80,27 @@ class Evaluation:
     @property
     def ece(self) -> float:
         """Expected calibration error: how far confidence is from accuracy, over bins of confidence (calibration.py)."""
-        return Reliability.of(self.probabilities, self.labels).ece
+        return self.reliability.ece
+
+    @cached_property
+    def reliability(self) -> Reliability:
+        """How often the classifier is right, by its confidence."""
+        return Reliability.of_confidence(self.confidence, self.predicted == self.labels)
 
     @cached_property
     def untempered(self) -> Reliability:
         """How often the classifier would be right, by the confidence that it would have at temperature 1."""
-        if self.temperature == 1:
-            return Reliability.of(self.probabilities, self.labels)
-        confidence = confidence_at(self.probabilities, self.temperature)
-        return Reliability.of_confidence(confidence, self.predicted == self.labels)
+        return Reliability.of_confidence(self.confidence_before, self.predicted == self.labels)
+
+    @cached_property
+    def confidence(self) -> npt.NDArray[np.float64]:
+        """The highest probability of each image, (n,)."""
+        return self.probabilities.max(axis=1).astype(np.float64)
+
+    @cached_property
+    def confidence_before(self) -> npt.NDArray[np.float64]:
+        """The same at temperature 1."""
+        return self.confidence if self.temperature == 1 else confidence_at(self.probabilities, self.temperature)
 
     @cached_property
     def standings(self) -> dict[int, Standing]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.metrics import Evaluation
@@ -92,11 +91,7 @@ def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
     """
     if isinstance(evaluation, MultiEvaluation):
         return {}
-    labels, classes, now = (
-        evaluation.labels,
-        evaluation.classes,
-        Reliability.of(evaluation.probabilities, evaluation.labels),
-    )
+    labels, classes, now = evaluation.labels, evaluation.classes, evaluation.reliability
     title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
     states = {"as it is": now}
     if evaluation.temperature != 1:

@@ -73,7 +73,7 @@ def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
     if not shown.data:
         return f"<figure><p>{escape(shown.reason)}</p><figcaption>{caption}</figcaption></figure>"
     tiny = ' class="tiny"' if shown.is_tiny else ""
-    picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}")
+    picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}".strip())
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 

@@ -74,7 +74,7 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
 
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
     """(n,) in the predicted class, with the digits of predictions.csv."""
-    return np.round(evaluation.probabilities.max(axis=1).astype(np.float64), 6)
+    return np.round(evaluation.confidence, 6)
 
 
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,18 +99,13 @@ def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
 
 def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
     """Of `reliability.js`."""
-    sure = evaluation.probabilities.max(axis=1).astype(np.float64)
-    now = Reliability.of_confidence(sure, evaluation.predicted == evaluation.labels)
     before = None if evaluation.temperature == 1 else _reliability(evaluation.untempered)
-    return {"now": _reliability(now), "before": before}
+    return {"now": _reliability(evaluation.reliability), "before": before}
 
 
 def _reliability(own: Reliability) -> dict[str, Any]:
-    bins = {
-        name: [round(float(each), 6) if np.isfinite(each) else 0 for each in getattr(own, name)]
-        for name in ("confidence", "accuracy")
-    }
-    return {"counts": own.counts.astype(int).tolist(), **bins, "ece": own.ece}
+    means = {"confidence": own.confidence.round(6).tolist(), "accuracy": own.accuracy.round(6).tolist()}
+    return {"counts": own.counts.tolist(), **means, "ece": own.ece}
 
 
 def threshold_data(evaluation: Evaluation) -> dict[str, Any]:

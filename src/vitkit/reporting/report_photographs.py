@@ -65,9 +65,10 @@ class Photographs:
             return cls(None, shown, (), {}, ())
         there = set(shown.tolist())
         order = [i for i in wanted(evaluation, laid_out) if i in there]
-        first = [i for i in order if not _is_right(evaluation, i)][:FIRST]
-        if isinstance(evaluation, MultiEvaluation):
-            first = order[:FIRST]
+        first = order[:FIRST]
+        if not isinstance(evaluation, MultiEvaluation):
+            wrong = set(evaluation.mistakes(FIRST))
+            first = [i for i in first if i in wrong]
         chosen = list(dict.fromkeys([*first, *order]))[:MOST]
         kept: dict[int, Thumbnail] = {}
         spent = 0
@@ -111,7 +112,3 @@ def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
     points = [] if laid_out is None else laid_out[0].tolist()
     others = np.random.default_rng(0).permutation(n).tolist()
     return list(dict.fromkeys([*mistakes[:FIRST], *of_pairs[:_OF_PAIRS], *points, *mistakes, *others]))
-
-
-def _is_right(evaluation: Evaluation, image: int) -> bool:
-    return bool(np.all(evaluation.labels[image] == evaluation.predicted[image]))

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from vitkit.data.suspects import Suspect
-from vitkit.reporting.gallery import gallery
+from vitkit.reporting.gallery import gallery, thumbnails
 from vitkit.text.html import write_page
 
 SHOWN = 300  # photographs; more make a page that browsers labour with
@@ -24,8 +24,8 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         advice: what to do with them.
     """
     photographs = [
-        (file, (f"label: {own.label}", f"looks like: {own.suggested} (by {own.score})", own.path))
-        for own, file in zip(suspects[:SHOWN], files, strict=False)
+        (shown, "", (f"label: {own.label}", f"looks like: {own.suggested} (by {own.score})", own.path))
+        for own, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
     ]
     more = f"; the first {SHOWN} are shown" if len(suspects) > SHOWN else ""
     body = [
