@@ -121,7 +121,7 @@ def test_the_report_shows_every_fold_and_the_mean(finished: Path) -> None:
     assert f"{100 * told['accuracy']['mean']:.1f} ± {100 * told['accuracy']['margin_95']:.1f} %" in page
     links = re.findall(r'(?:src|href)="(?!data:)([^"]*)"', page)
     assert all((finished / link).is_file() for link in links), "relative, so that the folder can be moved"
-    assert "http" not in page
+    assert "http:" not in page and "https:" not in page
 
 
 def test_the_log_and_the_recipe_of_the_whole_are_kept(finished: Path, data: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_page_shows_pictures_filled_in_and_needs_nothing_else(finished: Pret
     assert page.count("data:image/png;base64,") == 2
     assert "Pictures filled in" in page
     assert "No label was shown" in page
-    assert "http" not in page.replace("https://arxiv.org", "")
+    assert "http:" not in page and "https:" not in page.replace("https://arxiv.org", "")
 
 
 def test_it_learns(data: Path, tmp_path: Path) -> None:

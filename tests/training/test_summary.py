@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +128,9 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     folder = train(runs.quick(data, epochs=1), tmp_path / "run", say=lambda line: None)
     assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
     page = (folder / "report.html").read_text()
-    assert page.count("what speaks for") >= 2
-    assert page.count("data-map=") == 2 * page.count(", taken for "), "two maps a mistake"
+    explained = len(re.findall("<h3>[a-z]+, taken for [a-z]+</h3>", page))
+    assert explained >= 1 and page.count('<img alt="what speaks for') == 2 * explained
+    assert page.count('data-map="') == 2 * explained, "which are shown beside the photograph, enlarged"
     assert "href=" not in page, "mailed, it would lead nowhere"
     assert str(tmp_path) not in page
 
