@@ -15,6 +15,7 @@ from vitkit.system.files import to_json
 from vitkit.webapp.background import Background
 from vitkit.webapp.findings import diagnose, doubted, splits_of
 from vitkit.webapp.likeness import Likeness
+from vitkit.webapp.next_labels import next_labels
 from vitkit.webapp.photographs import Photographs, State
 from vitkit.webapp.thumbnails import Thumbnails
 from vitkit.webapp.workspace import Workspace
@@ -42,6 +43,12 @@ class Named(BaseModel):
     """A class."""
 
     name: str = Field(max_length=1000)
+
+
+class Asked(BaseModel):
+    """How many photographs are wanted."""
+
+    count: int = Field(default=24, ge=1, le=1000)
 
 
 def router(workspace: Workspace) -> APIRouter:
@@ -123,6 +130,11 @@ def router(workspace: Workspace) -> APIRouter:
         state = photographs.read()
         _check(state, number)
         return {"version": state.version, "images": likeness.alike(state.table, number)}
+
+    @routes.post("/next")
+    def next_(asked: Asked) -> dict[str, Any]:
+        state = photographs.read()
+        return {"version": state.version, **next_labels(state, likeness.features(state.table), asked.count)}
 
     _add_pictures(routes, photographs)
     return routes

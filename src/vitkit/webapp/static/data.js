@@ -8,6 +8,8 @@ import { NONE, OUT, Photos } from "./data_state.js";
 import { count, dialog, el, fill } from "./dom.js";
 import { Grid } from "./grid.js";
 
+export { ahead } from "./data_state.js";
+
 const BATCH = 24; // photographs that are labelled next
 
 export async function show(main, studio) {
@@ -34,7 +36,7 @@ class DataPage {
       onkey: (event) => this.pressed(event),
     });
     this.bar = new LabelBar(photos, { label: (text) => this.label(text), alike: () => this.alike(this.grid.focused), look: () => this.look(this.grid.chosen()[0]), back: () => this.grid.element.focus() });
-    this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check() });
+    this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check(), again: () => this.again() });
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div", { class: "data-ordered" });
     const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), "aria-label": "Size of the pictures", oninput: () => this.resize(Number(size.value)) });
@@ -42,6 +44,7 @@ class DataPage {
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
     const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
+      el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
       this.undoButton, this.redoButton, find, size,
       el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"));
     fill(main, el("div", { class: "data" }, this.panel.element,
@@ -166,6 +169,20 @@ class DataPage {
     if (!path) return;
     event.preventDefault();
     this.edit(path);
+  }
+
+  /** Photographs that have come, or gone, since the studio was started. */
+  async again() {
+    try {
+      const before = this.photos.paths.length;
+      this.photos.order = this.photos.check = null;
+      await this.photos.load(true);
+      this.filtered({ top: true });
+      const more = this.photos.paths.length - before;
+      say(more === 0 ? "As many photographs as before." : more > 0 ? `${count(more, "photograph", "photographs")} more.` : `${count(-more, "photograph", "photographs")} fewer.`);
+    } catch (error) {
+      fail(error);
+    }
   }
 
   // --- What a model sees ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import { dialog, el, fill } from "./dom.js";
 const SPLITS = { train: "For learning", val: "To watch by", test: "For the test" };
 
 export class Panel {
-  /** tell: { filtered(how), edit(path, body), check() } */
+  /** tell: { filtered(how), edit(path, body), check(), again() } */
   constructor(photos, tell) {
     this.photos = photos;
     this.tell = tell;
@@ -20,7 +20,8 @@ export class Panel {
       event.preventDefault();
       if (await tell.edit("classes/add", { name: name.value })) name.value = "";
     } }, name, el("button", {}, "Add"));
-    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.found, this.work, this.notes];
+    const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.found, this.work, this.notes,
+      el("button", { type: "button", class: "quiet small", title: "The list was read when the studio was started", onclick: () => tell.again() }, "Look for new photographs")];
     this.element = el("details", { class: "data-panel panel", open: innerWidth > 640 }, el("summary", {}, "Classes and findings"), inside);
   }
 

@@ -5,6 +5,13 @@ import { get, post } from "./api.js";
 export const NONE = -1; // has no class
 export const OUT = -2; // is left out
 
+let early = null;
+
+/** Asks for the photographs before the tab is there. */
+export function ahead() {
+  early = get("/api/data/all").catch(() => null);
+}
+
 export class Photos {
   constructor() {
     this.filter = { label: null, split: "", finding: "", text: "" };
@@ -13,7 +20,8 @@ export class Photos {
   }
 
   async load(anew = false) {
-    const told = await get(`/api/data/all${anew ? "?anew=true" : ""}`);
+    const told = (!anew && await early) || await get(`/api/data/all${anew ? "?anew=true" : ""}`);
+    early = null;
     Object.assign(this, told);
     this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
     this.lower = told.paths.map((path) => path.toLowerCase());

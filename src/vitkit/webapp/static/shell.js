@@ -8,6 +8,7 @@ let leave = null;
 let turn = 0;
 
 async function start() {
+  if (["", "#data"].includes(location.hash)) import("./data.js").then((own) => own.ahead()); // asked at once
   try {
     studio = await get("/api/studio");
   } catch (error) {
@@ -21,7 +22,6 @@ async function start() {
   place.textContent = studio.name;
   place.title = `Photographs: ${studio.photographs} (only read)\nLabels: ${studio.labels}\nRuns: ${studio.runs}`;
   fill(document.getElementById("tabs"), studio.tabs.map((tab) => el("a", { href: `#${tab.name}`, title: tab.about }, tab.title)));
-  await Promise.all(studio.tabs.filter((tab) => tab.styled).map((tab) => styled(`/static/${tab.name}.css`)));
   addEventListener("hashchange", open);
   await open();
 }
@@ -62,7 +62,7 @@ async function open() {
   fill(main, el("h1", { class: "unseen" }, tab.title), el("p", { class: "soft" }, "Loading …"));
   main.className = `tab-${tab.name}`;
   try {
-    const module = await import(`./${tab.name}.js`);
+    const [module] = await Promise.all([import(`./${tab.name}.js`), tab.styled && styled(`/static/${tab.name}.css`)]);
     const page = el("div", { class: "page" });
     const left = await module.show(page, { ...studio, where });
     if (own !== turn) {

@@ -1,0 +1,106 @@
+"""What is alike and what to label next, by a model that sees nothing but colours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import runs
+from vitkit.errors import VitkitError
+from vitkit.system.progress import Progress
+from vitkit.webapp import likeness
+from vitkit.webapp.app import create_app
+from vitkit.webapp.workspace import Workspace, open_workspace
+
+Runs = Callable[[list[str], Progress], None]
+
+
+def see_colours(arguments: list[str], progress: Progress) -> None:
+    """In the place of `vitkit embed MODEL FOLDER --out FILE`; one photograph cannot be read."""
+    progress("embedding", 1, 2)
+    verb, model, folder, _, out, _ = arguments
+    assert (verb, Path(model).name) == ("embed", "eyes.pth")
+    paths = [own for own in sorted(Path(folder).rglob("*.png")) if own.name != "green-img2.png"]
+    vectors = [np.asarray(Image.open(own), np.float32).mean((0, 1)) - 90 for own in paths]
+    with Path(out).open("wb") as file:
+        np.savez(file, paths=np.array([str(own) for own in paths]), features=np.array(vectors))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Unlabelled photographs of three colours."""
+    data, heap = runs.photos(tmp_path / "data", images=4), tmp_path / "heap"
+    heap.mkdir()
+    for own in data.rglob("*.png"):
+        own.rename(heap / f"{own.parent.name}-{own.name}")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    return open_workspace(heap)
+
+
+def looked(client: TestClient) -> dict[str, Any]:
+    told = client.post("/api/data/look").json()
+    while told["running"]:
+        time.sleep(0.01)
+        told = client.get("/api/data/look").json()
+    return dict(told)
+
+
+def test_without_a_model_the_page_is_told_what_to_do(place: Workspace) -> None:
+    client = TestClient(create_app(place), raise_server_exceptions=False)
+    told = client.get("/api/data/look").json()
+    assert told["ready"] is False
+    assert "--weights" in told["needs"]
+    for answer in (client.post("/api/data/look"), client.get("/api/data/alike/0")):
+        assert answer.status_code == 400
+        assert "\n" not in answer.json()["error"]
+
+
+def test_alike_and_next_are_by_what_the_model_sees(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likeness, "run_vitkit", see_colours)
+    Path("eyes.pth").write_bytes(b"")  # lies where the studio is started
+    client = TestClient(create_app(place), raise_server_exceptions=False)
+    paths, version = (client.get("/api/data/all").json()[key] for key in ("paths", "version"))
+    assert client.post("/api/data/next", json={"count": 3}).status_code == 400  # not looked at yet
+    assert looked(client)["ready"]
+    red = paths.index("red-img1.png")
+    order = [paths[i] for i in client.get(f"/api/data/alike/{red}").json()["images"]]
+    assert order[0] == "red-img1.png"
+    assert [path.split("-")[0] for path in order[:4]] == ["red"] * 4
+    assert len(order) == 11  # without the one that cannot be read
+    assert client.get(f"/api/data/alike/{paths.index('green-img2.png')}").status_code == 400
+    assert client.get("/api/data/alike/99").status_code == 400
+    first = client.post("/api/data/next", json={"count": 3}).json()["images"]
+    assert {paths[i].split("-")[0] for i in first} == {"red", "green", "blue"}  # one of each cluster
+    client.post("/api/data/labels", json={"version": version, "images": first, "label": "seen"})
+    client.post("/api/data/labels", json={"version": version, "images": [red], "label": ""})
+    second = client.post("/api/data/next", json={"count": 100}).json()["images"]
+    assert not {*first, red} & set(second)
+    client.post("/api/data/labels", json={"version": version, "images": list(range(12)), "label": "seen"})
+    assert "already" in client.post("/api/data/next", json={"count": 3}).json()["error"]
+
+
+def test_what_was_seen_is_kept_until_the_photographs_change(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likeness, "run_vitkit", see_colours)
+    Path("eyes.pth").write_bytes(b"")
+    assert looked(TestClient(create_app(place)))["ready"]
+    assert TestClient(create_app(place)).get("/api/data/look").json()["ready"]
+    Image.new("RGB", (16, 16), "red").save(place.photographs / "new.png")
+    assert not TestClient(create_app(place)).get("/api/data/look").json()["ready"]
+
+
+def test_a_model_that_cannot_be_read_is_told_in_a_line(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: list[str], progress: Progress) -> None:
+        raise VitkitError("eyes.pth is no checkpoint")
+
+    monkeypatch.setattr(likeness, "run_vitkit", fail)
+    Path("eyes.pth").write_bytes(b"")
+    assert looked(TestClient(create_app(place)))["error"] == "eyes.pth is no checkpoint"
