@@ -29,7 +29,7 @@ from clients import Connection, Tally, ask_all, cpu_seconds, posted, resident
 from tables import save_table, show
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
-CLIENTS, BATCH, FEW = 32, 8, 250
+CLIENTS, BATCH, FILES, FEW = 32, 8, 1000, 200
 EXACT = ("--backend", "eager", "--precision", "float32")
 FASTEST = ("--backend", "openvino")  # what auto takes for many
 
@@ -57,7 +57,7 @@ def published() -> tuple[Path, list[Path]]:
     """DeiT-Ti, and the photographs of flowers."""
     data = Path(os.environ["VITKIT_TEST_DATA"])
     files = sorted((data / "data" / "flowers").rglob("*.jpg"))
-    return data / "weights" / "deit_tiny_patch16_224.pth", files[:: max(1, len(files) // 2000)]
+    return data / "weights" / "deit_tiny_patch16_224.pth", files[:: max(1, len(files) // FILES)]
 
 
 def predict_cost(model: Path, files: Sequence[Path], few: int, flags: Sequence[str]) -> float:
@@ -149,6 +149,7 @@ def measure(model: Path, files: Sequence[Path], seconds: float, few: int, flags:
         batch = full_batch(address, files)
         tally, spent, held = load(process, address, files, seconds)
     images = tally.statuses.get(200, 0)
+    print(f"{images} images, {1000 * spent / images:.3f} ms of the server's CPU each", flush=True)
     ordered = sorted(tally.seconds)
     p50, p99 = (ordered[int(part * (len(ordered) - 1))] for part in (0.5, 0.99))
     cost, predicted = spent / images, predict_cost(model, files, few, flags)

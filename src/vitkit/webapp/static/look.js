@@ -1,0 +1,164 @@
+// The Look tab: bring a picture, and see what a model says of it and where it looks.
+
+import { fail, get, say } from "./api.js";
+import { el, fill } from "./dom.js";
+import { PatchView } from "./look_patch.js";
+import { overlay } from "./look_map.js";
+
+const TITLES = {
+  gradient: "What speaks for this class", rollout: "What is looked at, all layers", raw: "What is looked at, last layer",
+  "gradient-attention": "What speaks for this class, last layer", occlusion: "What is missed when it is covered",
+};
+
+export async function show(main, studio) {
+  const page = new LookPage(studio);
+  await page.build(main);
+  return () => page.leave();
+}
+
+class LookPage {
+  constructor(studio) {
+    this.studio = studio;
+    this.turn = 0;
+    this.pasted = (event) => {
+      const file = [...(event.clipboardData?.files || [])].find((own) => own.type.startsWith("image/"));
+      if (file) this.bring(file);
+    };
+  }
+
+  async build(main) {
+    const { models } = await get("/api/look/models");
+    if (!models.length) {
+      fill(main, el("section", { class: "panel" }, el("h2", {}, "No model is trained yet"),
+        el("p", {}, "Once a training is done, bring any picture here and see what its model makes of it."),
+        el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("train") }, "To the trainings")));
+      return;
+    }
+    this.run = models.includes(this.studio.where) ? this.studio.where : models[0];
+    this.found = el("div", { class: "look-found", "aria-live": "polite" });
+    const model = el("select", { id: "look-model", onchange: () => { this.run = model.value; this.look(); } }, models.map((name) => el("option", { value: name }, name)));
+    model.value = this.run;
+    fill(main, el("section", { class: "panel look-bring", "aria-label": "A picture" },
+      el("div", { class: "row" }, el("label", { for: "look-model" }, "Ask the model of"), model), this.drop()), this.found);
+    document.addEventListener("paste", this.pasted);
+  }
+
+  leave() {
+    this.turn += 1;
+    document.removeEventListener("paste", this.pasted);
+  }
+
+  // --- Bringing a picture -----------------------------------------------------------------------------------
+
+  drop() {
+    const choose = el("input", { type: "file", accept: "image/*,.heic,.heif,.avif", class: "unseen", id: "look-file", onchange: () => this.take(choose) });
+    const camera = el("input", { type: "file", accept: "image/*", capture: "environment", class: "unseen", id: "look-camera", onchange: () => this.take(camera) });
+    const place = el("div", { class: "look-drop" },
+      el("p", {}, "Drop a picture here, paste one (", el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "V"), "), or"),
+      el("div", { class: "row" }, choose, el("label", { for: "look-file", class: "button primary-label" }, "Choose a picture"),
+        camera, el("label", { for: "look-camera", class: "button" }, "Photograph")),
+      el("p", { class: "small soft" }, "It stays on this machine and is not kept."));
+    for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
+    for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
+    place.addEventListener("drop", (event) => {
+      event.preventDefault();
+      if (event.dataTransfer.files.length) this.bring(event.dataTransfer.files[0]);
+    });
+    return place;
+  }
+
+  take(input) {
+    if (input.files.length) this.bring(input.files[0]);
+    input.value = "";
+  }
+
+  bring(file) {
+    this.file = file;
+    this.look();
+  }
+
+  /** Asks about the picture; gives back null where another was brought meanwhile, or it failed. */
+  async ask(what, more = {}) {
+    const turn = this.turn;
+    const query = new URLSearchParams({ run: this.run, ...more });
+    try {
+      const response = await fetch(`/api/look/${what}?${query}`, { method: "POST", body: this.file, headers: { "Content-Type": "application/octet-stream" } });
+      const told = await response.json();
+      if (turn !== this.turn) return null;
+      if (!response.ok) throw new Error(told.error);
+      return told;
+    } catch (error) {
+      if (turn === this.turn) fail(error);
+      return null;
+    }
+  }
+
+  async look() {
+    if (!this.file) return;
+    this.turn += 1;
+    this.target = "top";
+    fill(this.found, el("p", { class: "soft" }, "Looking …"));
+    const seen = await this.ask("see");
+    if (!seen) {
+      if (this.found.textContent === "Looking …") fill(this.found);
+      return;
+    }
+    this.seen = seen;
+    this.draw();
+  }
+
+  // --- What was found ---------------------------------------------------------------------------------------
+
+  draw() {
+    const { seen } = this;
+    this.maps = [0, 1].map((place) => this.mapFigure(place));
+    const said = seen.multi && !seen.label ? "None of the classes" : seen.label;
+    fill(this.found,
+      el("section", { class: "panel", "aria-label": "What the model says" },
+        el("h2", { class: "wrap" }, said, " ", el("span", { class: "chip" }, percent(seen.confidence))),
+        seen.note && el("p", { class: "warn small" }, `It may be meant brighter or darker: ${seen.note}`),
+        el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see what speaks for it." : ""),
+        el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own)))),
+      el("section", { class: "panel", "aria-label": "Where it looks" }, el("h2", {}, "Where it looks"),
+        el("div", { class: "look-maps" },
+          el("figure", {}, el("figcaption", {}, "The photograph"), el("img", { src: seen.picture, alt: "The picture as it was brought" })),
+          this.maps.filter((own) => own).map((own) => own.figure))),
+      seen.grid && new PatchView(seen, (row, column) => this.ask("patch", { row, column })).element);
+    for (const own of this.maps) own?.load();
+  }
+
+  classRow(own) {
+    const row = el("button", { type: "button", class: "look-class", "aria-pressed": String(own.label === this.seen.label), onclick: () => {
+      this.target = own.label;
+      for (const other of this.found.querySelectorAll(".look-class")) other.setAttribute("aria-pressed", String(other === row));
+      for (const map of this.maps) map?.load();
+      say(`Shown: what speaks for ${own.label}`);
+    } }, el("span", { class: "cut" }, own.label), el("span", { class: "number" }, percent(own.confidence)), el("meter", { min: 0, max: 1, value: own.confidence, "aria-hidden": "true" }));
+    return el("li", {}, row);
+  }
+
+  /** One of two maps beside the photograph, and the choice of how it is made. */
+  mapFigure(place) {
+    const { methods } = this.seen;
+    if (place >= methods.length) return null;
+    const canvas = el("canvas", { role: "img" });
+    const tells = el("span", { class: "small soft look-tells" });
+    const choice = el("select", { "aria-label": `Map ${place + 1}: how it is made`, onchange: () => load() }, methods.map((own) => el("option", { value: own.name }, TITLES[own.name] || own.name)));
+    choice.value = methods[place].name;
+    const load = async () => {
+      const method = choice.value;
+      tells.textContent = methods.find((own) => own.name === method).tells;
+      canvas.classList.add("waits");
+      const found = await this.ask("map", { method, target: this.target });
+      if (!found || method !== choice.value) return;
+      canvas.setAttribute("aria-label", `${TITLES[method] || method}, ${found.target}`);
+      await overlay(canvas, this.seen.picture, found.map, found.box);
+      canvas.classList.remove("waits");
+    };
+    return { figure: el("figure", {}, el("figcaption", {}, choice), canvas, tells), load };
+  }
+}
+
+function percent(part) {
+  return `${(100 * part).toFixed(part > 0.9995 || part < 0.0005 ? 2 : 1)} %`;
+}

@@ -1,0 +1,124 @@
+// The Ship tab: take a model along – its card, files for other programs, and the command that serves it.
+
+import { fail, get, post, say } from "./api.js";
+import { el, fill } from "./dom.js";
+
+const FOR = {
+  onnx: "For nearly every language and system.",
+  openvino: "The fastest on Intel and AMD processors. Two files: keep both together.",
+  torch: "For programs that use PyTorch.",
+};
+
+export async function show(main, studio) {
+  const page = new ShipPage(studio);
+  await page.build(main);
+  return () => page.leave();
+}
+
+class ShipPage {
+  constructor(studio) {
+    this.studio = studio;
+  }
+
+  async build(main) {
+    const { models, formats } = await get("/api/ship/models");
+    if (!models.length) {
+      fill(main, el("section", { class: "panel" }, el("h2", {}, "There is nothing to ship yet"), el("p", {}, "Once a training is done, its model can be taken along from here."),
+        el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("train") }, "To the trainings")));
+      return;
+    }
+    this.formats = formats;
+    this.run = models.includes(this.studio.where) ? this.studio.where : models[0];
+    const choice = el("select", { id: "ship-model", onchange: () => { this.run = choice.value; this.load().catch(fail); } }, models.map((name) => el("option", { value: name }, name)));
+    choice.value = this.run;
+    this.body = el("div", { class: "ship" });
+    fill(main, el("div", { class: "panel row" }, el("label", { for: "ship-model" }, "The model of"), choice), this.body);
+    await this.load();
+  }
+
+  leave() {
+    this.left = true;
+    clearTimeout(this.timer);
+  }
+
+  async load() {
+    const run = this.run;
+    const [told, state] = await Promise.all([get(`/api/ship/model?run=${encodeURIComponent(run)}`), get("/api/ship/export")]);
+    if (run !== this.run || this.left) return;
+    this.told = told;
+    this.exports = el("div", {});
+    fill(this.body,
+      el("section", { class: "panel", "aria-label": "Files for other programs" }, el("h2", {}, "Files for other programs"),
+        el("p", { class: "small soft" }, "Each file is read back and asked the same photographs as the model: it is kept only if it answers alike."), this.exports),
+      el("section", { class: "panel", "aria-label": "Serve it" }, el("h2", {}, "Serve it"),
+        el("p", {}, "This one command answers other programs on this machine, with a page at /docs that shows how to ask:"), copied(told.command),
+        el("p", { class: "small soft" }, "With --host 0.0.0.0 other machines may ask too; it then makes a token that they need.")),
+      el("section", { class: "panel", "aria-label": "Model card" }, el("h2", {}, "Model card"),
+        el("p", { class: "small soft" }, "What the model is, what it learned from, and how good it is: for everybody who gets it."),
+        el("p", {}, el("a", { class: "button", href: `/api/ship/card?run=${encodeURIComponent(run)}`, download: "MODEL_CARD.md" }, "Download the card")),
+        el("pre", { class: "ship-card", tabindex: "0", "aria-label": "Text of the model card" }, told.card)));
+    this.follow(state);
+  }
+
+  follow(state) {
+    clearTimeout(this.timer);
+    this.drawExports(state);
+    if (state.running && !this.left) {
+      this.timer = setTimeout(async () => {
+        try {
+          const now = await get("/api/ship/export");
+          if (!now.running) this.told = await get(`/api/ship/model?run=${encodeURIComponent(this.run)}`);
+          if (!now.running && now.error) fail(new Error(now.error));
+          else if (!now.running) say(`${now.run} was exported.`);
+          this.follow(now);
+        } catch (error) {
+          fail(error);
+        }
+      }, 500);
+    }
+  }
+
+  drawExports(state) {
+    const focused = document.activeElement?.dataset?.to;
+    const rows = this.formats.map((form) => {
+      const there = this.told.exports.find((own) => own.to === form.name);
+      const busy = state.running && state.run === this.run && state.to === form.name;
+      const found = state.found && state.found.run === this.run && state.found.to === form.name ? state.found : null;
+      return el("li", { class: "ship-form" },
+        el("div", {}, el("strong", {}, form.runtime), " ", el("span", { class: "small soft" }, FOR[form.name] || ""),
+          found && el("p", { class: "good small" }, `Checked: on ${found.compared_on} it gives the model's answer for ${(100 * found.agreement).toFixed(found.agreement === 1 ? 0 : 2)} %.`),
+          found && el("details", {}, el("summary", {}, "What the check found"), el("pre", {}, found.lines.join("\n"))),
+          busy && el("p", { class: "small", role: "status" }, state.what ? `${state.what} …` : "Begins …"),
+          busy && el("progress", { "aria-label": "Export", ...(state.total ? { value: state.done, max: state.total } : {}) })),
+        el("div", { class: "row" },
+          there && there.files.map((file) => el("a", { class: "button", href: `/api/ship/file/${encodeURIComponent(file.name)}`, download: file.name }, `${file.name} (${size(file.bytes)})`)),
+          el("button", { type: "button", "data-to": form.name, disabled: state.running, onclick: () => this.export(form.name) }, there ? "Export again" : "Export")));
+    });
+    fill(this.exports, el("ul", { class: "ship-forms" }, rows));
+    if (focused) this.exports.querySelector(`[data-to="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  async export(to) {
+    try {
+      this.follow(await post("/api/ship/export", { run: this.run, to }));
+    } catch (error) {
+      fail(error);
+    }
+  }
+}
+
+function copied(text) {
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      say("Copied.");
+    } catch {
+      fail(new Error("The browser does not let pages copy here: select the line, and copy it by hand."));
+    }
+  };
+  return el("div", { class: "row ship-command" }, el("pre", { tabindex: "0", "aria-label": "The command" }, text), el("button", { type: "button", onclick: copy }, "Copy"));
+}
+
+function size(bytes) {
+  return bytes >= 1e6 ? `${(bytes / 1e6).toFixed(1)} MB` : `${Math.ceil(bytes / 1e3)} kB`;
+}

@@ -1,0 +1,208 @@
+"""The Look and Ship tabs: what they answer, and their pages in a real browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+import photos as pictures
+from browser import SIZES, browser, is_within, serious, served, watched
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.sources import read_source
+from vitkit.data.split_file import split_to_dict
+from vitkit.exporting import load_exported
+from vitkit.serving.guard import Guard
+from vitkit.serving.rules import rules_of
+from vitkit.webapp.app import create_app
+from vitkit.webapp.workspace import Workspace, open_workspace
+
+__all__ = ["browser"]
+
+HOSTILE = "<script>alert(1)</script>"
+NAMES = ("a", "b", "c", "d", "e", "f", HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Photographs, and a run with a model that was never trained."""
+    root = tmp_path_factory.mktemp("look")
+    pictures.folder(root / "photos", {"a": 3, "b": 3})
+    run = root / "runs" / "first"
+    record = {"data": "photos", "data_hash": "0" * 64, "recipe": {"model": "tiny", "method": "full", "seed": 0}}
+    Classifier(build(), NAMES, Preprocess(size=(12, 16)), provenance=record).save(run)
+    (run / "recipe.toml").write_text("", encoding="utf-8")
+    table = read_source(root / "photos")
+    split = split_to_dict(table)
+    split["splits"] = {"train": {"a": ["a/a_0.png"], "b": []}, "test": {"a": [], "b": ["b/b_0.png"]}}
+    (run / "split.json").write_text(json.dumps(split), encoding="utf-8")
+    found = {"accuracy": 0.9, "images": 20, "split": "test", "intervals_95": {"accuracy": [0.8, 0.95]}}
+    confused = [{"true": HOSTILE, "predicted": "b*", "count": 2, "share": 0.1}]
+    (run / "evaluation.json").write_text(json.dumps({**found, "confused": confused}), encoding="utf-8")
+    return open_workspace(root / "photos", runs=root / "runs", labels=root / "labels.csv")
+
+
+@pytest.fixture(scope="module")
+def client(place: Workspace) -> TestClient:
+    return TestClient(create_app(place), raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("picture") / "picture.jpg"
+    pictures.smooth(60, 40).save(file)
+    return file
+
+
+def ask(client: TestClient, what: str, file: Path, **query: Any) -> Any:
+    answer = client.post(f"/api/look/{what}", params={"run": "first", **query}, content=file.read_bytes())
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def own(place: Workspace) -> Classifier:
+    from vitkit.weights import load
+
+    return load(place.runs / "first")
+
+
+def test_a_picture_is_answered_as_predict_does(client: TestClient, place: Workspace, picture: Path) -> None:
+    assert client.get("/api/look/models").json() == {"models": ["first"]}
+    seen = ask(client, "see", picture)
+    (expected,) = own(place).predict(picture)
+    assert seen["label"] == expected.label
+    assert seen["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
+    assert [place["label"] for place in seen["top"]] == [label for label, _ in expected.ranking]
+    assert (seen["size"], seen["grid"]) == ([60, 40], [3, 4])
+    assert seen["picture"].startswith("data:image/jpeg;base64,")
+    assert [method["name"] for method in seen["methods"]][:2] == ["gradient", "rollout"]
+
+
+@pytest.mark.parametrize("method", ["gradient", "rollout", "occlusion"])
+def test_a_map_is_that_of_explain(client: TestClient, place: Workspace, picture: Path, method: str) -> None:
+    found = ask(client, "map", picture, method=method, target="b")
+    expected = own(place).explain(picture, method, "b")
+    values = np.maximum(expected.maps[method], 0)
+    np.testing.assert_allclose(np.array(found["map"]), 255 * values / (values.max() or 1), atol=0.51)
+    assert found["target"] == "b"
+    left, top, right, bottom = expected.box
+    assert found["box"] == pytest.approx([left / 60, top / 40, right / 60, bottom / 40])
+
+
+def test_a_patch_has_a_map_for_every_head_of_every_layer(client: TestClient, picture: Path) -> None:
+    found = ask(client, "patch", picture, row=1, column=2)
+    layers = np.array(found["layers"])
+    assert (layers.shape, found["numbers"]) == ((3, 4, 3, 4), [1, 2, 3])
+    assert layers.max(axis=(2, 3)).tolist() == [[255] * 4] * 3
+
+
+def test_what_cannot_be_looked_at_is_told_in_a_line(client: TestClient, picture: Path) -> None:
+    content = picture.read_bytes()
+    for what, query, body, told in (
+        ("see", {"run": "first"}, b"", "there is no picture"),
+        ("see", {"run": "first"}, b"nothing", "not an image"),
+        ("see", {"run": "../../etc"}, content, "there is no run"),
+        ("map", {"run": "first", "method": "nothing"}, content, "is none of gradient"),
+        ("map", {"run": "first", "method": "rollout", "target": HOSTILE * 3}, content, "there is no class"),
+        ("patch", {"run": "first", "row": 9, "column": 0}, content, "there is no patch"),
+    ):
+        answer = client.post(f"/api/look/{what}", params=query, content=body)
+        assert (answer.status_code, told in answer.json()["error"]) == (400, True), answer.text
+
+
+def test_nothing_that_is_looked_at_is_kept(client: TestClient, place: Workspace, picture: Path) -> None:
+    before = pictures.fingerprint(place.photographs.parent)
+    ask(client, "see", picture)
+    ask(client, "map", picture, method="rollout")
+    assert pictures.fingerprint(place.photographs.parent) == before
+
+
+def export(client: TestClient, to: str) -> Any:
+    client.post("/api/ship/export", json={"run": "first", "to": to})
+    while (state := client.get("/api/ship/export").json())["running"]:
+        time.sleep(0.02)
+    return state
+
+
+def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, place: Workspace, tmp_path: Path) -> None:
+    assert client.get("/api/ship/model?run=first").json()["exports"] == []
+    state = export(client, "onnx")
+    assert (state["error"], state["found"]["agreement"]) == ("", 1.0)
+    (made,) = client.get("/api/ship/model?run=first").json()["exports"]
+    assert [file["name"] for file in made["files"]] == ["first.onnx"]
+    answer = client.get("/api/ship/file/first.onnx")
+    (tmp_path / "own.onnx").write_bytes(answer.content)
+    assert load_exported(tmp_path / "own.onnx").classes == NAMES
+    assert "first.onnx" in answer.headers["content-disposition"]
+    for name in ("recipe.toml", "..%2Ffirst%2Frecipe.toml", "second.onnx"):
+        assert client.get(f"/api/ship/file/{name}").status_code in (400, 404)
+
+
+def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, place: Workspace) -> None:
+    told = client.get("/api/ship/model?run=first").json()
+    card = told["card"]
+    assert "90.0 % (95 % interval 80.0 to 95.0 %)" in card
+    assert "1 learned from, 1 held back for the test" in card
+    assert "<script>" not in card and "\\<script\\>" in card
+    assert str(place.runs.parent) not in card
+    assert told["command"] == f"vitkit serve {place.runs / 'first'}"
+    assert client.get("/api/ship/card?run=first").text == card
+    assert client.get("/api/ship/card?run=nothing").status_code == 400
+
+
+# --- In a browser -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(place: Workspace) -> Iterator[str]:
+    with served(Guard(create_app(place), rules_of("127.0.0.1", None))) as url:
+        yield url
+
+
+def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, picture: Path) -> None:
+    with watched(browser) as page:
+        page.goto(f"{address}/#look")
+        page.set_input_files("#look-file", str(picture))
+        page.get_by_role("heading", name="Where it looks").wait_for()
+        assert page.locator(".look-class").count() == 7
+        assert page.get_by_text(HOSTILE).count() > 0
+        map_of = "What speaks for this class, {}".format
+        page.get_by_role("img", name=map_of(page.locator(".look-class .cut").first.inner_text()), exact=True).wait_for()
+        other = page.locator(".look-class .cut").nth(1)
+        other.click()
+        page.get_by_role("img", name=map_of(other.inner_text()), exact=True).wait_for()
+        page.locator(".look-patches").click(position={"x": 100, "y": 100})
+        page.locator(".look-head").first.wait_for()
+        assert page.locator(".look-head").count() == 12
+        page.locator(".look-patches").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.locator(".look-head").first.wait_for()
+        page.locator(".look-head").first.click()
+        page.get_by_role("dialog").wait_for()
+        page.keyboard.press("Escape")
+        assert serious(page) == []
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_the_pages_fit_and_can_be_used_by_everybody(
+    browser: Any, address: str, picture: Path, size: str, tmp_path: Path
+) -> None:
+    with watched(browser, size, "dark" if size == "tablet" else "light") as page:
+        page.goto(f"{address}/#ship")
+        page.get_by_role("heading", name="Model card").wait_for()
+        assert is_within(page)
+        assert serious(page) == []
+        page.goto(f"{address}/#look")
+        page.set_input_files("#look-file", str(picture))
+        page.get_by_role("heading", name="Where it looks").wait_for()
+        assert is_within(page)
+        assert serious(page) == []
