@@ -1,0 +1,135 @@
+"""What the Train tab asks: trainings of what was offered, and of nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import runs
+from vitkit.webapp.app import create_app
+from vitkit.webapp.jobs import Jobs
+from vitkit.webapp.workspace import Workspace, open_workspace
+
+METRICS = (
+    "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n0,3,1.5,0.5,1.25,0.75,0.1,2\n1,6,1.0,,1.0,0.8,0.1,2\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace with a file of weights beside it, whose queue nobody works on."""
+    data = runs.photos(tmp_path / "my photos; <b>", images=2)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    monkeypatch.setattr(Jobs, "start_runner", lambda self: None)
+    Path("eyes.pth").write_bytes(b"")
+    return open_workspace(data)
+
+
+@pytest.fixture
+def client(place: Workspace) -> TestClient:
+    return TestClient(create_app(place), raise_server_exceptions=False)
+
+
+def start(client: TestClient, **asked: Any) -> Any:
+    return client.post("/api/train/start", json={"weights": "none", **asked})
+
+
+def make_run(place: Workspace, name: str) -> Path:
+    folder = place.runs / name
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text("")
+    return folder
+
+
+def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspace) -> None:
+    eyes = str(Path("eyes.pth").absolute())
+    make_run(place, "before")
+    offers = [own["source"] for own in client.get("/api/train/offers").json()["offers"]]
+    assert offers == [eyes]  # offline, and a run without a model is none to begin from
+    assert start(client, weights=eyes, method="lora", time="10m", split_from="before").json() == {
+        "run": "my_photos_b-1"
+    }
+    assert start(client).json() == {"run": "my_photos_b-2"}
+    place.labels.parent.mkdir()
+    place.labels.write_text("path,label\nred/img1.png,blue\n")
+    start(client, method="probe", weights=eyes)
+    first, second, third = (list(job.arguments) for job in Jobs(place.runs).all())
+    own = ["train", str(place.photographs), "--out"]
+    said = ["--weights", eyes, "--method", "lora", "--time", "10m", "--split-from", str(place.runs / "before")]
+    assert first == [*own, str(place.runs / "my_photos_b-1"), *said]
+    assert second == [*own, str(place.runs / "my_photos_b-2"), "--weights", "none", "--method", "scratch"]
+    assert third[3:] == [
+        *(str(place.runs / "my_photos_b-3"), "--labels", str(place.labels)),
+        *("--weights", eyes, "--method", "probe"),
+    ]
+
+
+def test_nothing_else_can_be_named(client: TestClient, place: Workspace) -> None:
+    Path("secret.pth").mkdir()
+    for asked in (
+        {"weights": "/etc/passwd"},
+        {"weights": "../eyes.pth"},
+        {"weights": "secret.pth"},
+        {"weights": "--help"},
+        {"weights": "none", "split_from": "../../etc"},
+        {"weights": "none", "split_from": "--force"},
+        {"weights": "none", "time": "1h; rm -rf /"},
+        {"weights": "none", "time": "--force"},
+        {"weights": "none", "method": "--force"},
+        {"weights": ["none"]},
+    ):
+        answer = start(client, **asked)
+        assert answer.status_code in (400, 422), asked
+        assert "\n" not in answer.json()["error"]
+    assert Jobs(place.runs).all() == []
+
+
+def test_a_run_is_told_from_its_folder(client: TestClient, place: Workspace) -> None:
+    folder = make_run(place, "one")
+    (folder / "metrics.csv").write_text(METRICS)
+    (folder / "log.txt").write_text("2026-11-22 10:00:00  hello\n")
+    (folder / "evaluation.json").write_text('{"accuracy": 0.5, "images": 4, "split": "test", "paths": ["x"]}')
+    told = client.get("/api/train/runs/one").json()
+    assert (told["state"], told["figures"]) == ("done", {"accuracy": 0.5, "images": 4, "split": "test"})
+    assert told["metrics"][1] == {
+        "epoch": 1,
+        "step": 6,
+        "train_loss": 1.0,
+        "val_loss": 1.0,
+        "val_acc": 0.8,
+        "lr": 0.1,
+        "seconds": 2,
+    }
+    assert told["log"] == ["2026-11-22 10:00:00  hello"]
+    assert [own["name"] for own in client.get("/api/train/runs").json()["runs"]] == ["one"]
+    assert client.get("/api/train/runs/one/samples").status_code == 400
+    assert client.post("/api/train/runs/one/resume").status_code == 400
+    assert client.post("/api/train/runs/one/stop").status_code == 400
+    assert client.post("/api/train/runs/one/forget").status_code == 400
+    assert folder.is_dir()
+
+
+def test_half_written_files_of_a_run_are_no_error(client: TestClient, place: Workspace) -> None:
+    folder = make_run(place, "one")
+    (folder / "metrics.csv").write_text(METRICS + "2,x")
+    (folder / "evaluation.json").write_text('{"accu')
+    (folder / "log.txt").write_bytes(b"\xff\xfe")
+    assert client.get("/api/train/runs").status_code == client.get("/api/train/runs/one").status_code == 200
+
+
+def test_a_stopped_training_goes_on_by_the_command_for_it(client: TestClient, place: Workspace) -> None:
+    folder = make_run(place, "one")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+    assert client.post("/api/train/runs/one/resume").json() == {"run": "one"}
+    (job,) = Jobs(place.runs).all()
+    assert job.arguments == ("train", "--resume", str(folder))
+    assert client.get("/api/train/runs/one").json()["state"] == "queued"
+    assert client.post("/api/train/runs/one/resume").status_code == 400  # not twice
+    assert client.post("/api/train/runs/one/stop").status_code == 200
+    assert client.get("/api/train/runs/one").json()["state"] == "stopped"
