@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
+from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
 THUMBNAIL = 16  # pixels of its sides: enough to know a picture again, too few to know it by its details
 LEAST_CORRELATION = 0.985
