@@ -197,6 +197,20 @@ def test_thumbnails_are_made_once_and_anew_for_another_picture(
     assert Image.open(io.BytesIO(own.get(address).content)).size == (256, 51)
 
 
+def test_pictures_of_two_folders_never_have_one_address(place: Workspace, tmp_path: Path) -> None:
+    """A browser keeps what came from an address, and one studio follows another at the same port."""
+    versions = set()
+    for name in ("one", "two"):
+        shutil.copytree(place.photographs, tmp_path / name)
+        Image.new("RGB", (20, 20), "green").save(tmp_path / "two" / "red" / "img1.png") if name == "two" else None
+        versions.add(
+            everything(TestClient(create_app(Workspace(tmp_path / name, place.runs, place.labels))))["version"]
+        )
+    Image.new("RGB", (30, 30), "green").save(tmp_path / "one" / "red" / "img1.png")
+    versions.add(everything(TestClient(create_app(Workspace(tmp_path / "one", place.runs, place.labels))))["version"])
+    assert len(versions) == 3
+
+
 def test_what_is_no_picture_is_shown_as_none_and_found_by_the_doctor(place: Workspace, tmp_path: Path) -> None:
     shutil.copytree(place.photographs, tmp_path / "own")
     (tmp_path / "own" / "red" / "img2.png").write_bytes(b"no picture")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from vitkit.system.cache import cache_folder
 from vitkit.system.progress import Progress
 from vitkit.webapp.background import Background
 from vitkit.webapp.offers import Offer, best_eyes
+from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class Likeness:
 
     def _place(self, table: ImageTable, eyes: Offer) -> Path:
         """Another file for another model or other photographs; the files' own times are part of what they are."""
-        digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{_stamp(Path(eyes.source))}".encode())
+        digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{stamp_of(Path(eyes.source))}".encode())
         for i, path in enumerate(table.paths):
-            digest.update(f"{path}\0{_stamp(table.file(i))}\n".encode("utf-8", "surrogateescape"))
+            digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
         return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"
 
     def _embed(self, eyes: Offer, out: Path, progress: Progress) -> Path:
@@ -152,11 +152,3 @@ def run_vitkit(arguments: list[str], progress: Progress) -> None:
             with contextlib.suppress(OSError):
                 process.send_signal(signal.SIGTERM)
             process.wait()
-
-
-def _stamp(file: Path) -> str:
-    try:
-        seen = os.stat(file)  # noqa: PTH116
-    except OSError:
-        return ""
-    return f"{seen.st_size} {seen.st_mtime_ns}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, write_json
 from vitkit.text.cells import JOINT
+from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
 _LONGEST = 200  # characters of a class's name
@@ -70,8 +72,7 @@ class Photographs:
         with self._lock:
             if self._table is None or anew:
                 self._table = read_photographs(self.workspace)
-                names = "\0".join(self._table.paths).encode("utf-8", "surrogateescape")
-                self._version, self._seen = hashlib.sha256(names).hexdigest()[:16], None
+                self._version, self._seen = _version_of(self._table), None
             labels, file = self._labels(self._table)
             return State(self._version, self._table, labels, len(file.edits))
 
@@ -227,6 +228,14 @@ def checked_name(name: str, *, is_multi: bool) -> str:
     if JOINT in name and not is_multi:
         raise VitkitError(f"a class's name has no {JOINT!r}, which joins several: choose another name")
     return name
+
+
+def _version_of(table: ImageTable) -> str:
+    """Another for another folder, list or file: browsers keep pictures by it, and must never show another one's."""
+    digest = hashlib.sha256(os.fsencode(table.root))
+    for i, path in enumerate(table.paths):
+        digest.update(os.fsencode(f"\0{path}\0{stamp_of(table.file(i))}"))
+    return digest.hexdigest()[:16]
 
 
 def read_photographs(workspace: Workspace) -> ImageTable:

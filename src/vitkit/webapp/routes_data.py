@@ -20,7 +20,7 @@ from vitkit.webapp.photographs import Photographs, State
 from vitkit.webapp.thumbnails import Thumbnails
 from vitkit.webapp.workspace import Workspace
 
-_FOR_GOOD = "private, max-age=31536000, immutable"  # the address changes with the list, and `again` with the file
+_KEPT = "private, max-age=300"  # the address changes with the folder, the list and the files in it
 _MANY = 1_000_000
 
 
@@ -152,7 +152,7 @@ def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
             return _unreadable(error)
         if made is None:
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
-        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _FOR_GOOD})
+        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _KEPT})
 
     @routes.get("/picture/{version}/{number}")
     async def picture(version: str, number: int) -> Response:
@@ -160,7 +160,7 @@ def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
             made = await thumbnails.get_large(photographs.file(version, number))
         except UnreadableImageError as error:
             return _unreadable(error)
-        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _FOR_GOOD})
+        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _KEPT})
 
 
 def _unreadable(error: UnreadableImageError) -> Response:

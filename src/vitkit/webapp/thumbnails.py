@@ -17,6 +17,7 @@ from vitkit.data.decode import UnreadableImageError, picture_of
 from vitkit.inference.pipeline import cores
 from vitkit.system.cache import cache_folder
 from vitkit.system.files import write_bytes
+from vitkit.webapp.stamps import stamp_of
 
 SIDE = 256  # pixels of the longer one
 _LARGE = 1600  # of a picture that is looked at by itself
@@ -71,11 +72,10 @@ def thumbnail(file: Path) -> bytes:
 
 def _place(file: Path) -> Path | None:
     """Another one whenever the file is another, or another is put in its place; None: there is no such file."""
-    try:
-        seen = os.stat(file)  # noqa: PTH116
-    except OSError:
+    stamp = stamp_of(file)
+    if not stamp:
         return None
-    known = f"{file}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_ino}".encode("utf-8", "surrogateescape")
+    known = os.fsencode(f"{file}\0{stamp}")
     name = hashlib.sha256(known).hexdigest()[:40]
     return cache_folder() / _FOLDER / name[:2] / f"{name}.jpg"
 
