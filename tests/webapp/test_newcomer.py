@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,8 @@ class Server:
             [sys.executable, "-m", "vitkit", *arguments], cwd=self.folder.parent, stdout=subprocess.DEVNULL
         )
         until(lambda: is_listening(self.port))
+        with urllib.request.urlopen(f"{self.address}api/studio") as answer:  # which it gives when it has begun
+            assert answer.status == 200
 
     def kill(self) -> None:
         self.process.kill()
@@ -158,6 +161,12 @@ def test_from_unlabelled_photographs_to_a_classifier_without_a_terminal(
         fix(page, wrong)
         train(page, "garden-2")
         page.get_by_text(re.compile(r"% right")).wait_for(timeout=240_000)
+        new = next(own for own in heap.parent.glob("*.jpg") if truth(own.name) == "daisy")
+        page.get_by_role("link", name="Look").click()
+        page.locator("#look-file").set_input_files(new)
+        told = page.get_by_role("region", name="What the model says").get_by_role("heading")
+        told.wait_for(timeout=60_000)
+        assert told.inner_text().split()[0] in FLOWERS
     assert {own.name: own.read_bytes() for own in heap.iterdir()} == before
     first, second = (splits(heap.parent / "runs" / name) for name in ("garden-1", "garden-2"))
     assert first == second
