@@ -11,7 +11,8 @@ To add a tab:
    or read files are plain `def` functions, which run in threads. What a user can fix raises `VitkitError`, and reaches
    the page as a line.
 3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main` and may give back a
-   function that is called when the tab is left. `studio` is what `/api/studio` answered, with `goto(tab, where)`.
+   function that is called when the tab is left. `studio` is what `/api/studio` answered, with
+   `where`, what follows the tab's name in the address (`#train/again:RUN`), and `goto(tab, where)`.
    `static/api.js` fetches and posts, `static/dom.js` makes elements: text from people and files becomes text nodes,
    never HTML. A style sheet of its own, `static/NAME.css`, is loaded with it where there is one.
 

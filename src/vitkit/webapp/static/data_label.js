@@ -11,7 +11,7 @@ export class LabelBar {
     this.input = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "Class, then Enter", "aria-label": "Class for the chosen photographs", oninput: () => this.hint(), onkeydown: (event) => this.pressed(event) });
     this.meant = el("span", { class: "small soft", "aria-live": "polite" });
     this.count = el("span", { class: "chosen-count" });
-    this.look = el("button", { type: "button", onclick: tell.look }, "Look");
+    this.look = el("button", { type: "button", onclick: tell.look }, "Enlarge");
     this.alike = el("button", { type: "button", onclick: tell.alike, title: "The photographs in the order of how much they look like this one" }, "More like this");
     this.out = el("button", { type: "button", title: "Not trained on, not tested on; the file stays where it is (Delete)", onclick: () => tell.label("") }, "Leave out");
     this.none = el("button", { type: "button", title: "Back to photographs without a class", onclick: () => tell.label(null) }, "No class");
