@@ -52,7 +52,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """A queue whose trainings take as long as their name says, and whose runner is started by the test."""
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Jobs, "start_runner", lambda self: None)
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
     script = TRAINING.format(source=SOURCE)
     monkeypatch.setattr(
         module,
@@ -90,6 +90,28 @@ def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -
     for thread in threads:
         thread.join()
     assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1"]
+
+
+def test_a_runner_is_started_with_every_job_and_else_only_where_there_is_none(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: started.append(1))
+    jobs.see_to_queue()
+    assert not started  # there is nothing to do
+    jobs.add("a-1", ("0.5",), {})
+    jobs.see_to_queue()
+    assert len(started) == 2
+    thread = threading.Thread(target=work, args=(jobs.runs,))
+    thread.start()
+    until(lambda: jobs.is_worked_on)
+    jobs.add("a-2", ("0",), {})
+    for _ in range(20):  # as a page asks, each second
+        jobs.see_to_queue()
+    assert len(started) == 3
+    thread.join()
+    jobs.see_to_queue()
+    assert len(started) == 3
 
 
 def test_a_training_that_is_stopped_can_be_gone_on_with_and_a_waiting_one_is_taken_back(jobs: Jobs) -> None:

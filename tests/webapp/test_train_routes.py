@@ -25,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
-    monkeypatch.setattr(Jobs, "start_runner", lambda self: None)
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
     Path("eyes.pth").write_bytes(b"")
     return open_workspace(data)
 

@@ -7,14 +7,14 @@ build step: what the browser runs are the files in `static/`, and nothing comes 
 To add a tab:
 
 1. A row in `tabs.TABS`: its name, its title and what it is for, in one line.
-2. `routes_NAME.py` with `router(studio: Studio) -> APIRouter`; its paths begin with `/api/NAME`. Handlers that compute
-   or read files are plain `def` functions, which run in threads. What a user can fix raises `VitkitError`, and reaches
-   the page as a line.
+2. `routes_NAME.py` with `router(workspace: Workspace) -> APIRouter`; its paths begin with `/api/NAME`. Handlers that
+   compute or read files are plain `def` functions, which run in threads. What a user can fix raises `VitkitError`, and
+   reaches the page as a line.
 3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main` and may give back a
-   function that is called when the tab is left. `studio` is what `/api/studio` answered, with
-   `where`, what follows the tab's name in the address (`#train/again:RUN`), and `goto(tab, where)`.
-   `static/api.js` fetches and posts, `static/dom.js` makes elements: text from people and files becomes text nodes,
-   never HTML. A style sheet of its own, `static/NAME.css`, is loaded with it where there is one.
+   function that is called when the tab is left. `studio` is what `/api/studio` answered, with `where`, what follows
+   the tab's name in the address (`#train/again:RUN`), and `goto(tab, where)`. `static/api.js` fetches and posts,
+   `static/dom.js` makes elements: text from people and files becomes text nodes, never HTML. A style sheet of its own,
+   `static/NAME.css`, is loaded with it where there is one.
 
 The rules: photographs are read and never written; the browser names photographs by their numbers and runs by their
 names, never by paths; state that matters is on disk before a request is answered.

@@ -91,7 +91,7 @@ class Jobs:
             number = max((job.number for job in self.all()), default=0) + 1
             job = Job(number, run, tuple(arguments), str(Path.cwd()), asked, time.time())
             self.write(job)
-        self.start_runner()
+        self._start_runner()  # one that is there may just have looked for the last time
         return job
 
     def write(self, job: Job) -> None:
@@ -151,10 +151,13 @@ class Jobs:
 
     # --- What is done about it ----------------------------------------------------------------------------
 
-    def start_runner(self) -> None:
-        """A process that works on the queue, if there is something in it; where one is at work already, it ends."""
-        if all(job.started for job in self.all()):
-            return
+    def see_to_queue(self) -> None:
+        """Let a process work on the queue, if there is something in it and none does."""
+        if not all(job.started for job in self.all()) and not self.is_worked_on:
+            self._start_runner()
+
+    def _start_runner(self) -> None:
+        """A process that works on the queue; where another does, it ends."""
         with (self.own / "runner.log").open("ab") as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
                 [sys.executable, "-m", "vitkit.webapp.runner", str(self.runs)],

@@ -49,7 +49,7 @@ class Asked(BaseModel):
 def router(workspace: Workspace) -> APIRouter:
     """The routes of the tab. A queue that was left is worked on again."""
     routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
-    jobs.start_runner()
+    jobs.see_to_queue()
 
     @routes.get("/offers")
     def show_offers() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/runs")
     def show_runs() -> dict[str, Any]:
-        jobs.start_runner()
+        jobs.see_to_queue()
         last = jobs.last()
         return {"runs": [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]}
 
