@@ -13,20 +13,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import vitkit
-from vitkit.explanation.methods import method_names
 from vitkit.serving import answers
-from vitkit.serving.describing import asking, options_of
+from vitkit.serving.describing import OPTIONS, described
 from vitkit.serving.metrics import CONTENT_TYPE
 from vitkit.serving.pages import add_pages
 from vitkit.serving.questions import BadRequestError, read_body, settle_options
-from vitkit.serving.service import MODEL, TOP, Service
+from vitkit.serving.service import Service
 from vitkit.system.files import to_json
 
 _AGAIN = "1"  # seconds after which to ask again
 _LARGE = 2**20  # bytes of a body whose taking apart would keep others waiting
-_PREDICT = (*MODEL, "top", "reject")
-_EMBED = (*MODEL, "what")
-_EXPLAIN = (*MODEL, "method", "target", "layer", "format")
 Handle = Callable[[Request], Awaitable[Response]]
 
 
@@ -35,83 +31,72 @@ def make_application(service: Service) -> FastAPI:
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
     app.openapi_version = "3.0.3"  # as the bundled page reads it
     app.add_exception_handler(HTTPException, _as_json)
-
-    def route(path: str, handle: Handle, form: Any, summary: str, **options: Any) -> None:
-        method = "POST" if "openapi_extra" in options else "GET"
-        counted = _counted(service, path, handle)
+    routes = _Routes(service)
+    for path, handle, form, summary in (
+        ("/predict", routes.predict, answers.PredictionsForm, "Classes"),
+        ("/explain", routes.explain, answers.ExplanationForm, "Where in a picture a class comes from"),
+        ("/embed", routes.embed, answers.EmbeddingsForm, "What the model sees, as vectors"),
+        ("/models", routes.models, answers.ModelsForm, "What can be asked"),
+        ("/health", routes.health, answers.StateForm, "Whether the server is there"),
+        ("/ready", routes.ready, answers.StateForm, "Whether it takes questions"),
+        ("/metrics", routes.metrics, None, "Counters, for Prometheus"),
+    ):
         told: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": answers.Refused}}
         app.add_api_route(
             path,
-            counted,
-            methods=[method],
+            _counted(service, path, handle),
+            methods=["POST" if path in OPTIONS else "GET"],
             operation_id=path[1:],
             response_model=None,
             summary=summary,
             responses=told if form else None,
-            **options,
+            openapi_extra=described(path) if path in OPTIONS else None,
         )
+    add_pages(app)
+    return app
 
-    async def predict(request: Request) -> Response:
-        found = await service.predict(*await _question(service, request, _PREDICT))
+
+class _Routes:
+    """What each route answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def predict(self, request: Request) -> Response:
+        found = await self._service.predict(*await _question(self._service, request))
         return _json(found, 422 if all("error" in row for row in found["predictions"]) else 200)
 
-    async def embed(request: Request) -> Response:
-        found = await service.embed(*await _question(service, request, _EMBED))
+    async def embed(self, request: Request) -> Response:
+        found = await self._service.embed(*await _question(self._service, request))
         status = 422 if all("error" in row for row in found["embeddings"]) else 200
         return await asyncio.to_thread(_json, found, status)
 
-    async def explain(request: Request) -> Response:
-        uploads, options = await _question(service, request, _EXPLAIN)
+    async def explain(self, request: Request) -> Response:
+        uploads, options = await _question(self._service, request)
         form = options.get("format", "json")
         if form not in ("json", "png"):
             raise BadRequestError(400, f"format must be json or png, not {form!r:.80}")
         if form == "png":
-            return Response(await service.draw(uploads, options), media_type="image/png")
-        return await asyncio.to_thread(_json, await service.explain(uploads, options))
+            return Response(await self._service.draw(uploads, options), media_type="image/png")
+        return await asyncio.to_thread(_json, await self._service.explain(uploads, options))
 
-    async def models(_: Request) -> Response:
-        return _json({"models": [own.to_dict() for own in service.shelf.models]})
+    async def models(self, _: Request) -> Response:
+        return _json({"models": [own.to_dict() for own in self._service.shelf.models]})
 
-    async def health(_: Request) -> Response:
+    async def health(self, _: Request) -> Response:
         return _json({"status": "ok"})
 
-    async def ready(_: Request) -> Response:
-        return _json({"status": "closing"}, 503) if service.is_closing else _json({"status": "ready"})
+    async def ready(self, _: Request) -> Response:
+        return _json({"status": "closing"}, 503) if self._service.is_closing else _json({"status": "ready"})
 
-    async def metrics(_: Request) -> Response:
-        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE})
-
-    def ask(options: tuple[str, ...], **said: str) -> dict[str, Any]:
-        return {"openapi_extra": {"requestBody": asking(options), "parameters": options_of(options, said)}}
-
-    top = f"classes to name for each picture, the most probable first; {TOP} by default"
-    reject = "withhold the label below this confidence, 0 to 1"
-    methods = f"one of {', '.join(method_names())}; gradient by default"
-    what = "head (what the head reads, by default), class (the class token), mean (the patches' mean) or patches"
-    form = "json, or png for the map upon the picture"
-    target = "the class that is explained: its name or number; top, the most probable, by default"
-    layer = "for the methods that look at one layer, -1 the last"
-    route("/predict", predict, answers.PredictionsForm, "Classes", **ask(_PREDICT, top=top, reject=reject))
-    route(
-        "/explain",
-        explain,
-        answers.ExplanationForm,
-        "Where in a picture a class comes from",
-        **ask(_EXPLAIN, method=methods, target=target, layer=layer, format=form),
-    )
-    route("/embed", embed, answers.EmbeddingsForm, "What the model sees, as vectors", **ask(_EMBED, what=what))
-    route("/models", models, answers.ModelsForm, "What can be asked")
-    route("/health", health, answers.StateForm, "Whether the server is there")
-    route("/ready", ready, answers.StateForm, "Whether it takes questions")
-    route("/metrics", metrics, None, "Counters, for Prometheus")
-    add_pages(app)
-    return app
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 # --- Questions ------------------------------------------------------------------------------------------------
 
 
-async def _question(service: Service, request: Request, known: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+async def _question(service: Service, request: Request) -> tuple[Any, dict[str, str]]:
     """The pictures and the options of a request that can be taken."""
     service.check_open()
     body, kind = await request.body(), request.headers.get("content-type", "")
@@ -119,7 +104,7 @@ async def _question(service: Service, request: Request, known: tuple[str, ...]) 
         uploads, beside = await asyncio.to_thread(read_body, kind, body)
     else:
         uploads, beside = read_body(kind, body)
-    return uploads, settle_options(request.scope["query_string"], beside, known)
+    return uploads, settle_options(request.scope["query_string"], beside, OPTIONS[request.scope["path"]])
 
 
 def _counted(service: Service, path: str, handle: Handle) -> Handle:

@@ -11,6 +11,7 @@ from vitkit.errors import ShortageError, UnansweredError, VitkitError
 from vitkit.inference.pipeline import set_threads, threads
 from vitkit.inference.prediction_files import Columns
 from vitkit.serving.batching import ClosedError, FullError, Work, Workers
+from vitkit.serving.describing import TOP
 from vitkit.serving.metrics import Metrics
 from vitkit.serving.models import ServedModel, Shelf, ToExplain
 from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
@@ -18,8 +19,6 @@ from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole
 if TYPE_CHECKING:
     from vitkit.explanation.explanation import Explanation
 
-TOP = 5  # classes that are named, if nothing else is asked
-MODEL = ("model", "version")  # options of every question
 _LATER = "too many pictures are waiting: ask again later"
 _CLOSING = "the server is closing"
 
@@ -133,7 +132,7 @@ class Service:
         return rows
 
     def _model(self, options: Mapping[str, str]) -> ServedModel:
-        name, version = (options.get(own) for own in MODEL)
+        name, version = (options.get(own) for own in ("model", "version"))
         model = self.shelf.find(name, version)
         if model is None:
             known = ", ".join(f"{own.name} ({own.version})" for own in self.shelf.models)
