@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.system.files import from_json
+from vitkit.text.html import DATA
 
 Numbers = npt.NDArray[np.int64]
 
@@ -170,3 +174,23 @@ def doubts_data(
 def _text(name: str) -> str:
     """A name that can be written as UTF-8, as files' names need not be."""
     return name.encode(errors="replace").decode()
+
+
+def data_of_report(page: Path) -> dict[str, Any]:
+    """What the views of a report that was written are given, but for its photographs.
+
+    Raises:
+        VitkitError: there is no such page, or it holds no data.
+    """
+    try:
+        text = page.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise VitkitError(f"{page.parent.name} has no {page.name} yet") from error
+    _, mark, rest = text.partition(DATA)
+    try:
+        data = from_json(rest.partition("</script>")[0]) if mark else None
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or "images" not in data:
+        raise VitkitError(f"the {page.name} of {page.parent.name} holds no data to show: vitkit eval writes a new one")
+    return {name: own for name, own in data.items() if name not in ("photographs", "doubts")}

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
 
 
+FOLDER = Path(__file__).parent / "static"  # from which a server hands them out
+
+
 def static(name: str) -> str:
     """The text of a file in `static/`."""
-    return files("vitkit.reporting").joinpath("static", name).read_text(encoding="utf-8")
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache

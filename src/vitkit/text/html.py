@@ -18,6 +18,7 @@ from vitkit.system.files import write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DATA = '<script type="application/json" id="data">'  # what stands before the data of a page that is live
 DPI = 110  # of drawn figures
 
 _STYLE = """
@@ -103,7 +104,7 @@ def _scripts(live: Live) -> list[str]:
     if "</script" in live.script.lower():
         raise ValueError("the script would end its own element")
     return [
-        f'<script type="application/json" id="data">{data}</script>',
+        f"{DATA}{data}</script>",
         f'<script type="module">{live.script}</script>',
     ]
 

@@ -12,6 +12,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from vitkit.errors import VitkitError, first_line
+from vitkit.reporting import views
 from vitkit.system.files import to_json
 from vitkit.text.cells import visible
 from vitkit.webapp.tabs import TABS
@@ -60,6 +61,7 @@ def create_app(workspace: Workspace) -> FastAPI:
 
     for tab in TABS:
         app.include_router(tab.router(workspace))
+    app.mount("/static/views", _Files(directory=views.FOLDER), name="views")  # as in reports
     app.mount("/static", _Files(directory=STATIC), name="static")
     return app
 

@@ -42,6 +42,7 @@ class Tab:
 TABS: tuple[Tab, ...] = (
     Tab("data", "Data", "See the photographs, say what they show, and find what is wrong with them."),
     Tab("train", "Train", "Teach a model the classes, and watch how it goes."),
+    Tab("results", "Results", "See how good a model is, where it is wrong, and whose label may be."),
     Tab("look", "Look", "Bring any picture, and see what a model says of it and where it looks."),
     Tab("ship", "Ship", "Take a model along: its card, files for other programs, the command that serves it."),
 )

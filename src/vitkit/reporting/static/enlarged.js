@@ -38,7 +38,7 @@ export class Enlarged {
     const maps = this.mapsOf(i).map(([caption, address]) =>
       el("figure", {}, photograph(address, caption), el("figcaption", {}, caption)),
     );
-    const main = el("figure", {}, photograph(images.pictureOf(i), `photograph ${images.path[i]}`));
+    const main = el("figure", {}, photograph(images.largeOf(i), `photograph ${images.path[i]}`));
     this.body.replaceChildren(el("div", { class: "maps" }, main, ...maps), ...lines, el("p", { class: "path" }, images.path[i]));
     this.where.textContent = `${this.place + 1} of ${this.list.length}`;
     this.back.disabled = this.place === 0;

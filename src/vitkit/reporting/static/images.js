@@ -8,18 +8,16 @@
 //   confidence  0 to 1, in the predicted class
 // Labels that are likely wrong:
 //   classes, path, label, suggested (numbers in `classes`), score (0 to 1)
-// A photograph comes from `pictureOf(i)`: an address, or null where there is none.
+// A photograph comes from `pictureOf(i)`, a larger one from `largeOf(i)`: an address, or null where there is none.
 
 import { percent } from "./dom.js";
 
 /** Which image is what; every view asks it. */
 export class Images {
-  constructor(data, pictureOf) {
-    Object.assign(this, data);
-    this.pictureOf = pictureOf;
+  constructor(data, pictureOf, largeOf = pictureOf) {
+    Object.assign(this, data, { pictureOf, largeOf });
     this.all = Array.from(this.path.keys());
     this.isMulti = this.all.length > 0 && Array.isArray(this.true[0]);
-    this.pictured = this.all.filter((i) => pictureOf(i) !== null).length;
   }
 
   isRight(i) {

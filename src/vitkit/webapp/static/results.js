@@ -1,0 +1,160 @@
+// The Results tab: runs side by side, what a model is right and wrong about, and labels that look wrong.
+
+import { fail, get, post, say } from "./api.js";
+import { count, el, fill } from "./dom.js";
+import { showEvaluation } from "./views/evaluation.js";
+
+const VIEWS = "/static/views/views.css";
+const PARTS = [
+  ["gallery", "Photographs", "Each with its class and what the model says; click one to enlarge it."],
+  ["classes", "Each class", "Precision: of what is said to be of the class, the part that is. Recall: of the class, the part that is found."],
+  ["confusion", "Which class is taken for which", "Click a cell to see its photographs."],
+  ["reliability", "How far its confidence can be trusted", "Click a bar to see its photographs."],
+  ["threshold", "Saying nothing where it is unsure", "What is left, and how much of it is right."],
+  ["class_thresholds", "Thresholds", "From which probability on a class is said."],
+  ["embedding", "As the model sees them", "Photographs that the model sees alike lie together; a ring is a mistake."],
+];
+const STATES = { open: "", kept: "kept as it is", relabelled: "relabelled", excluded: "left out" };
+
+export async function show(main, studio) {
+  const sheet = el("link", { rel: "stylesheet", href: VIEWS });
+  const there = new Promise((done) => { sheet.onload = sheet.onerror = done; });
+  document.head.append(sheet);
+  await there;
+  const page = new ResultsPage(studio);
+  await page.build(main);
+  return () => sheet.remove();
+}
+
+class ResultsPage {
+  constructor(studio) {
+    this.studio = studio;
+  }
+
+  async build(main) {
+    this.runs = (await get("/api/results/runs")).runs;
+    this.detail = el("div");
+    this.beside = el("p", { role: "status" });
+    if (!this.runs.length) {
+      fill(main, el("p", { class: "soft" }, "No training is done yet. When one is, its results are here."));
+      return;
+    }
+    const asked = this.runs.find((run) => run.name === this.studio.where);
+    main.classList.add("views");
+    fill(main, this.table(), this.detail);
+    await this.choose((asked || this.runs[0]).name);
+  }
+
+  table() {
+    this.rows = this.runs.map((run) => this.row(run));
+    const heads = ["run", "right", "95 % interval", "every class alike", "photographs"].map((text) => el("th", { scope: "col" }, text));
+    const others = this.runs.length > 1 && el("label", { class: "field" }, "Compare with",
+      this.other = el("select", { onchange: () => this.compare() }, el("option", { value: "" }, "no other run"), this.runs.map((run) => el("option", { value: run.name }, run.name))));
+    return el("section", { class: "panel", "aria-label": "Runs" }, el("h2", {}, "Runs"),
+      el("div", { class: "results-wide", role: "region", tabindex: 0, "aria-label": "Runs and their figures" }, el("table", { class: "results-runs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, this.rows))), others, this.beside);
+  }
+
+  row(run) {
+    const { accuracy, balanced_accuracy: alike, images, split } = run.figures;
+    const open = el("button", { type: "button", class: "filter", "data-run": run.name, onclick: () => this.choose(run.name) }, run.name);
+    const interval = run.interval ? `${percent(run.interval[0])} to ${percent(run.interval[1])}` : "";
+    const held = split === "val" ? "to watch by: the figures flatter" : `held back (${split})`;
+    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, alike === null || alike === undefined ? "-" : percent(alike)), el("td", {}, `${images} ${held}`));
+  }
+
+  async choose(name) {
+    this.name = name;
+    for (const row of this.rows) {
+      const button = row.querySelector("button");
+      button.setAttribute("aria-pressed", String(button.dataset.run === name));
+    }
+    fill(this.detail, el("p", { class: "soft" }, "Loading …"));
+    try {
+      const address = `/api/results/runs/${encodeURIComponent(name)}`;
+      const [data, doubts] = await Promise.all([get(address), get(`${address}/suspects`)]);
+      if (this.name !== name) return;
+      this.show(address, data, doubts);
+    } catch (error) {
+      fill(this.detail, el("p", { class: "bad wrap" }, error.message));
+    }
+    await this.compare();
+  }
+
+  show(address, data, doubts) {
+    const places = new Map(PARTS.map(([name]) => [name, el("div", { "data-view": name })]));
+    const parts = PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
+      el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name)));
+    const dialogs = el("div");
+    const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report, one file to mail");
+    this.classes = data.images.classes;
+    this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
+    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), this.doubts, parts, dialogs);
+    const pictureOf = (i) => `${address}/photographs/${i}`;
+    showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}?large=true`, dialogs });
+    this.showDoubts(address, doubts);
+  }
+
+  async compare() {
+    const other = this.other?.value;
+    this.beside.textContent = "";
+    if (!other || other === this.name) return;
+    try {
+      const told = await get(`/api/results/runs/${encodeURIComponent(this.name)}/beside/${encodeURIComponent(other)}`);
+      this.beside.textContent = agreement(this.name, other, told);
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  // --- Labels that look wrong -----------------------------------------------------------------------------------
+
+  showDoubts(address, { total, suspects, why_not: whyNot }) {
+    const send = async (numbers, what, label = "") => {
+      try {
+        this.showDoubts(address, await post(`${address}/suspects`, { numbers, what, label }));
+        say("Written into the label file.");
+      } catch (error) {
+        fail(error);
+      }
+    };
+    const decided = suspects.filter((own) => own.state !== "open").length;
+    const words = total ? `${count(total, "label does", "labels do")} not fit what the other photographs teach, the most doubtful first. Many are right and only hard. ${decided} of ${suspects.length} shown are decided.` : "No label looks wrong.";
+    const again = el("button", { type: "button", class: "primary", disabled: Boolean(whyNot), onclick: () => this.studio.goto("train", `again:${this.name}`) }, "Train again with these labels");
+    const had = document.activeElement?.dataset?.decides;
+    fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared.")),
+      el("ul", { class: "suspects" }, suspects.map((own, number) => this.suspect(address, own, number, whyNot ? null : send))));
+    if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
+  }
+
+  /** Any other class. */
+  another(own, number, send) {
+    const others = this.classes.filter((name) => name !== own.label && name !== own.suggested);
+    if (!others.length) return null;
+    const select = el("select", { "aria-label": `Another class for ${own.path}`, onchange: () => select.value && send([number], "relabel", select.value) },
+      el("option", { value: "" }, "It is …"), others.map((name) => el("option", { value: name }, name)));
+    return select;
+  }
+
+  suspect(address, own, number, send) {
+    const image = el("img", { src: `${address}/suspects/${number}`, alt: `photograph ${own.path}`, loading: "lazy" });
+    image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
+    const act = (what, text, label) => el("button", { type: "button", "data-decides": `${number}-${what}`, "aria-pressed": String(own.state === label), onclick: () => send([number], what) }, text);
+    return el("li", { "data-state": own.state }, image,
+      el("p", {}, "label: ", el("strong", {}, own.label)), el("p", {}, "looks like: ", el("strong", {}, own.suggested), ` (by ${Number(own.score).toFixed(2)})`),
+      el("p", { class: "small soft" }, own.path),
+      send && el("div", { class: "row" }, act("keep", "Keep", "kept"), act("relabel", `It is ${own.suggested}`, "relabelled"), act("exclude", "Leave out", "excluded"), this.another(own, number, send)),
+      own.state !== "open" && el("p", { class: "good" }, own.state === "relabelled" ? `now: ${own.said}` : STATES[own.state]));
+  }
+}
+
+function agreement(name, other, { listed, shared, right, only }) {
+  if (!shared) return `${name} and ${other} were tested on different photographs: their figures cannot be compared.`;
+  const same = shared === listed[0] && shared === listed[1];
+  const tested = same ? `Both were tested on the same ${count(shared, "photograph", "photographs")}` : `${count(shared, "photograph is", "photographs are")} in both tests (of ${listed[0]} and ${listed[1]})`;
+  return `${tested}: there ${name} has ${percent(right[0] / shared)} right and ${other} ${percent(right[1] / shared)}; only ${name}: ${only[0]}, only ${other}: ${only[1]}.`;
+}
+
+function percent(part) {
+  return `${(100 * part).toFixed(1)} %`;
+}

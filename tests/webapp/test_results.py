@@ -1,0 +1,178 @@
+"""The Results tab: what a run folder tells, in the page and by its routes; labels that people judge."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import runs
+from browser import browser, is_within, serious, served, watched
+from vitkit.data.label_file import labels_so_far
+from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.system.run_files import LABEL_ERRORS, PREDICTIONS
+from vitkit.training.run import train
+from vitkit.webapp.app import create_app
+from vitkit.webapp.workspace import Workspace, open_workspace
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
+    from playwright.sync_api import Browser
+
+__all__ = ["browser"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs of nothing that can be learned, and two runs of them on one split."""
+    root = tmp_path_factory.mktemp("studio")
+    data = runs.photos(root / "photos", images=16, noise=2000.0)
+    fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
+    first = train(runs.quick(data, **fields), root / "runs" / "first", say=lambda line: None)
+    train(runs.quick(data, seed=1, split_from=str(first), epochs=1), root / "runs" / "second", say=lambda line: None)
+    return root
+
+
+@pytest.fixture
+def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """The studio of these runs, with three labels to look at, whose label file is new."""
+    monkeypatch.chdir(tmp_path)
+    doubts = [Doubt(f"red/img{i}.png", "red", "blue", 0.9 - i / 10) for i in (1, 2, 3)]
+    write_doubts(trained / "runs" / "first" / LABEL_ERRORS, doubts)
+    return open_workspace(trained / "photos", runs=trained / "runs")
+
+
+@pytest.fixture
+def client(place: Workspace) -> Iterator[TestClient]:
+    from fastapi.testclient import TestClient
+
+    with TestClient(create_app(place)) as own:
+        yield own
+
+
+def said(place: Workspace) -> dict[str, str]:
+    return {own.path: own.label for own in labels_so_far(place.labels).edits}
+
+
+def test_runs_stand_side_by_side_with_their_own_figures(client: TestClient, place: Workspace) -> None:
+    told = {own["name"]: own for own in client.get("/api/results/runs").json()["runs"]}
+    assert told.keys() == {"first", "second"}
+    for name, own in told.items():
+        kept = json.loads((place.runs / name / "evaluation.json").read_text())
+        assert own["figures"]["accuracy"] == kept["accuracy"] and own["figures"]["images"] == kept["images"]
+        assert own["interval"] == kept["intervals_95"]["accuracy"]
+
+
+def test_two_runs_are_compared_on_the_photographs_that_both_were_tested_on(
+    client: TestClient, place: Workspace
+) -> None:
+    told = client.get("/api/results/runs/first/beside/second").json()
+    rows = []
+    for name in ("first", "second"):
+        with (place.runs / name / PREDICTIONS).open(newline="") as text:
+            rows.append({own["path"]: own["label"] == own["predicted"] for own in csv.DictReader(text)})
+    assert rows[0].keys() == rows[1].keys(), "one split"
+    assert told["listed"] == [len(rows[0])] * 2 and told["shared"] == len(rows[0])
+    assert told["right"] == [sum(own.values()) for own in rows]
+    assert told["only"][0] == sum(rows[0][path] and not rows[1][path] for path in rows[0])
+
+
+def test_the_views_get_what_the_report_has_and_photographs_by_number(client: TestClient, place: Workspace) -> None:
+    data = client.get("/api/results/runs/first").json()
+    with (place.runs / "first" / PREDICTIONS).open(newline="") as text:
+        rows = [(own["path"], own["label"], own["predicted"]) for own in csv.DictReader(text)]
+    images = data["images"]
+    names = images["classes"]
+    assert (
+        list(zip(images["path"], [names[i] for i in images["true"]], [names[i] for i in images["said"]], strict=True))
+        == rows
+    )
+    assert "photographs" not in data
+    for large in ("", "?large=true"):
+        answer = client.get(f"/api/results/runs/first/photographs/0{large}")
+        assert answer.status_code == 200 and answer.headers["content-type"] == "image/jpeg"
+    for number in (-1, len(rows)):
+        assert client.get(f"/api/results/runs/first/photographs/{number}").status_code == 400
+
+
+@pytest.mark.parametrize("name", ["nothing", "..", "%2e%2e", ".studio"])
+def test_no_other_folder_is_read(client: TestClient, name: str) -> None:
+    for what in ("", "/suspects", "/report", "/photographs/0", "/beside/first"):
+        assert client.get(f"/api/results/runs/{name}{what}").status_code in (400, 404)
+
+
+def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClient, place: Workspace) -> None:
+    page = place.runs / "second" / "report.html"
+    kept = page.read_text()
+    path = json.loads(kept.partition('id="data">')[2].partition("</script>")[0])["images"]["path"][0]
+    try:
+        page.write_text(kept.replace(json.dumps(path), '"../runs/first/curves.png"'))
+        answer = client.get("/api/results/runs/second/photographs/0")
+        assert (answer.status_code, answer.json()) == (400, {"error": "there is no such photograph"})
+        page.write_text("<html>")
+        assert "holds no data" in client.get("/api/results/runs/second").json()["error"]
+    finally:
+        page.write_text(kept)
+
+
+def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClient, place: Workspace) -> None:
+    address = "/api/results/runs/first/suspects"
+    assert [own["state"] for own in client.get(address).json()["suspects"]] == ["open"] * 3
+    client.post(address, json={"numbers": [0], "what": "keep"})
+    client.post(address, json={"numbers": [1], "what": "relabel"})
+    told = client.post(address, json={"numbers": [2], "what": "exclude"}).json()
+    assert said(place) == {"red/img1.png": "red", "red/img2.png": "blue", "red/img3.png": ""}
+    assert [own["state"] for own in told["suspects"]] == ["kept", "relabelled", "excluded"]
+    told = client.post(address, json={"numbers": [1], "what": "relabel", "label": "green"}).json()
+    assert said(place)["red/img2.png"] == "green" and told["suspects"][1]["said"] == "green"
+    edits = labels_so_far(place.labels).edits
+    assert [own.previous for own in edits] == ["red", "red", "red", "blue"], "what it was until then"
+    for wrong in ({"numbers": [3], "what": "keep"}, {"numbers": [0], "what": "relabel", "label": "a;b"}):
+        assert client.post(address, json=wrong).status_code == 400
+    assert client.post(address, json={"numbers": [0], "what": "burn"}).status_code == 422
+    assert len(labels_so_far(place.labels).edits) == 4
+
+
+def test_labels_of_other_photographs_are_not_changed(trained: Path, place: Workspace, tmp_path: Path) -> None:
+    from fastapi.testclient import TestClient
+
+    others = runs.photos(tmp_path / "others", images=2)
+    with TestClient(create_app(open_workspace(others, runs=place.runs, labels=tmp_path / "own.csv"))) as client:
+        assert "other photographs" in client.get("/api/results/runs/first/suspects").json()["why_not"]
+        answer = client.post("/api/results/runs/first/suspects", json={"numbers": [0], "what": "keep"})
+        assert answer.status_code == 400 and not (tmp_path / "own.csv").exists()
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_the_tab_shows_photographs_of_what_is_clicked_and_takes_labels(
+    place: Workspace, browser: Browser, size: str, scheme: str
+) -> None:
+    with served(create_app(place)) as address, watched(browser, size, scheme) as page:
+        page.goto(f"{address}/#results/first")
+        page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
+        assert is_within(page)
+        assert serious(page) == []
+        cell = page.locator(".matrix button").first
+        cell.click()
+        shown = page.locator("dialog[open] .card")
+        assert shown.count() == int(cell.inner_text())
+        page.wait_for_function(
+            "[...document.querySelectorAll('dialog[open] img')].every((own) => own.naturalWidth > 0)"
+        )
+        shown.first.click()
+        assert page.locator("dialog[open]").count() == 2
+        page.keyboard.press("Escape")
+        page.keyboard.press("Escape")
+        page.get_by_label("Compare with").select_option("second")
+        page.get_by_text("Both were tested on the same 18 photographs").wait_for()
+        page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()
+        page.locator(".suspects > li[data-state=relabelled]").wait_for()
+        assert said(place) == {"red/img2.png": "blue"}
+        page.get_by_role("button", name="Train again with these labels").click()
+        page.wait_for_selector("#split")
+        assert page.locator("#split").input_value() == "first"
+        assert page.locator("link[href$='views.css']").count() == 0
