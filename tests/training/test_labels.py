@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 import runs
 import vitkit
 from vitkit.data.corrected import labels_of, read_corrected
-from vitkit.data.doctor.examine import examine
+from vitkit.data.doctor.examine import examine, find_twins
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far, renaming, undo_edits
 from vitkit.data.pictures import make_record
 from vitkit.data.sources import ImageTable
@@ -291,6 +291,35 @@ def leaks(work: Workshop, images: Images) -> Iterator[tuple[str, str]]:
         for (other, turned, _), label_of_other, split_of_other, place in rows[:k]:
             if number == other and split != split_of_other and (mirrored == turned or label == label_of_other):
                 yield path, place
+
+
+def test_a_copy_in_another_class_does_not_hide_a_mirror_image(tmp_path: Path) -> None:
+    work = Workshop(tmp_path / "photos", tmp_path / "labels.csv", random.Random(0))
+    for folder, number, mirrored in (("a", 1, False), ("c", 1, False), ("c", 1, True), ("a", 2, False), ("c", 3, True)):
+        work.save(folder, number, mirrored=mirrored)
+    twins = dict(zip((found := examine(read_corrected(work.root, None))).table.paths, found.twins, strict=True))
+    assert twins["a/1.png"] == twins["c/2.png"] == twins["c/3.png"]
+    assert len(set(twins.values())) == 3
+    assert find_twins(found.table, found.facts) == found.twins
+
+
+def test_what_is_left_out_does_not_taint_what_it_was_like(tmp_path: Path) -> None:
+    """A picture and its mirror image in another class, in two splits, and a new one that is a copy of both."""
+    work = Workshop(tmp_path / "photos", tmp_path / "labels.csv", random.Random(0))
+    for number in range(12):
+        work.save("a", number)
+        work.save("b", number, mirrored=True)
+    add_edits(work.labels, [Edit("a/1.png", "a")])
+    first = again(work, tmp_path / "first", None)
+    split_of = dict(zip(first.table.paths, first.table.splits, strict=True))
+    number = next(
+        n for n in range(12) if (split_of[f"a/{2 * n + 1}.png"], split_of[f"b/{2 * n + 2}.png"]) == ("train", "test")
+    )
+    work.save("b", number, side=48)
+    second = again(work, tmp_path / "second", tmp_path / "first")
+    assert dict(zip(second.table.paths, second.table.splits, strict=True)) == split_of, "the new one is left out"
+    third = again(work, tmp_path / "third", tmp_path / "second")
+    assert dict(zip(third.table.paths, third.table.splits, strict=True)) == split_of
 
 
 def edited(folder: Path, seed: int, most: int) -> tuple[int, int, int]:

@@ -34,7 +34,7 @@ _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in i
 
 @dataclass(frozen=True)
 class PictureRecord:
-    """What is known of n pictures.
+    """What is known of n pictures. One that was there with several labels is in it with each.
 
     Attributes:
         digests: the beginning of each file's SHA-256, (n, 16).
@@ -85,12 +85,13 @@ class PictureRecord:
 
     def merge(self, later: PictureRecord) -> PictureRecord:
         """Both records as one; a picture in both was at least as much used as either says."""
-        place = {digest.tobytes(): i for i, digest in enumerate(later.digests)}
-        rest = [i for i, digest in enumerate(self.digests) if digest.tobytes() not in place]
+        places: dict[bytes, list[int]] = {}
+        for i, digest in enumerate(later.digests):
+            places.setdefault(digest.tobytes(), []).append(i)
+        rest = [i for i, digest in enumerate(self.digests) if digest.tobytes() not in places]
         roles = later.roles.copy()
         for digest, role in zip(self.digests, self.roles, strict=True):
-            i = place.get(digest.tobytes())
-            if i is not None:
+            for i in places.get(digest.tobytes(), ()):
                 roles[i] = max(roles[i], role)
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
@@ -178,7 +179,8 @@ def make_record(
     """
     names = tuple(dict.fromkeys(labels))
     number = {name: i for i, name in enumerate(names)}
-    first = {fact.digest[:DIGEST]: i for i, fact in reversed(list(enumerate(facts)))}  # a file may be there twice
+    # A file may be there twice; where its copies have several labels it is recorded with each.
+    first = {(fact.digest[:DIGEST], labels[i]): i for i, fact in reversed(list(enumerate(facts)))}
     highest: dict[bytes, int] = {}
     for fact, role in zip(facts, roles, strict=True):
         digest = fact.digest[:DIGEST]

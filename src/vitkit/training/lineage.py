@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from vitkit.data.doctor.examine import Diagnosis
+from vitkit.data.doctor.examine import Diagnosis, find_twins
 from vitkit.data.doctor.findings import Finding
 from vitkit.data.memory import Facts
 from vitkit.data.overlap import Overlap, exposures, find_overlap, inherit
 from vitkit.data.pictures import DIGEST, UNLABELLED, PictureRecord, make_record
 from vitkit.data.sources import ImageTable
-from vitkit.data.splits import SPLITS, split
+from vitkit.data.splits import SPLITS, scenes, split
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import without_place
@@ -140,12 +140,8 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
     findings = [*_of_torn(images.table, torn, source), *_of_moved(images.table, kept_of, kept, source)]
     if torn:
         rest = sorted(set(range(len(kept))) - set(torn))
-        images, overlap, kept_of, kept = (
-            images.take(rest),
-            overlap.take(rest),
-            kept_of.take(rest),
-            [kept[i] for i in rest],
-        )
+        images, kept = _regrouped(images.take(rest), recipe), [kept[i] for i in rest]
+        overlap, kept_of = overlap.take(rest), kept_of.take(rest)
     table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
     findings += _of_kept(images.table, table, kept, images.groups, source)
     if "train" not in table.splits:
@@ -153,6 +149,13 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
             f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs"
         )
     return Divided(replace(images, table=table), overlap, findings)
+
+
+def _regrouped(images: Images, recipe: Recipe) -> Images:
+    """Without images that are gone others may be copies no more: what is in a test split had not been trained on."""
+    twins = find_twins(images.table, images.facts)
+    groups = twins if recipe.group_by is None else tuple(scenes(images.table, recipe.group_by, twins))
+    return replace(images, twins=twins, groups=groups)
 
 
 def refuse_folds(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> Overlap:

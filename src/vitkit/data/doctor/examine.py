@@ -97,7 +97,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: P
         readable = _readable(table, unreadable)
         facts = [fact for fact in everything if fact.error is None]
         links, could_tell = _compare(facts, memory, tell("comparing images"))
-    links, opposite = _set_opposites_apart(links, readable)
+    links, opposite = _set_opposites_apart(links, readable, facts)
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
     found = [
@@ -112,6 +112,19 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: P
     ]
     found.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
     return Diagnosis(readable, tuple(facts), unreadable, tuple(copies), tuple(twins), tuple(found))
+
+
+def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
+    """A number for each image, the same for copies of one picture: anew, where images that linked others are gone.
+
+    Args:
+        table: readable images, all of which have been compared before.
+        facts: what each of them holds.
+    """
+    with Memory() as memory:
+        links, _ = _compare(list(facts), memory, lambda *_: None)
+    links, _ = _set_opposites_apart(links, table, facts)
+    return tuple(connect(links, len(facts)))
 
 
 def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], bool]:
@@ -136,10 +149,17 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
     return readable.compact()
 
 
-def _set_opposites_apart(links: Sequence[Link], table: ImageTable) -> tuple[list[Link], int]:
+def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
     """Without links from a picture to its mirror image in another class, which is no copy where left and right are
-    classes; and how many those were."""
-    kept = [own for own in links if own.kind != "mirrored" or table.labels[own.first] == table.labels[own.second]]
+    classes; and how many those were. A link is between contents, of which files in several classes may be copies."""
+    labels: dict[bytes, set[int]] = {}
+    for fact, label in zip(facts, table.labels, strict=True):
+        labels.setdefault(fact.digest, set()).add(label)
+    kept = [
+        own
+        for own in links
+        if own.kind != "mirrored" or labels[facts[own.first].digest] & labels[facts[own.second].digest]
+    ]
     return kept, len(links) - len(kept)
 
 
