@@ -4,7 +4,7 @@
 
 import { el, plural, search, whole } from "./dom.js";
 
-const FIRST = 100; // rows; a page of a thousand is slow to draw on a phone
+const FIRST = 30; // rows; the rest on demand
 
 export class ClassTable {
   constructor({ columns, rows }, { pick }) {
