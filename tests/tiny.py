@@ -38,6 +38,9 @@ VARIETY: dict[str, dict[str, Any]] = {
     "token+gap representation": {"pool": "token+gap", "representation_size": 20},
     "post-norm": {"norm": "post"},
     "patch norm": {"patch_norm": True},
+    "clip": {"embed_norm": True, "patch_bias": False, "gelu": "quick"},
+    "map": {"pool": "map"},
+    "map of all tokens": {"pool": "map", "class_token": True, "registers": 1, "representation_size": 20},
     "no qkv bias": {"qkv_bias": False},
     "qk_scale": {"qk_scale": 0.7},
     "tanh": {"gelu": "tanh"},
@@ -91,7 +94,7 @@ FEW = frozenset({
     *("token", "representation", "patch norm", "no qkv bias", "qk_scale", "tanh", "none", "learned_2d shared"),
     *("sincos_1d", "sincos_2d", "gap with a class token", "fc_norm", "registers without positions", "layer scale"),
     *("swiglu", "conv MLP distilled registers", "interleaved", "interleaved gap", "all mixtures post-norm"),
-    "relative distilled",
+    *("relative distilled", "clip", "map of all tokens"),
 })  # fmt: skip
 
 
@@ -155,7 +158,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     """Any small configuration that can be built."""
     heads, head_size = draw(st.integers(1, 3)), draw(st.sampled_from([4, 8]))
     patch, grid = [draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in range(2)]
-    pool = draw(st.sampled_from(["token", "gap", "token+gap"]))
+    pool = draw(st.sampled_from(["token", "gap", "token+gap", "map"]))
     distill_token = pool == "token" and draw(st.booleans())
     position = draw(st.sampled_from(["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]))
     rate = st.sampled_from([0.0, 0.1, 0.5])
@@ -165,10 +168,13 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     distill_head = distill_token and draw(st.booleans())
     return ViTConfig(
         registers=draw(st.integers(0, 2)),
-        class_token=True if pool != "gap" else draw(st.sampled_from([None, True])),
+        class_token=True if pool in ("token", "token+gap") else draw(st.sampled_from([None, True])),
         prefix_positions=position in ("sincos_1d", "relative") or draw(st.booleans()),
         layer_scale=draw(st.sampled_from([None, 0.1])),
-        mlp_kind=draw(st.sampled_from(["mlp", "swiglu", "conv"])),
+        mlp_kind="mlp" if pool == "map" else draw(st.sampled_from(["mlp", "swiglu", "conv"])),
+        gelu=draw(st.sampled_from(["erf", "tanh", "quick"])),
+        embed_norm=draw(st.booleans()),
+        patch_bias=draw(st.booleans()),
         projection=draw(st.sampled_from(["linear", "conv"])),
         conv_layers=() if is_plain else tuple(layer for layer in range(last) if draw(st.booleans())),
         fc_norm=norm == "pre" and pool != "token+gap" and not distill_head and draw(st.booleans()),
@@ -189,7 +195,6 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         norm=norm,
         norm_eps=draw(st.sampled_from([1e-6, 1e-2])),
         patch_norm=draw(st.booleans()),
-        gelu=draw(st.sampled_from(["erf", "tanh"])),
         qkv_bias=draw(st.booleans()),
         qk_scale=draw(st.sampled_from([None, 0.3])),
         dropout=draw(rate),

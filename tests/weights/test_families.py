@@ -21,8 +21,6 @@ from vitkit.weights import inspect
 TIMM = {
     "vit_base_patch16_dinov3": "DINOv3, with rotary positions",
     "vit_small_plus_patch16_dinov3": "DINOv3, with rotary positions",
-    "vit_base_patch16_clip_224": "CLIP",
-    "vit_base_patch16_siglip_224": "SigLIP",
     "vit_pe_core_base_patch16_224": "Perception Encoder",
     "vit_pe_lang_large_patch14_448": "Perception Encoder",
     "vit_pe_spatial_base_patch16_512": "Perception Encoder",

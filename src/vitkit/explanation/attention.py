@@ -126,7 +126,14 @@ def readers(config: ViTConfig) -> Tensor:
 
     The class token; both tokens of a distilled model, half of each; every patch alike with mean pooling; for token+gap
     one half the class token, the other half the patches.
+
+    Raises:
+        VitkitError: attention pooling decides that anew for each image.
     """
+    if config.pool == "map":
+        raise VitkitError(
+            "this model pools by attention, which reads other tokens of each image: take --method occlusion"
+        )
     weights = torch.zeros(config.tokens)
     if config.distill_head:
         weights[:2] = 0.5

@@ -17,7 +17,7 @@ from torch import nn
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
-from vitkit.model.layers import Dropout, DropPath, LayerScale, SwiGLU, TokenConvolution
+from vitkit.model.layers import Dropout, DropPath, LayerScale, QuickGELU, SwiGLU, TokenConvolution
 from vitkit.model.vit import MLP, Attention, Block
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ T = TypeVar("T")
 WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize"})
 # Fields that act in `VisionTransformer.embed` and `forward_head` alone: who calls these computes them.
 OUTSIDE_BLOCKS = frozenset(
-    {"image_size", "in_channels", "patch_size", "patch_norm", "stem", "stem_kind"}  # eq. 1
-    | {"class_token", "distill_token", "registers", "prefix_positions"}
+    {"image_size", "in_channels", "patch_size", "patch_norm", "patch_bias", "stem", "stem_kind"}  # eq. 1
+    | {"class_token", "distill_token", "registers", "prefix_positions", "embed_norm"}
     | {"num_classes", "pool", "distill_head", "representation_size", "fc_norm"}  # eq. 4
 )
 _PARTS: dict[type[nn.Module], Set[str]] = {
@@ -38,7 +38,7 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
     MLP: {"fc1", "conv", "act", "drop1", "drop2", "fc2"},
     TokenConvolution: {"conv"},
     **dict.fromkeys((nn.Linear, nn.LayerNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
-    **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, SwiGLU), frozenset[str]()),
+    **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, QuickGELU, SwiGLU), frozenset[str]()),
 }
 
 

@@ -48,7 +48,8 @@ class ViTConfig:
     stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): the root alone
     stem_kind: StemKind = "reference"  # whose weight standardisation and eps
     class_token: bool | None = None  # None: as the pool needs; mean-pooled models may keep an unread one
-    pool: Literal["token", "gap", "token+gap"] = "token"  # sec. 3.1; app. D.3; DINOv2's linear probe
+    # sec. 3.1; app. D.3; DINOv2's linear probe; a query's attention to all tokens (arXiv 2106.04560, sec. 2.2)
+    pool: Literal["token", "gap", "token+gap", "map"] = "token"
     distill_token: bool = False  # DeiT, arXiv 2012.12877, sec. 4
     distill_head: bool = False
     registers: int = 0  # arXiv 2309.16588
@@ -60,9 +61,11 @@ class ViTConfig:
     norm: Literal["pre", "post"] = "pre"  # eqs. 2-3; "post" is the original Transformer's order
     norm_eps: float = 1e-6
     patch_norm: bool = False
+    patch_bias: bool = True  # of E in eq. 1; CLIP has none
+    embed_norm: bool = False  # normalise the tokens ahead of the first layer (CLIP, arXiv 2103.00020, sec. 2.4)
     fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
     layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
-    gelu: Literal["erf", "tanh"] = "erf"
+    gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
     qkv_bias: bool = True
     qk_scale: float | None = None  # None: 1 / sqrt(head size), app. A eq. 6
     dropout: float = 0.0  # after the attention's projection and in the MLP (app. B.1)
@@ -76,7 +79,7 @@ class ViTConfig:
             object.__setattr__(self, name, as_pair(getattr(self, name), name))
         settle_types(self)
         if self.class_token is None:
-            object.__setattr__(self, "class_token", self.pool != "gap")
+            object.__setattr__(self, "class_token", reads_token(self.pool))
         check_values(self)
 
     @property
@@ -152,6 +155,11 @@ class ViTConfig:
         return cls(**fields)
 
 
+def reads_token(pool: str) -> bool:
+    """Whether the head reads the class token itself."""
+    return pool in ("token", "token+gap")
+
+
 def stride_of(stem: tuple[int, ...] | None) -> int:
     """By how much a stem of these stages divides the image's sides: root and pooling by 4, each further stage by 2."""
     return 1 if stem is None else 4 * 2 ** max(len(stem) - 1, 0)
@@ -213,7 +221,7 @@ def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any
     )
     if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"
-    if "pool" in overrides and config.class_token == (config.pool != "gap"):
+    if "pool" in overrides and config.class_token == reads_token(config.pool):
         changes["class_token"] = None  # as the new pool needs
     if "layers" in overrides:
         changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)

@@ -79,7 +79,7 @@ def _check_patches(config: Any) -> None:
 
 
 def _check_tokens(config: Any) -> None:
-    if config.pool != "gap" and not config.class_token:
+    if config.pool in ("token", "token+gap") and not config.class_token:
         raise VitkitError(f"pool {config.pool!r} needs class_token=True: it reads the class token")
     if config.distill_head and not config.distill_token:
         raise VitkitError("distill_head needs distill_token=True: the second head reads the distillation token")
@@ -89,6 +89,10 @@ def _check_tokens(config: Any) -> None:
         raise VitkitError("representation_size cannot be combined with distill_token: DeiT has no representation layer")
     if config.fc_norm and config.norm == "post":
         raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
+    if config.pool == "map" and config.mlp_kind != "mlp":
+        raise VitkitError(
+            f"pool 'map' has a plain MLP of its own: it cannot be combined with mlp_kind {config.mlp_kind!r}"
+        )
     if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
         raise VitkitError("fc_norm normalises one vector: it cannot be combined with distill_head or token+gap")
 

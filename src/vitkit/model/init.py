@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.model.layers import LayerScale
+from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import Learned2D, RelativePosition
 
 
@@ -30,6 +31,8 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         elif isinstance(module, (Learned2D, RelativePosition)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
+        elif isinstance(module, AttentionPool):
+            nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5)
         elif isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.value)
         elif isinstance(module, nn.Conv2d) and module is not patches:  # of a stem or a mixture

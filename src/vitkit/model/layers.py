@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
 
+QUICK = 1.702
+
 
 class DropPath(nn.Module):
     """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole samples, keeping the expectation.
@@ -100,6 +102,13 @@ class SwiGLU(nn.Module):
         return F.silu(gate) * value
 
 
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), which OpenAI's CLIP was trained with (arXiv 1606.08415, sec. 2)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x * QUICK) * (1 / QUICK)
+
+
 class TokenConvolution(nn.Module):
     """Depthwise 3x3 convolution over the patch grid of a sequence; the tokens ahead of the patches pass unchanged.
 
@@ -135,9 +144,9 @@ class Head(nn.Linear):
             return super().forward(x)
 
 
-def gelu(config: ViTConfig) -> nn.GELU:
-    """The exact GELU, or the reference implementation's approximation."""
-    return nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
+def gelu(config: ViTConfig) -> nn.Module:
+    """The exact GELU, the reference implementation's approximation, or CLIP's."""
+    return QuickGELU() if config.gelu == "quick" else nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
 def layer_norm(config: ViTConfig) -> nn.LayerNorm:

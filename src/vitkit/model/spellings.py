@@ -23,11 +23,11 @@ _SAME = {  # timm's words, and those of the scripts that are handed around
     "drop_path_rate": "drop_path",
     "drop_path_ratio": "drop_path",
 }
-_POOLS = {"token": "token", "avg": "gap"}
+_POOLS = {"token": "token", "avg": "gap", "map": "map"}
 _REFUSED = {
     "embed_layer": "patches are cut by a convolution; a ResNet before it has a name of its own (`vitkit models r50`)",
     "norm_layer": "say norm='pre' or 'post', norm_eps=1e-6",
-    "act_layer": "say gelu='exact' or 'tanh'",
+    "act_layer": "say gelu='erf', 'tanh' or 'quick'",
     "block_fn": "say norm='pre' or 'post', or name conv_layers",
     "mlp_layer": "say mlp_kind='mlp', 'swiglu' or 'conv'",
     "patch_drop_rate": "patches are dropped in training alone: vitkit train --patch-dropout",

@@ -23,6 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
 from vitkit.model.init import initialise
 from vitkit.model.layers import Dropout, DropPath, SwiGLU, TokenConvolution, gelu, heads, layer_norm, layer_scale
+from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import RelativePosition, Sinusoids, build_positions
 from vitkit.model.stem import ResNetStem
 from vitkit.model.timm_habits import TimmHabits
@@ -41,7 +42,8 @@ class PatchEmbed(nn.Module):
         if config.stem is not None:
             self.backbone = ResNetStem(channels, config.stem, config.stem_kind)
             channels = self.backbone.out_channels
-        self.proj = nn.Conv2d(channels, config.hidden_size, config.patch_size, stride=config.patch_size)
+        size = config.patch_size
+        self.proj = nn.Conv2d(channels, config.hidden_size, size, stride=size, bias=config.patch_bias)
         self.norm = layer_norm(config) if config.patch_norm else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -154,9 +156,11 @@ class VisionTransformer(TimmHabits, nn.Module):
         self.reg_token = _tokens(config.registers, config)
         self.pos_embed, self.rel_pos = build_positions(config)
         self.pos_drop = Dropout(config.position_dropout)
+        self.norm_pre = layer_norm(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
         self.norm = nn.Identity() if config.norm == "post" or config.fc_norm else layer_norm(config)
+        self.attn_pool = AttentionPool(config, MLP(config)) if config.pool == "map" else None
         self.fc_norm = layer_norm(config) if config.fc_norm else nn.Identity()
         self.pre_logits, self.head, self.head_dist = heads(config)
         initialise(self, self.patch_embed.proj, config.init)
@@ -207,7 +211,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens if token is not None]
         x = torch.cat([*prefix, patches], dim=1)  # (B, N, D)
         positions = self.positions() if self.config.position_at == "input" else None
-        return self.pos_drop(x if positions is None else x + positions)
+        return self.norm_pre(self.pos_drop(x if positions is None else x + positions))
 
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
         """Eqs. 2-3 through all layers: (B, N, D) -> (B, N, D), or the first `queries` tokens (B, n, D)."""
@@ -271,7 +275,7 @@ class VisionTransformer(TimmHabits, nn.Module):
             return tokens[:, 0], tokens[:, 1]
         if self.config.pool == "token":
             return (self.pre_logits(self.fc_norm(tokens[:, 0])),)
-        pooled = tokens[:, self.config.prefix_tokens :].mean(dim=1)
+        pooled = self.attn_pool(tokens) if self.attn_pool else tokens[:, self.config.prefix_tokens :].mean(dim=1)
         if self.config.pool == "token+gap":
             pooled = torch.cat([tokens[:, 0], pooled], dim=-1)  # (B, 2D)
         return (self.pre_logits(self.fc_norm(pooled)),)
@@ -287,9 +291,8 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     @fused_attention.setter
     def fused_attention(self, fused: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.fused = fused
+        for module in (own for own in self.modules() if isinstance(own, Attention)):
+            module.fused = fused
 
 
 def _tokens(number: int, config: ViTConfig) -> nn.Parameter | None:

@@ -49,7 +49,7 @@ def layer_of(name: str, model: nn.Module) -> int:
     # A table of relative positions is one of its block's weights, unless all blocks share it.
     if of_block is not None and len(model.get_submodule(of_block[1])) == depth:  # type: ignore[arg-type]
         return int(of_block[2]) + 1
-    return 0 if name.startswith(("patch_embed.", *_NO_DECAY)) else depth + 1
+    return 0 if name.startswith(("patch_embed.", "norm_pre.", *_NO_DECAY)) else depth + 1
 
 
 def _depth(model: nn.Module) -> int:

@@ -38,8 +38,6 @@ _FAMILIES = (
     Family("Perception Encoder, with rotary positions", ("norm_pre", r"attn_pool\.latent$")),
     Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK + "gamma_1$")),
     Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK), (r"norm\.", "patch_embed.proj.bias")),
-    Family("CLIP, with a norm ahead of its layers", ("norm_pre", _BLOCK)),
-    Family("SigLIP, whose images are pooled by attention", (r"attn_pool\.latent$", _BLOCK)),
     # One stack of layers on patches
     Family("SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")),
     Family("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),

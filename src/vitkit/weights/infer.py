@@ -73,6 +73,7 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
         "patch_size": kernel[2:],
         "in_channels": kernel[1],
         "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
+        **_embedding(shapes),
         "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
         "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
         **_mlp(shapes),
@@ -106,6 +107,12 @@ def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
         for name, shape in shapes.items()
         if re.search(pattern, name) and len(shape) > abs(axis) - (axis < 0)
     ]
+
+
+def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """CLIP's: normalised, of patches without a bias; any other without one lacks a tensor."""
+    is_normalised = any(name.startswith("norm_pre.") for name in shapes)
+    return {"embed_norm": is_normalised, "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised}
 
 
 def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
@@ -150,6 +157,7 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) 
     pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), given) or None
     has_token = given.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
+    pool = "map" if any(name.startswith("attn_pool.") for name in shapes) else pool
     return {
         "pool": pool,
         "fc_norm": has_fc_norm,
@@ -177,6 +185,8 @@ _TOLD_BY = {
     "hidden_size": "norm.weight",
     "in_channels": "patch_embed.proj.weight",
     "qkv_bias": "blocks.0.attn.qkv.bias",
+    "patch_bias": "patch_embed.proj.bias",
+    "embed_norm": "norm_pre.weight",
     "registers": "reg_token",
     "distill_token": "dist_token",
     "mlp_size": "blocks.0.mlp.fc1.weight",
@@ -205,7 +215,7 @@ def _check_kernel(kernel: Shape, given: Given) -> None:
 
 
 # Heads by layers and hidden size of sizes beyond the paper's: g, G and So400m (arXiv 2106.04560, 2305.13035).
-_LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16}
+_LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 16}
 
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:

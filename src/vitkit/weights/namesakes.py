@@ -38,9 +38,9 @@ _TIMM = (
     ),
     Namesake(
         "gelu",
-        lambda config: _is_tokenless(config) and config.qkv_bias,
+        lambda config: config.pool == "map" or (_is_tokenless(config) and config.qkv_bias),
         lambda config: (
-            f"{config.gelu}, as is usual for timm; some of SigLIP's encoders (timm's vit_*_siglip_gap_*) have the same "
+            f"{config.gelu}, as is usual for timm; some of SigLIP's encoders (timm's vit_*_siglip_*) have the same "
             "tensors and GELU by tanh: gelu='tanh' says so"
         ),
     ),
@@ -51,6 +51,14 @@ _TIMM = (
             f"{config.heads}, as in ViT-B; timm's vit_base_patch16_gap_224 (I-JEPA) has the same tensors and 16: "
             "heads=16 says so"
         ),
+    ),
+)
+_CLIP = Namesake(
+    "gelu",
+    lambda config: config.embed_norm,
+    lambda config: (
+        f"{config.gelu}, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors "
+        "and x sigmoid(1.702 x) (timm's vit_*_clip_quickgelu_*): gelu='quick' says so"
     ),
 )
 _TUTORIAL = Namesake(
@@ -71,5 +79,5 @@ def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str
         names: of the file's tensors.
         settled: fields that the user gave.
     """
-    known = (*_TIMM, _TUTORIAL) if "pos_embedding.pos_embedding" in names else _TIMM
+    known = (*_TIMM, _CLIP, _TUTORIAL) if "pos_embedding.pos_embedding" in names else (*_TIMM, _CLIP)
     return {each.field: each.says(config) for each in known if each.field not in settled and each.fits(config)}

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit import model_folder
-from vitkit.data.preprocess import Preprocess
+from vitkit.data.preprocess import CLIP_MEAN, HALF, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair
@@ -286,6 +286,6 @@ def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Te
 
 
 def _say_pixels(pixels: Mapping[str, Any]) -> str:
-    mean = "0.5" if set(pixels["mean"]) == {0.5} else "ImageNet's"
+    mean = {HALF: "0.5", CLIP_MEAN: "CLIP's"}.get(tuple(pixels["mean"]), "ImageNet's")
     crop = f", crop {pixels['crop_pct']:.3f}" if "crop_pct" in pixels and pixels["fit"] != "squash" else ""
     return f"mean and std {mean}, {pixels['fit']}, {pixels['interpolation']}{crop}"

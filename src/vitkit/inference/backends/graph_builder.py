@@ -10,7 +10,6 @@ Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H hea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Generic
 
@@ -19,17 +18,27 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
-from vitkit.inference.backends.pen import Pads, Pen, V
+from vitkit.inference.backends.graph_stem import StemDrawing
+from vitkit.inference.backends.pen import Pen, V
 from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
 from vitkit.model.conv_hybrids import ConvMixer
-from vitkit.model.layers import SwiGLU, TokenConvolution
+from vitkit.model.layers import QUICK, QuickGELU, SwiGLU, TokenConvolution
+from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import RelativePosition
-from vitkit.model.stem import Bottleneck, Projection, ResNetStem, StandardisedConv2d, standardise
+from vitkit.model.stem import ResNetStem
 from vitkit.model.vit import MLP, Attention, VisionTransformer
 
 _KNOWN = frozenset(  # nothing here is computed by the model itself
-    {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm"}  # eq. 1: patches
-    | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions"}  # tokens
+    {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm", "patch_bias"}  # eq. 1: patches
+    | {
+        "class_token",
+        "distill_token",
+        "registers",
+        "position",
+        "position_at",
+        "prefix_positions",
+        "embed_norm",
+    }  # tokens
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
     | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"}
     | {"num_classes", "pool", "distill_head", "representation_size", "fc_norm"}  # eq. 4
@@ -66,11 +75,11 @@ class _Drawing(Generic[V]):
         config, pen, embed = self.config, self.pen, self.model.patch_embed
         images = x = pen.images(config.in_channels, *config.image_size)
         if isinstance(embed.backbone, ResNetStem):
-            x = self.stem(embed.backbone, x)
+            x = StemDrawing(pen).stem(embed.backbone, x, config.image_size)
         (h, w), (p, q) = config.grid, config.patch_size
         x = pen.reshape(x, 0, embed.proj.in_channels, h, p, w, q)
         x = pen.reshape(pen.transpose(x, 0, 2, 4, 1, 3, 5), 0, h * w, embed.proj.in_channels * p * q)
-        assert embed.proj.bias is not None
+        bias = torch.zeros(config.hidden_size) if embed.proj.bias is None else embed.proj.bias
         prefix = self._prefix()  # (1, n, D)
         positions = self.model.positions() if config.position_at == "input" else None
         own = torch.zeros(1, config.patches, config.hidden_size)
@@ -79,54 +88,18 @@ class _Drawing(Generic[V]):
             own = positions[None, n:]
             prefix = None if prefix is None else prefix + positions[None, :n]
         if isinstance(embed.norm, nn.LayerNorm):
-            x = self.affine(
-                self.norm(self.linear(x, embed.proj.weight.flatten(1), embed.proj.bias), embed.norm), embed.norm
-            )
+            x = self.affine(self.norm(self.linear(x, embed.proj.weight.flatten(1), bias), embed.norm), embed.norm)
             x = x if positions is None else pen.add(x, pen.constant(own))
         else:  # bias and positions in one sum
-            x = pen.add(pen.linear(x, embed.proj.weight.flatten(1)), pen.constant(own + embed.proj.bias))
-        return x if prefix is None else pen.concat([pen.repeat(prefix, images), x], 1)
+            x = pen.add(pen.linear(x, embed.proj.weight.flatten(1)), pen.constant(own + bias))
+        x = x if prefix is None else pen.concat([pen.repeat(prefix, images), x], 1)
+        ahead = self.model.norm_pre
+        return self.affine(self.norm(x, ahead), ahead) if isinstance(ahead, nn.LayerNorm) else x
 
     def _prefix(self) -> Tensor | None:
         tokens = (self.model.cls_token, self.model.dist_token, self.model.reg_token)
         there: list[Tensor] = [token for token in tokens if token is not None]
         return torch.cat(there, dim=1) if there else None
-
-    def stem(self, stem: ResNetStem, x: V) -> V:
-        pen, (height, width) = self.pen, self.config.image_size
-        x, side = self.convolve(stem.stem.conv, x, (height, width))
-        x = pen.activate(self.group_norm(stem.stem.norm, x, side), "relu")
-        x = pen.max_pool(x, 3, 2, _same(side, 3, 2))
-        side = (-(-side[0] // 2), -(-side[1] // 2))
-        for stage in stem.stages:
-            for unit in stage.blocks:  # type: ignore[union-attr]
-                x, side = self.bottleneck(unit, x, side)
-        return x
-
-    def bottleneck(self, unit: Bottleneck, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
-        pen, residual = self.pen, x
-        if isinstance(unit.downsample, Projection):
-            residual, small = self.convolve(unit.downsample.conv, x, side)
-            residual = self.group_norm(unit.downsample.norm, residual, small)
-        for conv, norm in ((unit.conv1, unit.norm1), (unit.conv2, unit.norm2)):
-            x, side = self.convolve(conv, x, side)
-            x = pen.activate(self.group_norm(norm, x, side), "relu")
-        x, side = self.convolve(unit.conv3, x, side)
-        return pen.activate(pen.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
-
-    def convolve(self, conv: StandardisedConv2d, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
-        """The feature map and its height and width."""
-        size, stride = conv.kernel_size[0], conv.stride[0]
-        kernel = standardise(conv.weight, conv.kind)
-        x = self.pen.convolve(x, kernel, stride, _same(side, size, stride), 1)
-        return x, (-(-side[0] // stride), -(-side[1] // stride))
-
-    def group_norm(self, norm: nn.GroupNorm, x: V, side: tuple[int, int]) -> V:
-        size = norm.num_channels // norm.num_groups * side[0] * side[1]
-        x = self.pen.normalise(self.pen.reshape(x, 0, norm.num_groups, size), size, norm.eps)
-        x = self.pen.reshape(x, 0, norm.num_channels, *side)
-        x = self.pen.multiply(x, self.pen.constant(norm.weight.view(1, -1, 1, 1)))
-        return self.pen.add(x, self.pen.constant(norm.bias.view(1, -1, 1, 1)))
 
     # --- eqs. 2-3 ----------------------------------------------------------------------------------
 
@@ -234,13 +207,28 @@ class _Drawing(Generic[V]):
                 self._read(self._token(x, 1), norm, model.head_dist),
             )
             return pen.multiply(pen.add(first, second), pen.constant(torch.full((1, 1), 0.5)))
-        pooled = self._pooled(x)
+        if model.attn_pool is not None:
+            x, norm = self.attend_all(model.attn_pool, x if norm is None else self.affine(x, norm)), None
+        pooled = x if model.attn_pool is not None else self._pooled(x)
         if isinstance(model.fc_norm, nn.LayerNorm):
             norm = model.fc_norm
             pooled = self.norm(pooled, norm)
         if isinstance(model.pre_logits, nn.Sequential):
             pooled, norm = pen.activate(self._read(pooled, norm, model.pre_logits[0]), "tanh"), None
         return self._read(pooled, norm, model.head)
+
+    def attend_all(self, pool: AttentionPool, x: V) -> V:
+        """`AttentionPool`: (B, N, D) -> (B, D)."""
+        pen, D = self.pen, self.config.hidden_size
+        k, v = (
+            pen.reshape(self.linear(x, *part), 0, 0, pool.heads, self.config.head_size)
+            for part in zip(pool.kv.weight.chunk(2), pool.kv.bias.chunk(2), strict=True)
+        )
+        logits = pen.matmul(pen.constant(pool.query() * pool.scale), pen.transpose(k, 0, 2, 3, 1))  # (B, H, 1, N)
+        x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # (B, H, 1, D_h)
+        x = self.linear(pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D), pool.proj.weight, pool.proj.bias)
+        branch = Branch(pool.norm, pool.mlp, nn.Identity(), is_post_norm=False)
+        return self._token(pen.add(x, self.mlp(branch, self.norm(x, pool.norm), pool.norm, 1)), 0)
 
     def _pooled(self, x: V) -> V:
         """What the head reads, but for the affine part of the last norm."""
@@ -268,6 +256,9 @@ class _Drawing(Generic[V]):
         return self.pen.add(self.pen.linear(x, weight), self.pen.constant(bias))
 
     def gelu(self, x: V, act: nn.Module) -> V:
+        if isinstance(act, QuickGELU):
+            x = self.pen.activate(self.pen.multiply(x, self.pen.constant(torch.full((1, 1, 1), QUICK))), "silu")
+            return self.pen.multiply(x, self.pen.constant(torch.full((1, 1, 1), 1 / QUICK)))
         assert isinstance(act, nn.GELU)
         return self.pen.activate(x, "gelu_tanh" if act.approximate == "tanh" else "gelu")
 
@@ -278,9 +269,3 @@ class _Drawing(Generic[V]):
     def affine(self, x: V, norm: nn.LayerNorm, times: int = 1) -> V:
         x = self.pen.multiply(x, self.pen.constant(norm.weight.repeat(times)))
         return self.pen.add(x, self.pen.constant(norm.bias.repeat(times)))
-
-
-def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
-    """SAME padding as `stem.pad_same` has it."""
-    down, across = (max((math.ceil(length / stride) - 1) * stride + size - length, 0) for length in side)
-    return down // 2, across // 2, down - down // 2, across - across // 2

@@ -104,7 +104,7 @@ class PreparedPatchEmbed(nn.Module):
         freeze(self.backbone, way)
         freeze(self.norm, way.precise)
         self.size, bias = embed.proj.kernel_size, embed.proj.bias
-        assert bias is not None
+        bias = embed.proj.weight.new_zeros(embed.proj.out_channels) if bias is None else bias
         self.linear = _Linear(embed.proj.weight.flatten(1), bias, way.precise)
         self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else way.dtype
 

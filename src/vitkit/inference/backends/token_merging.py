@@ -86,6 +86,8 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
     if r < 0:
         raise VitkitError(f"the number of tokens to merge in each layer must be 0 or more, not {r}")
     config = model.config
+    if config.pool == "map":
+        raise VitkitError("--merge is not for pool 'map': its attention would count a merged patch once")
     refuse_unknown(config, _KNOWN, "token merging (vitkit.inference.backends.token_merging)")
     if config.position == "relative" or (config.position != "none" and config.position_at != "input"):
         raise VitkitError(

@@ -33,6 +33,8 @@ _PLAIN: dict[str, Any] = {  # what no foreign layout can say
     "norm": "pre",
     "qk_scale": None,
     "patch_norm": False,
+    "patch_bias": True,
+    "embed_norm": False,
     "position": "learned_1d",
     "position_at": "input",
     "projection": "linear",
@@ -57,7 +59,8 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
         VitkitError: a field has another value, or is not known here.
     """
     refuse_unknown(config, _SAID | _PLAIN.keys(), f"the {to} layout")
-    for name, values in {**{name: (value,) for name, value in _PLAIN.items()}, **allowed}.items():
+    usual = {name: (value,) for name, value in _PLAIN.items()} | {"gelu": ("erf", "tanh")}
+    for name, values in {**usual, **allowed}.items():
         if getattr(config, name) not in values:
             raise VitkitError(
                 f"the {to} layout cannot express {name} {getattr(config, name)!r}: the model is not written"

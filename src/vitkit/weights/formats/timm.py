@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, noted
@@ -16,6 +16,7 @@ from vitkit.weights.layout import Layout, same
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 DEIT = {**_IMAGENET, "crop_pct": 224 / 256}
+CLIP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0, "mean": CLIP_MEAN, "std": CLIP_STD}
 AUGREG = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 0.9, "mean": HALF, "std": HALF}
 _OTHER_HEADS = {  # what training kept beside the encoder
     r"decoder_|mask_token$": "MAE's decoder",
@@ -25,7 +26,11 @@ _OTHER_HEADS = {  # what training kept beside the encoder
 
 
 # Words in timm's names of models whose tensors look like a plain model's, and that compute something else.
-_NAMESAKES = {"rpn": "norms after the sublayers", "siglip": "another GELU, or another pooling", "clip": "a norm ahead"}
+_NAMESAKES = {"rpn": "norms after the sublayers"}
+_ACTIVATIONS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+_POOLS = {"avg": "gap", "token": "token", "map": "map"}
+# SigLIP's and SigLIP 2's, of which timm gives only some the approximation that all were trained with.
+_BY_TANH = re.compile(r"vit_((base_patch32|giantopt_patch16|so400m_patch16)_siglip_|large_patch16_siglip_(gap_)?512)")
 _HEADS = {"vit_base_patch16_gap_224": 16}
 
 
@@ -45,7 +50,12 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     return Layout(
         format="timm",
         pieces={_our_name(name): same(name) for name in names},
-        fields={**FIELDS, **_written(checkpoint), **described.get("fields", {})},
+        fields={
+            **FIELDS,
+            "norm_eps": eps_of(_is_clip(checkpoint)),
+            **_written(checkpoint),
+            **described.get("fields", {}),
+        },
         preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
@@ -70,6 +80,15 @@ def _our_name(name: str) -> str:
     return name.replace("patch_embed.backbone.", "patch_embed.backbone.stem.") if name in _ROOT else name
 
 
+def eps_of(is_clip: bool) -> float:
+    """What timm adds to variances."""
+    return 1e-5 if is_clip else 1e-6
+
+
+def _is_clip(checkpoint: Checkpoint) -> bool:
+    return any(name.startswith("norm_pre.") for name in checkpoint.tensors)
+
+
 def _described(checkpoint: Checkpoint) -> dict[str, Any]:
     """What stands beside the tensors: timm's config.json, or the note of vitkit's own export."""
     note = noted(checkpoint)
@@ -84,7 +103,11 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
     architecture = (checkpoint.config or {}).get("architecture")
     if architecture in _HEADS:
         fields["heads"] = _HEADS[architecture]
-    if activation == "gelu_tanh":
+    if activation in _ACTIVATIONS:
+        fields["gelu"] = _ACTIVATIONS[activation]
+    if "_quickgelu_" in str(architecture):
+        fields["gelu"] = "quick"
+    if _BY_TANH.match(str(architecture)):
         fields["gelu"] = "tanh"
     for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values"), ("in_channels", "in_chans")):
         if theirs in arguments:
@@ -92,8 +115,8 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
     if isinstance(patch := arguments.get("patch_size"), (int, list, tuple)):
         fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
-    if pool in ("avg", "token"):
-        fields["pool"] = "gap" if pool == "avg" else "token"
+    if pool in _POOLS:
+        fields["pool"] = _POOLS[pool]
     return fields
 
 
@@ -126,6 +149,8 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
     """The pixels that such files are trained with, where nothing beside the weights says so."""
+    if _is_clip(checkpoint):
+        return CLIP
     if has_layer_scale:  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
     if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs

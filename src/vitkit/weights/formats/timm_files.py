@@ -52,6 +52,7 @@ def _write_state(classifier: Classifier, destination: Path) -> None:
             tuck_in(temporary, classifier.pictures or b"")
 
 
+_POOLS = {"token": "token", "gap": "avg", "map": "map"}
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -68,8 +69,11 @@ def _files(classifier: Classifier) -> Files:
         {
             "mlp_kind": ("mlp", "swiglu"),
             "representation_size": (None,),
-            "norm_eps": (1e-6,),
-            "pool": ("token", "gap"),
+            "norm_eps": (timm.eps_of(config.embed_norm),),
+            "embed_norm": (False, True),
+            "patch_bias": (not config.embed_norm,),
+            "gelu": ("erf", "tanh") if config.mlp_kind == "swiglu" else ("erf", "tanh", "quick"),
+            "pool": ("token", "gap", "map"),
             "stem": (None, *_HYBRIDS),
             "stem_kind": ("timm",) if config.stem is not None else ("reference", "timm"),
             "distill_head": (config.distill_token and config.num_classes > 0,),
@@ -79,7 +83,7 @@ def _files(classifier: Classifier) -> Files:
         "architecture": _architecture(config),
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
-        "global_pool": "avg" if config.pool == "gap" else "token",
+        "global_pool": _POOLS[config.pool],
         "model_args": _arguments(config),
         "pretrained_cfg": _pretrained(classifier),
     }
@@ -92,6 +96,8 @@ def _architecture(config: ViTConfig) -> str:
         return _HYBRIDS[config.stem]
     if config.distill_token:
         return "deit_base_distilled_patch16_224"
+    if config.embed_norm:
+        return "vit_base_patch16_clip_quickgelu_224" if config.gelu == "quick" else "vit_base_patch16_clip_224"
     return "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
 
 
@@ -108,13 +114,13 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
         "qkv_bias": config.qkv_bias,
         "init_values": config.layer_scale,
         "class_token": bool(config.class_token),
-        "global_pool": "avg" if config.pool == "gap" else "token",
+        "global_pool": _POOLS[config.pool],
         "fc_norm": config.fc_norm,
         "reg_tokens": config.registers,
         "no_embed_class": not config.prefix_positions,
     }
-    if config.gelu == "tanh" and config.mlp_kind == "mlp":
-        arguments["act_layer"] = "gelu_tanh"
+    if config.gelu != "erf" and config.mlp_kind == "mlp":
+        arguments["act_layer"] = {"tanh": "gelu_tanh", "quick": "quick_gelu"}[config.gelu]
     if int(config.hidden_size * arguments["mlp_ratio"]) != up:  # timm rounds down
         arguments["mlp_ratio"] = (up + 0.5) / config.hidden_size
     return arguments
