@@ -19,8 +19,8 @@ from vitkit.model.vit import VisionTransformer
 Array = NDArray[np.float64]
 
 _PLACED = ("every_layer", "shared", "relative", "conv", "interleaved", "mixtures")  # need each patch in its place
-MERGED = [name for name in VARIETY if not any(word in name for word in _PLACED)]
-REFUSED = [name for name in VARIETY if name not in MERGED]
+REFUSED = [name for name in VARIETY if any(word in name for word in _PLACED)]
+MERGED = [name for name in VARIETY if name not in REFUSED and not name.startswith("map")]
 
 
 # --- The oracle --------------------------------------------------------------------------------------
@@ -173,6 +173,11 @@ def test_models_that_need_each_patch_in_its_place_are_refused_in_one_line(name: 
     with pytest.raises(VitkitError, match="tokens cannot be merged where") as raised:
         merge(build(**VARIETY[name]), 2)
     assert "\n" not in str(raised.value)
+
+
+def test_attention_pooling_is_refused() -> None:
+    with pytest.raises(VitkitError, match="not for pool 'map'"):
+        merge(build(pool="map"), 2)
 
 
 def test_a_negative_number_is_refused() -> None:

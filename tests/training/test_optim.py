@@ -90,6 +90,8 @@ _LAYER_OF = (
     (r"blocks\.(\d+)\.attn\.convolve\.[qkv]\.conv\.(weight|bias)", "n"),
     (r"blocks\.(\d+)\.attn\.depthwise\.conv\.(weight|bias)", "n"),
     (r"blocks\.(\d+)\.mlp\.(fc1|fc2|conv\.conv)\.(weight|bias)", "n"),
+    (r"norm_pre\.(weight|bias)", "0"),
+    (r"attn_pool\.(latent|((q|kv|proj|norm|mlp\.fc[12])\.(weight|bias)))", "top"),
     (r"(norm|fc_norm|pre_logits\.fc|head|head_dist)\.(weight|bias)", "top"),
 )
 

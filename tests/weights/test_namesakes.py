@@ -23,6 +23,12 @@ REPRESENTATIVES = (
     "vit_small_patch14_reg4_dinov2",
     "vit_base_patch16_224_miil",
     "vit_base_patch16_siglip_gap_224",
+    "vit_base_patch16_siglip_224",
+    "vit_base_patch32_siglip_256",
+    "vit_base_patch16_clip_224",
+    "vit_pe_core_base_patch16_224",
+    "vit_pe_lang_large_patch14_448",
+    "vit_pe_spatial_base_patch16_512",
     "vit_base_patch32_siglip_gap_256",
     "vit_base_patch16_rpn_224",
     "vit_base_patch16_gap_224",
@@ -42,7 +48,7 @@ def truth(model: Any) -> dict[str, Any]:
     return {
         "heads": block.attn.num_heads,
         "norm_eps": block.norm1.eps,
-        "gelu": {"GELU": "erf", "SiLU": "erf", "GELUTanh": "tanh"}.get(act, act),
+        "gelu": {"GELU": "erf", "SiLU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick"}.get(act, act),
         "norm": "pre" if type(block).__name__ in ("Block", "EvaBlock") else type(block).__name__,
         "qk_scale": None if block.attn.scale == (model.embed_dim // block.attn.num_heads) ** -0.5 else block.attn.scale,
     }

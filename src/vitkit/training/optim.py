@@ -11,7 +11,8 @@ from torch import nn
 
 from vitkit.training.recipe import Recipe
 
-_NO_DECAY = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos")
+_OF_TOKENS = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos")
+_NO_DECAY = (*_OF_TOKENS, "attn_pool.latent")
 _OF_BLOCK = re.compile(r"(blocks|rel_pos)\.(\d+)\.")
 
 
@@ -49,7 +50,7 @@ def layer_of(name: str, model: nn.Module) -> int:
     # A table of relative positions is one of its block's weights, unless all blocks share it.
     if of_block is not None and len(model.get_submodule(of_block[1])) == depth:  # type: ignore[arg-type]
         return int(of_block[2]) + 1
-    return 0 if name.startswith(("patch_embed.", "norm_pre.", *_NO_DECAY)) else depth + 1
+    return 0 if name.startswith(("patch_embed.", "norm_pre.", *_OF_TOKENS)) else depth + 1
 
 
 def _depth(model: nn.Module) -> int:

@@ -38,6 +38,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     """The layout of this checkpoint, if it has timm's names."""
     if not any(re.match(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.", name) for name in checkpoint.tensors):
         return None
+    if _is_clip(checkpoint) and any(name.startswith("attn_pool.") for name in checkpoint.tensors):
+        return None  # Perception Encoder's, whose rotary positions have no tensors
     dropped = {
         name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
     }

@@ -70,7 +70,7 @@ def _files(classifier: Classifier) -> Files:
             "mlp_kind": ("mlp", "swiglu"),
             "representation_size": (None,),
             "norm_eps": (timm.eps_of(config.embed_norm),),
-            "embed_norm": (False, True),
+            "embed_norm": (False,) if config.pool == "map" else (False, True),
             "patch_bias": (not config.embed_norm,),
             "gelu": ("erf", "tanh") if config.mlp_kind == "swiglu" else ("erf", "tanh", "quick"),
             "pool": ("token", "gap", "map"),
