@@ -85,7 +85,7 @@ def test_a_class_that_no_image_has_is_none_and_not_nan_in_json() -> None:
     assert own.mean_average_precision == 1.0 and np.isnan(average_precisions(labels == 1, scores)[1])
     assert np.isnan(mean_average_precision(np.zeros((2, 2), bool), scores))
     assert np.isfinite(own.loss)
-    for page in (multi_headline(own), multi_class_table(own)):
+    for page in (multi_headline(own), multi_class_table(own.per_class(), 10)):
         assert "nan" not in page
 
 
@@ -132,7 +132,8 @@ def test_the_report_names_classes_as_text() -> None:
     own = MultiEvaluation(
         "test", ("<b>",), ("1", "2"), np.array([[1], [0]]), np.array([[0.9], [0.2]], np.float32), thresholds=(0.25,)
     )
-    assert "&lt;b&gt;" in multi_class_table(own) and "0.250" in multi_class_table(own)
+    page = multi_class_table(own.per_class(), 10)
+    assert "&lt;b&gt;" in page and "0.250" in page
     assert "50.0 %" not in multi_headline(own) and "100.0 %" in multi_headline(own)
 
 

@@ -160,9 +160,13 @@ def test_the_tab_shows_photographs_of_what_is_clicked_and_takes_labels(
         cell.click()
         shown = page.locator("dialog[open] .card")
         assert shown.count() == int(cell.inner_text())
-        page.wait_for_function(
-            "[...document.querySelectorAll('dialog[open] img')].every((own) => own.naturalWidth > 0)"
-        )
+        loading = page.locator("dialog[open] img")
+        for _ in range(200):
+            if all(loading.evaluate_all("(images) => images.map((image) => image.naturalWidth)")):
+                break
+            page.wait_for_timeout(50)
+        else:
+            raise AssertionError("photographs do not come")
         shown.first.click()
         assert page.locator("dialog[open]").count() == 2
         page.keyboard.press("Escape")
