@@ -1,4 +1,4 @@
-"""What an image costs over HTTP: `python benchmarks/serving.py [--seconds 120] [--smoke]`.
+"""What an image costs over HTTP: `python benchmarks/serving.py [--seconds 120] [--rounds 9] [--smoke]`.
 
 `vitkit serve` answers 32 clients, each of which sends one photograph after another as a form does, over a connection
 that it keeps: for two minutes, which is about waiting and memory; then for a few seconds in turn with `vitkit
@@ -159,13 +159,15 @@ def load(
     return tally, spent, held
 
 
-def measure(model: Path, files: Sequence[Path], seconds: float, turn: float, flags: Sequence[str]) -> dict[str, object]:
+def measure(
+    model: Path, files: Sequence[Path], seconds: float, turn: float, flags: Sequence[str], rounds_in_turn: int
+) -> dict[str, object]:
     """One row of the table."""
     busy, rounds = os.getloadavg()[0], []
     with serving(model, flags) as (process, address), predictor(model, files, (flags[1], flags[3])) as predict:
         batch = full_batch(address, files)
         tally, _, held = load(process, address, files, seconds)
-        for _ in range(ROUNDS):
+        for _ in range(rounds_in_turn):
             own, spent, _ = load(process, address, files, turn)
             rounds.append((1000 * spent / own.statuses[200], 1000 * predict(turn)))
             print("{:.3f} ms of the server's CPU an image, {:.3f} of predict's".format(*rounds[-1]), flush=True)
@@ -200,16 +202,17 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in turn with predict")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path, help="write the row to this file too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.smoke:
             model, files = generated(Path(name), 60)
-            row = measure(model, files, 2, 0.3, EXACT)
+            row = measure(model, files, 2, 0.3, EXACT, options.rounds)
         else:
             model, files = published()
-            row = measure(model, files, options.seconds, TURN, FASTEST)
+            row = measure(model, files, options.seconds, TURN, FASTEST, options.rounds)
     print(show(row))
     if options.json is not None:
         options.json.write_text(json.dumps(row), encoding="utf-8")
