@@ -14,6 +14,7 @@ const PARTS = [
   ["class_thresholds", "Thresholds", "From which probability on a class is said."],
   ["embedding", "As the model sees them", "Photographs that the model sees alike lie together; a ring is a mistake."],
 ];
+const FEW = 10, MORE = 30; // doubtful labels shown at first, and with each press
 const STATES = { open: "", kept: "kept as it is", relabelled: "relabelled", excluded: "left out" };
 
 export async function show(main, studio) {
@@ -64,6 +65,7 @@ class ResultsPage {
 
   async choose(name) {
     this.name = name;
+    this.most = FEW;
     for (const row of this.rows) {
       const button = row.querySelector("button");
       button.setAttribute("aria-pressed", String(button.dataset.run === name));
@@ -108,7 +110,8 @@ class ResultsPage {
 
   // --- Labels that look wrong -----------------------------------------------------------------------------------
 
-  showDoubts(address, { total, suspects, why_not: whyNot }) {
+  showDoubts(address, told) {
+    const { total, suspects, why_not: whyNot } = told;
     const send = async (numbers, what, label = "") => {
       try {
         this.showDoubts(address, await post(`${address}/suspects`, { numbers, what, label }));
@@ -120,10 +123,13 @@ class ResultsPage {
     const decided = suspects.filter((own) => own.state !== "open").length;
     const words = total ? `${count(total, "label does", "labels do")} not fit what the other photographs teach, the most doubtful first. Many are right and only hard. ${decided} of ${suspects.length} shown are decided.` : "No label looks wrong.";
     const again = el("button", { type: "button", class: "primary", disabled: Boolean(whyNot), onclick: () => this.studio.goto("train", `again:${this.name}`) }, "Train again with these labels");
+    const left = suspects.length - this.most;
+    const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
       el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared.")),
-      el("ul", { class: "suspects" }, suspects.map((own, number) => this.suspect(address, own, number, whyNot ? null : send))));
+      el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(address, own, number, whyNot ? null : send))),
+      left > 0 && more);
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
   }
 
