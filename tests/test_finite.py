@@ -179,7 +179,8 @@ def test_one_function_makes_json() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dumps", "json.dump")
     }
-    # Hashes of what split.json holds and of what a plan was measured for; what was read a moment ago; and an argument.
+    # Hashes of what split.json holds and of what a plan was measured for; what was read a moment ago; an argument;
+    # what a page shows, which must be finite; and a refusal in words.
     assert callers == {
         "system/files.py",
         "data/doctor/readers.py",
@@ -187,4 +188,6 @@ def test_one_function_makes_json() -> None:
         "inference/backends/plans.py",
         "exporting/program.py",
         "weights/npz_file.py",
+        "text/html.py",
+        "serving/guard.py",
     }

@@ -379,13 +379,13 @@ def test_ctrl_c_says_how_to_go_on(vitkit: Any, trained: Path, here: Path) -> Non
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the images that are decoded for the model."""
     paths: list[str] = []
-    original = Classifier.read
+    original = Classifier._pixels
 
     def spy(self: Classifier, path: str | Path) -> Any:
         paths.append(str(path))
         return original(self, path)
 
-    monkeypatch.setattr(Classifier, "read", spy)
+    monkeypatch.setattr(Classifier, "_pixels", spy)
     return paths
 
 
@@ -487,7 +487,7 @@ def test_memory_that_is_short_ends_the_command_and_the_rest_can_be_had_later(
     asked = ("predict", trained, "photos", "-o", "out.csv", "--batch-size", 4)
     vitkit(*asked[:3], "-o", "whole.csv", "--batch-size", 4)
     there = iter(range(3))  # batches
-    name = "probabilities" if in_model else "read"
+    name = "probabilities" if in_model else "_pixels"
     original = getattr(Classifier, name)
 
     def run_short(classifier: Classifier, what: Any) -> Any:

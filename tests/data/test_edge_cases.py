@@ -410,7 +410,7 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
     batches = ImageData.val_batches
     monkeypatch.setattr(ImageData, "val_batches", lambda self: [seen.append(b[0]) or b for b in batches(self)])  # type: ignore[func-returns-value]
     spied(Classifier, "probabilities", lambda images: images)
-    spied(Classifier, "features", lambda images, what: images)
+    spied(Classifier, "features", lambda images, *_: images)
 
     table = read_source(data)
     images = torch.stack([EvaluationImages(table, classifier.preprocess)[i][0] for i in range(len(table))])

@@ -65,7 +65,7 @@ def macs_of_vit(name: str, classes: int) -> int:
     ("precision", "checkpointing"), [pytest.param("float32", "none", marks=pytest.mark.accept), ("bfloat16", "2")]
 )
 def test_a_rehearsed_step_is_the_step(benchmark: dict[str, Any], precision: str, checkpointing: str) -> None:
-    row = benchmark["compare"](MICRO, 16, precision, checkpointing, fused=False, momentum=0.8)
+    row = benchmark["compare"](MICRO, 16, precision, checkpointing, fused=False, device="cpu", momentum=0.8)
     assert row["parameters"] == row["parameters_real"]
     assert row["gflops"] == row["gflops_real"] > 0
     assert row["ratio"] == pytest.approx(1, abs=0.04)

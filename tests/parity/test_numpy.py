@@ -32,6 +32,8 @@ def layer_norm(x: Array, w: Weights, name: str, eps: float) -> Array:
 def gelu(x: Array, kind: str) -> Array:
     if kind == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if kind == "quick":
+        return x / (1 + np.exp(-1.702 * x))
     return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
@@ -99,6 +101,22 @@ def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array
     return linear(out, w, f"{name}.proj")
 
 
+def attended(x: Array, w: Weights, config: ViTConfig) -> Array:
+    """What one learned query reads of all tokens, head by head, and an MLP makes of it."""
+    size = config.hidden_size // config.heads
+    q = linear(w["attn_pool.latent"][0], w, "attn_pool.q")[0]
+    k, v = np.split(linear(x, w, "attn_pool.kv"), 2, axis=-1)
+    out = np.empty((len(x), config.hidden_size))
+    for head in range(config.heads):
+        own = slice(head * size, (head + 1) * size)
+        logits = k[..., own] @ q[own] / math.sqrt(size)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        out[:, own] = np.einsum("bn,bnd->bd", weights / weights.sum(-1, keepdims=True), v[..., own])
+    out = linear(out, w, "attn_pool.proj")
+    hidden = linear(layer_norm(out, w, "attn_pool.norm", config.norm_eps), w, "attn_pool.mlp.fc1")
+    return out + linear(gelu(hidden, config.gelu), w, "attn_pool.mlp.fc2")
+
+
 def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tuple[Array, ...]]:
     """Normalised tokens, and what each head answers (the features where there is no head)."""
     (ph, pw), (h, width), eps = config.patch_size, config.grid, config.norm_eps
@@ -108,13 +126,15 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
         for r in range(h)
         for c in range(width)
     ]
-    x = np.stack(patches, axis=1) + w["patch_embed.proj.bias"]
+    x = np.stack(patches, axis=1) + w.get("patch_embed.proj.bias", np.float64(0))
     if config.patch_norm:
         x = layer_norm(x, w, "patch_embed.norm", eps)
     prefix = [np.repeat(w[token], len(x), axis=0) for token in ("cls_token", "dist_token", "reg_token") if token in w]
     x = np.concatenate([*prefix, x], axis=1)
     if config.position_at == "input":
         x = x + table(config, w, 0)
+    if config.embed_norm:
+        x = layer_norm(x, w, "norm_pre", eps)
 
     for i in range(config.layers):
         own = i if config.position_at == "every_layer" else 0
@@ -147,7 +167,7 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
     ahead = sum(w[token].shape[1] for token in ("cls_token", "dist_token", "reg_token") if token in w)
     pooled = {"token": x[:, 0], "gap": x[:, ahead:].mean(1)}
     pooled["token+gap"] = np.concatenate([pooled["token"], pooled["gap"]], axis=-1)
-    feature = pooled[config.pool]
+    feature = attended(x, w, config) if config.pool == "map" else pooled[config.pool]
     if config.fc_norm:
         feature = layer_norm(feature, w, "fc_norm", eps)
     if config.representation_size:
