@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitkit.data.label_file import EXCLUDED, LabelFile, labels_in, read_labels
+from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, labels_in, read_labels
 from vitkit.data.layout import LayoutName
 from vitkit.data.path_finder import PathFinder
 from vitkit.data.pictures import UNLABELLED
@@ -72,13 +72,10 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         VitkitError: a label names several classes where pictures have one, nothing is left, or the label file is a list
             of suspects that nobody has edited.
     """
-    is_multi = table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
     before = [_cell(table, i) for i in range(len(table))]
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
-    for line, edit in zip(labels.lines, labels.edits, strict=True):
-        label = _settled(labels.name, line, edit.label, table, is_multi=is_multi)
-        found = finder.find(edit.path)
+    for edit, label, found in _settled_edits(table, labels, finder):
         for i in found:
             tally.known.setdefault(i, {edit.previous}).add(label)
             after[i] = label
@@ -94,7 +91,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
             f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
         )
-    changed = _built(table, after, added, is_multi=is_multi)
+    changed = _built(table, after, added, is_multi=_has_several(table, labels))
     told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
     return replace(changed, corrections=(*table.corrections, *told), unmatched=(*table.unmatched, *unmatched))
 
@@ -120,6 +117,20 @@ def _cell(table: ImageTable, index: int) -> str:
     """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
     name = table.name_of(index)
     return name or JOINT if table.is_multi else name
+
+
+def _has_several(table: ImageTable, labels: LabelFile) -> bool:
+    """Whether pictures may have several classes, as the data say, or the labels of data without any."""
+    return table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
+
+
+def _settled_edits(
+    table: ImageTable, labels: LabelFile, finder: PathFinder
+) -> Iterator[tuple[Edit, str, Sequence[int]]]:
+    """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
+    is_multi = _has_several(table, labels)
+    for line, edit in zip(labels.lines, labels.edits, strict=True):
+        yield edit, _settled(labels.name, line, edit.label, table, is_multi=is_multi), finder.find(edit.path)
 
 
 def _settled(name: str, line: int, label: str, table: ImageTable, *, is_multi: bool) -> str:
@@ -252,9 +263,7 @@ def labels_after(table: ImageTable, labels: LabelFile) -> list[str]:
         VitkitError: a label names several classes where pictures have one.
     """
     after, finder = [_cell(table, i) for i in range(len(table))], PathFinder(table.root, table.paths)
-    is_multi = table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
-    for line, edit in zip(labels.lines, labels.edits, strict=True):
-        label = _settled(labels.name, line, edit.label, table, is_multi=is_multi)
-        for i in finder.find(edit.path):
+    for _, label, found in _settled_edits(table, labels, finder):
+        for i in found:
             after[i] = label
     return after
