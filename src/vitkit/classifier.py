@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from vitkit.inference.backends.base import Runner
     from vitkit.model.build import Model
     from vitkit.model.load_report import LoadReport
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -170,8 +168,7 @@ class Classifier:
         """As `probabilities`, of and in numpy's arrays."""
         import torch
 
-        found: npt.NDArray[np.float32] = self.probabilities(torch.from_numpy(pixels)).numpy()
-        return found
+        return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
     def read(self, path: str | Path) -> Tensor:
         """An image file -> (C, height, width) float32, as the model reads it.

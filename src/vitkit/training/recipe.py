@@ -166,8 +166,7 @@ class Recipe:
     ] = "auto"
     labels: Annotated[
         str | None,
-        "Label file (CSV: path, label), whose rows go before the data's own labels; without a label a picture is left "
-        "out.",
+        "Label file (CSV: path, label), which goes before the data's own labels; no label leaves a picture out.",
     ] = None
     split: Annotated[tuple[float, float, float], "Parts for train, val and test, where the data has no folders."] = (
         0.7,
