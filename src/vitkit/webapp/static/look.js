@@ -4,6 +4,7 @@ import { fail, get, say } from "./api.js";
 import { el, fill } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay } from "./look_map.js";
+import { modelChoice, noModel } from "./models.js";
 
 const TITLES = {
   gradient: "What speaks for this class", rollout: "What is looked at, all layers", raw: "What is looked at, last layer",
@@ -29,15 +30,12 @@ class LookPage {
   async build(main) {
     const { models } = await get("/api/look/models");
     if (!models.length) {
-      fill(main, el("section", { class: "panel" }, el("h2", {}, "No model is trained yet"),
-        el("p", {}, "Once a training is done, bring any picture here and see what its model makes of it."),
-        el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("train") }, "To the trainings")));
+      fill(main, noModel(this.studio, "No model is trained yet", "Once a training is done, bring any picture here and see what its model makes of it."));
       return;
     }
-    this.run = models.includes(this.studio.where) ? this.studio.where : models[0];
     this.found = el("div", { class: "look-found", "aria-live": "polite" });
-    const model = el("select", { id: "look-model", onchange: () => { this.run = model.value; this.look(); } }, models.map((name) => el("option", { value: name }, name)));
-    model.value = this.run;
+    const model = modelChoice(this.studio, "look-model", models, (name) => { this.run = name; this.look(); });
+    this.run = model.value;
     fill(main, el("section", { class: "panel look-bring", "aria-label": "A picture" },
       el("div", { class: "row" }, el("label", { for: "look-model" }, "Ask the model of"), model), this.drop()), this.found);
     document.addEventListener("paste", this.pasted);
@@ -149,6 +147,7 @@ class LookPage {
       const method = choice.value;
       tells.textContent = methods.find((own) => own.name === method).tells;
       canvas.classList.add("waits");
+      canvas.setAttribute("aria-label", `${TITLES[method] || method}: being drawn`);
       const found = await this.ask("map", { method, target: this.target });
       if (!found || method !== choice.value) return;
       canvas.setAttribute("aria-label", `${TITLES[method] || method}, ${found.target}`);

@@ -2,6 +2,7 @@
 
 import { fail, get, post, say } from "./api.js";
 import { el, fill } from "./dom.js";
+import { modelChoice, noModel } from "./models.js";
 
 const FOR = {
   onnx: "For nearly every language and system.",
@@ -23,14 +24,12 @@ class ShipPage {
   async build(main) {
     const { models, formats } = await get("/api/ship/models");
     if (!models.length) {
-      fill(main, el("section", { class: "panel" }, el("h2", {}, "There is nothing to ship yet"), el("p", {}, "Once a training is done, its model can be taken along from here."),
-        el("button", { type: "button", class: "primary", onclick: () => this.studio.goto("train") }, "To the trainings")));
+      fill(main, noModel(this.studio, "There is nothing to ship yet", "Once a training is done, its model can be taken along from here."));
       return;
     }
     this.formats = formats;
-    this.run = models.includes(this.studio.where) ? this.studio.where : models[0];
-    const choice = el("select", { id: "ship-model", onchange: () => { this.run = choice.value; this.load().catch(fail); } }, models.map((name) => el("option", { value: name }, name)));
-    choice.value = this.run;
+    const choice = modelChoice(this.studio, "ship-model", models, (name) => { this.run = name; this.load().catch(fail); });
+    this.run = choice.value;
     this.body = el("div", { class: "ship" });
     fill(main, el("div", { class: "panel row" }, el("label", { for: "ship-model" }, "The model of"), choice), this.body);
     await this.load();
