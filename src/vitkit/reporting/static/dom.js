@@ -3,8 +3,9 @@
 /**
  * An element.
  * @param {string} tag
- * @param {Object} properties attributes; `onclick` and the like are listeners; true and false set or leave out
- * @param {...(Node|string|null)} children strings become text, never markup
+ * @param {Object} properties attributes; `onclick` and the like are listeners; true and false set or leave out, and
+ * null is left out; `value` is the element's own
+ * @param {...(Node|string|Array|null|false)} children strings become text, never markup; null and false are left out
  */
 export function el(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
@@ -18,11 +19,17 @@ export function svg(tag, properties = {}, ...children) {
 function fill(node, properties, children) {
   for (const [name, value] of Object.entries(properties)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "value") node.value = value;
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  node.append(...children.filter((child) => child !== null));
+  node.append(...there(children));
   return node;
+}
+
+/** Children without those that are left out, in one row. */
+export function there(children) {
+  return children.flat().filter((child) => child !== null && child !== undefined && child !== false);
 }
 
 /** 0.9731 as "97.3 %". */

@@ -1,24 +1,12 @@
 // Elements, made of names and text. Text is always a text node: names of files and classes are not HTML.
 
-/**
- * An element: el("button", { class: "primary", onclick: go, disabled: false }, "Train", icon).
- * Properties that begin with "on" are listeners; true and false set and leave out an attribute; null is left out.
- */
-export function el(name, properties = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (key === "value") made.value = value;
-    else if (value === true) made.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, String(value));
-  }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
-  return made;
-}
+import { el, there } from "./views/dom.js"; // those of the report
+
+export { el, plural as count } from "./views/dom.js";
 
 /** Puts these in the place of all that is in an element. */
 export function fill(parent, ...children) {
-  parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  parent.replaceChildren(...there(children));
   return parent;
 }
 
@@ -32,9 +20,4 @@ export function dialog(title, ...children) {
   document.body.append(made);
   made.showModal();
   return made;
-}
-
-/** "1 photograph", "2,500 photographs". */
-export function count(number, one, many) {
-  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
