@@ -54,8 +54,6 @@ class Asked(BaseModel):
 def router(workspace: Workspace) -> APIRouter:
     """The routes of the tab."""
     routes, photographs = APIRouter(prefix="/api/data"), Photographs(workspace)
-    likeness: Likeness = Likeness(workspace)
-    doctor: Background[dict[str, Any]] = Background()
     photographs.begin()
 
     @routes.get("/all")
@@ -105,6 +103,15 @@ def router(workspace: Workspace) -> APIRouter:
     def rename_class(renamed: Renamed) -> dict[str, Any]:
         return _labels(photographs, photographs.rename(renamed.old, renamed.new))
 
+    _add_searches(routes, photographs, workspace)
+    _add_pictures(routes, photographs)
+    return routes
+
+
+def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
+    """What is found by looking at the photographs: what is wrong with them, what is alike, what to label next."""
+    likeness, doctor = Likeness(workspace), Background[dict[str, Any]]()
+
     @routes.post("/check")
     def check() -> dict[str, Any]:
         state = photographs.read()
@@ -135,9 +142,6 @@ def router(workspace: Workspace) -> APIRouter:
     def next_(asked: Asked) -> dict[str, Any]:
         state = photographs.read()
         return {"version": state.version, **next_labels(state, likeness.features(state.table), asked.count)}
-
-    _add_pictures(routes, photographs)
-    return routes
 
 
 def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
