@@ -11,6 +11,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+import runs
 import vitkit
 from tiny import largest_difference
 from vitkit.data.preprocess import CLIP_MEAN
@@ -112,6 +113,20 @@ def test_other_layouts_refuse_what_they_cannot_express(tmp_path: Path) -> None:
     for to, end in (("hf", ""), ("npz", ".npz")):
         with pytest.raises(VitkitError, match="cannot express"):
             vitkit.convert(tmp_path / "folder", tmp_path / f"written-{to}{end}", to=to)
+
+
+def test_a_model_that_pools_by_attention_is_trained_reported_on_and_explained_as_far_as_it_can_be(
+    tmp_path: Path,
+) -> None:
+    data = runs.photos(tmp_path / "data")
+    fields = {"model": "vit_micro_patch4_16", "model_fields": {"pool": "map"}, "weights": "none", "epochs": 1}
+    run = vitkit.train(data, out=tmp_path / "run", workers=0, say=lambda line: None, **fields)
+    assert run.report.is_file()
+    photo = data / "red" / "img1.png"
+    found = run.classifier.explain(photo, "all")
+    assert list(found.maps) == ["occlusion"]
+    with pytest.raises(VitkitError, match="--method occlusion"):
+        run.classifier.explain(photo)
 
 
 def test_maps_that_follow_what_the_head_reads_are_refused_where_it_reads_by_attention(tmp_path: Path) -> None:

@@ -11,8 +11,13 @@ from vitkit.model.network import Network
 
 
 def can_explain(model: Model) -> bool:
-    """Whether the model has what `gradient` follows: layers that attend, or a map of features ahead of its head."""
-    return model.anatomy.map is not None if isinstance(model, Network) else bool(attending(model.config))
+    """Whether the model has what `gradient` follows.
+
+    Layers that attend, whose tokens the head reads alike in every image; or a map of features ahead of its head.
+    """
+    if isinstance(model, Network):
+        return model.anatomy.map is not None
+    return bool(attending(model.config)) and model.config.pool != "map"
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
@@ -26,6 +31,8 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     if isinstance(model, Network):
         return _methods_of_network(method, layer, model)
     methods = list(METHODS) if method == "all" else [method]
+    if method == "all" and model.config.pool == "map":
+        methods = ["occlusion"]  # the others follow what the head reads, and refuse by themselves
     if layer is not None and not set(methods) & set(by_layer()):
         raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
     if layer is not None:
