@@ -240,9 +240,9 @@ def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[s
 
 def _of_lost(name: str, table: ImageTable, tally: _Tally) -> Iterator[str]:
     if tally.lost:
-        match = "path of {} matches" if len(tally.lost) == 1 else "paths of {} match"
+        path, match, change = ("path", "matches", "changes") if len(tally.lost) == 1 else ("paths", "match", "change")
         yield (
-            f"{len(tally.lost)} {match.format(name)} no picture of {table.name}, and change nothing: "
+            f"{len(tally.lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
             f"{listed(list(tally.lost))}; paths are as seen from the data's folder, or absolute"
         )
 
