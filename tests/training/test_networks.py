@@ -77,6 +77,9 @@ def test_two_steps_are_those_of_a_plain_loop(trained: tuple[Path, list[list[tupl
     assert len(steps) == 2
     torch.manual_seed(mix_seeds(0))
     network = models.get_model(NAME, weights=None, num_classes=3).train()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the mean over the first batches, of which there are two
     matrices = [own for own in network.parameters() if own.ndim > 1]
     vectors = [own for own in network.parameters() if own.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
@@ -176,6 +179,67 @@ def test_a_batch_of_one_picture_is_seen_by_what_is_remembered(data: Path, tmp_pa
     assert saved["conv1.1.num_batches_tracked"] == 2
 
 
+@pytest.mark.parametrize("momentum", [0.1, 0.5, 1.0, None])
+def test_new_statistics_begin_as_the_mean_over_the_first_batches(momentum: float | None) -> None:
+    norm = nn.BatchNorm1d(3, momentum=momentum)
+    remembered = RunningStatistics(nn.Sequential(norm))
+    mean, var = torch.zeros(3), torch.ones(3)
+    for step in range(14):
+        batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)) * 0.01 + step
+        part = max(1 / (step + 1), momentum or 0)
+        mean, var = mean.lerp(batch.mean(0), part), var.lerp(batch.var(0), part)
+        remembered.begin()
+        norm(batch)
+        remembered.end(8)
+        torch.testing.assert_close(norm.running_mean, mean)
+        torch.testing.assert_close(norm.running_var, var)
+
+
+def test_batches_of_one_step_count_each() -> None:
+    norm, pieces = nn.BatchNorm1d(3), torch.randn(3, 8, 3)
+    remembered = RunningStatistics(nn.Sequential(norm))
+    remembered.begin()
+    for piece in pieces:
+        norm(piece)
+    remembered.end(24)
+    weights = torch.tensor([0.81, 0.9, 1.0])  # as the momentum has them, and nothing of 0 and 1
+    expected = (pieces.mean(1) * weights[:, None]).sum(0) / weights.sum()
+    torch.testing.assert_close(norm.running_mean, expected)
+
+
+@pytest.mark.parametrize("counted", [0, 5000], ids=["a file without the counter", "a file with it"])
+def test_statistics_that_came_with_weights_go_on_as_they_are(counted: int) -> None:
+    norm = nn.BatchNorm1d(3)
+    norm.running_mean.fill_(2.0)
+    norm.num_batches_tracked.fill_(counted)
+    plain, batch = copy.deepcopy(norm), torch.randn(8, 3)
+    remembered = RunningStatistics(nn.Sequential(norm))
+    remembered.begin()
+    norm(batch)
+    plain(batch)
+    remembered.end(8)
+    torch.testing.assert_close(norm.running_mean, plain.running_mean)
+    torch.testing.assert_close(norm.running_var, plain.running_var)
+
+
+def test_norms_that_stand_still_are_left_alone() -> None:
+    norm = nn.BatchNorm1d(3).eval()
+    remembered = RunningStatistics(nn.Sequential(norm))
+    remembered.begin()
+    norm(torch.randn(8, 3))
+    remembered.end(8)
+    assert not norm.running_mean.any()
+    assert (norm.running_var == 1).all()
+
+
+def test_a_new_network_is_not_taken_for_a_collapsed_one(tmp_path: Path) -> None:
+    """With the zeros and ones that batch norms begin with it would give all images one answer for some dozen steps."""
+    lines: list[str] = []
+    fields = recipe_for(photos(tmp_path / "data", images=40), epochs=2, warmup=0.0)  # 12 images to validate on
+    train(fields, tmp_path / "run", say=lines.append)
+    assert not [line for line in lines if "calls all validation images the same" in line]
+
+
 def test_weights_to_go_back_to_have_their_statistics() -> None:
     model = small()
     point = SafePoint(model)
@@ -266,12 +330,18 @@ class Pair:
 
 def test_several_processes_remember_the_mean_of_what_each_has_seen_by_its_images() -> None:
     model, other = small().train(), small().train()
+    for each in (model, other):
+        for norm in (own for own in each.modules() if isinstance(own, nn.BatchNorm2d)):
+            norm.momentum = None
+    remembered = RunningStatistics(model)
+    remembered.begin()
     model(torch.randn(4, 3, 32, 32))
     other(torch.randn(4, 3, 32, 32) + 1)
     theirs = [own for own in other.buffers() if own.is_floating_point()]
     expected = [(6 * a + 2 * b) / 8 for a, b in zip(floats(model), theirs, strict=True)]
     counters = [own.clone() for own in model.buffers() if not own.is_floating_point()]
-    RunningStatistics(model, Pair(theirs, 2)).end(6)  # type: ignore[arg-type]
+    remembered._team = Pair(theirs, 2)  # type: ignore[assignment]
+    remembered.end(6)
     for found, wanted in zip(floats(model), expected, strict=True):
         torch.testing.assert_close(found, wanted)
     assert all(map(torch.equal, counters, [own for own in model.buffers() if not own.is_floating_point()]))
