@@ -87,6 +87,7 @@ def test_a_network_of_torchvision_trains(tmp_path: Path) -> None:
     assert "bfloat16" in found.lines()[-1] or found.to_dict()["accuracy"] >= 0
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch itself, as it imports its compiler
 def test_a_step_can_be_compiled(tmp_path: Path) -> None:
     vitkit.train("digits", out=tmp_path / "run", device="cuda", **SMALL | {"compile": "on"})
 
@@ -124,6 +125,7 @@ def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path:
     assert np.abs(here - there).max() <= 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch itself, as it reads
 def test_a_run_of_the_gpu_is_exported(run: Path, tmp_path: Path) -> None:
     found = vitkit.export(run, "torch", tmp_path / "digits.pt2")
     assert found is not None

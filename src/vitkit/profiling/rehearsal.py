@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -94,7 +95,7 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry
 
         self.ledger = ledger
-        self._flops_of: dict[Any, Callable[..., int]] = flop_registry
+        self._flops_of: dict[Any, Callable[..., int]] = _of_fused_attention() | flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,6 +108,23 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (count := self._flops_of.get(func.overloadpacket)) is not None:
             self.ledger.flops += count(*args, **kwargs, out_val=output)
         return output
+
+
+def _of_fused_attention() -> dict[Any, Callable[..., int]]:
+    """FLOPs of the kernel that stands for a GPU's here, of which PyTorch 2.11 knows none."""
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    def forward(*inputs: Any, **_: Any) -> int:
+        return int(sdpa_flop_count(*(own.shape for own in inputs[:3])))
+
+    def backward(*inputs: Any, **_: Any) -> int:
+        return int(sdpa_backward_flop_count(*(own.shape for own in inputs[:4])))
+
+    kernels = torch.ops.aten
+    return {
+        kernels._scaled_dot_product_flash_attention_for_cpu: forward,
+        kernels._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+    }
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
