@@ -25,6 +25,7 @@ from vitkit.experiments.compare import compare
 from vitkit.experiments.comparison_figures import Judged, findings_of
 from vitkit.experiments.comparison_result import Comparison
 from vitkit.experiments.statistics import accuracy_interval
+from vitkit.training.divergence import DivergedError
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
 FIELDS: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name != "model"} | {"epochs": 1}
@@ -134,6 +135,38 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(
     assert not (out / "comparison.json").exists()
     again = compare(out=out, resume=True, say=quiet)
     assert timeless(again.to_dict()) == timeless(found.to_dict())
+
+
+def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
+    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(found.folder, out)
+    jobs = json.loads((out / "plan.json").read_text(encoding="utf-8"))["plan"]["jobs"]
+    lost = next(job["folder"] for job in jobs if job["model"] == B and job["seed"] == 4)
+    shutil.rmtree(out / lost)
+
+    def diverge(*_: Any) -> None:
+        raise DivergedError("the loss was not finite")
+
+    monkeypatch.setattr(comparison_runs, "make", diverge)
+    lines: list[str] = []
+    left = compare(out=out, resume=True, say=lines.append)
+    assert [model["name"] for model in left.models] == [A, f"{A}@none"]
+    assert timeless(left.models) == timeless(found.models[:2])
+    (told,) = (note for note in left.figures["notes"] if "left out" in note)
+    assert told.startswith(f"{B} is left out of what follows: {B}, seed 4") and told.endswith("not finite")
+    assert told in lines and told in left.report.read_text(encoding="utf-8")
+
+
+def test_where_every_model_leads_nowhere_that_is_said(
+    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(found.folder, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "runs")
+    monkeypatch.setattr(comparison_runs, "make", lambda *_: (_ for _ in ()).throw(DivergedError("past help")))
+    with pytest.raises(VitkitError, match=f"{A}, seed .*: past help; .*{B}, seed .*: past help"):
+        compare(out=tmp_path / "out", resume=True, say=quiet)
 
 
 def test_under_stress_all_models_are_asked_about_the_same_pictures(found: Comparison, tmp_path: Path) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
-from vitkit.experiments.workers import _environments
+from vitkit.errors import VitkitError
+from vitkit.experiments import comparison_job
+from vitkit.experiments.comparison_plan import Job
+from vitkit.experiments.workers import _environments, _make
+from vitkit.training.divergence import DivergedError
 
 _FORKING = """
 import multiprocessing
@@ -17,7 +22,7 @@ def make(asked):
     child = multiprocessing.get_context("fork").Process(target=print)
     child.start()
     child.join(20)
-    return f"a child ended with {child.exitcode}"
+    return {"error": f"a child ended with {child.exitcode}"}
 
 workers._make = make
 workers.main()
@@ -34,6 +39,13 @@ def test_what_a_training_forks_does_not_wait_for_the_next_job() -> None:
         answer = worker.stdout.readline()
         worker.stdin.close()
     assert answer == '{"error": "a child ended with 0"}\n'
+
+
+def test_a_worker_tells_a_training_that_is_past_help_from_one_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = vars(Job("a", 0, 1.0, 1, {}, "runs/a"))
+    for error, is_past_help in ((DivergedError("no"), True), (VitkitError("no"), False)):
+        monkeypatch.setattr(comparison_job, "make", Mock(side_effect=error))
+        assert _make({"job": job, "out": "out"}) == {"error": "no", "is_past_help": is_past_help}
 
 
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry
 
 from vitkit.profiling.rehearsal import Ledger, bytes_of, materialise, rehearse
 
@@ -44,6 +45,19 @@ def test_flops_are_two_for_each_multiply_accumulate(kind: torch.dtype) -> None:
         product = torch.empty(3, 5) @ torch.empty(5, 7)
         assert product.dtype is kind
         assert ledger.flops == 2 * 3 * 5 * 7
+
+
+def test_fused_attention_counts_with_every_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry of 2.11 has not the kernel that stands for a GPU's."""
+    known = {kernel: own for kernel, own in flop_registry.items() if "for_cpu" not in str(kernel)}
+    monkeypatch.setattr("torch.utils.flop_counter.flop_registry", known)
+    with rehearse() as ledger:
+        tensors = [torch.empty(2, 3, 7, 5, requires_grad=True) for _ in range(3)]
+        attended = nn.functional.scaled_dot_product_attention(*tensors)
+        forward = ledger.flops
+        attended.sum().backward()
+    product = 2 * 2 * 3 * 7 * 7 * 5
+    assert (forward, ledger.flops - forward) == (2 * product, 5 * product)
 
 
 def test_the_peak_without_some_tensors_is_what_the_others_hold() -> None:

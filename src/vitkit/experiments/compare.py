@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def compare(
         The comparison, whose folder holds comparison.html, comparison.json, comparison.csv and the runs.
 
     Raises:
-        VitkitError: a model or the data cannot be trained on, `out` is not free, or it holds another comparison.
+        VitkitError: a model or the data cannot be trained on, `out` is not free, or it holds another comparison. A
+            model of which a training diverges is left out of the figures, which say so.
         Interrupted: a signal stopped it; `resume` goes on.
         OSError: the folder cannot be written.
     """
@@ -84,10 +86,12 @@ def compare(
         else:
             folder, plan = _begun(out, asked, fields, say, progress, hold)
         try:
-            make_all(plan.runs(), folder, devices, say, progress)
+            past_help = make_all(plan.runs(), folder, devices, say, progress)
         except Interrupted:
             say(f"to go on: vitkit compare --resume --out {folder}")
             raise
+        if past_help:
+            plan = _without(past_help, plan, say)
         return _conclude(plan, folder, asked["stress"] or plan.asked["stress"], progress)
 
 
@@ -162,6 +166,23 @@ def _taken_up(
             was = before.get(name, "none given")
             raise VitkitError(f"{name} {value}: the comparison in {out} was begun with {was}; leave it out")
     return folder, plan
+
+
+def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
+    """The plan without the models of which a training led nowhere; the reader is told.
+
+    Raises:
+        VitkitError: none is left.
+    """
+    lost = {job.model: f"{job.described}: {past_help[job.folder]}" for job in plan.jobs if job.folder in past_help}
+    if len(lost) == len(plan.models):
+        raise VitkitError("; ".join(lost.values()))
+    notes = [f"{name} is left out of what follows: {why}" for name, why in lost.items()]
+    for note in notes:
+        say(note)
+    jobs = tuple(job for job in plan.jobs if job.model not in lost)
+    models = tuple(name for name in plan.models if name not in lost)
+    return replace(plan, models=models, jobs=jobs, notes=(*plan.notes, *notes))
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progress) -> Comparison:

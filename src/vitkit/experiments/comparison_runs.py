@@ -12,10 +12,11 @@ from vitkit.experiments.comparison_plan import Job
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import EVALUATION
+from vitkit.training.divergence import DivergedError
 
 
-def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: Progress) -> None:
-    """Train all jobs that are not finished.
+def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: Progress) -> dict[str, str]:
+    """Train all jobs that are not finished. One that leads nowhere keeps none of the others from being trained.
 
     Args:
         jobs: one for each folder.
@@ -24,8 +25,11 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
         say: takes a line for each run that is finished.
         progress: told which run is under way.
 
+    Returns:
+        What became of the trainings that are past help, by their folder.
+
     Raises:
-        VitkitError: one cannot be trained; the others can go on later.
+        VitkitError: one cannot be trained at all; the others can go on later.
         Interrupted: a signal stopped it.
     """
     left = [job for job in jobs if not is_finished(out / job.folder)]
@@ -35,8 +39,8 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
     if devices > 1 and len(left) > 1:
         from vitkit.experiments.workers import make_side_by_side
 
-        make_side_by_side(left, out, devices, watch.finished, progress)
-        return
+        make_side_by_side(left, out, devices, watch.finished, watch.failed, progress)
+        return watch.past_help
     for job in left:
         number = watch.number
 
@@ -45,9 +49,13 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
 
         try:
             make(job, out, tell)
+        except DivergedError as error:
+            watch.failed(job, str(error))
+            continue
         except VitkitError as error:
             raise VitkitError(f"run {number} of {len(jobs)} ({job.described}): {error}") from error
         watch.finished(job)
+    return watch.past_help
 
 
 class _Watch:
@@ -56,14 +64,22 @@ class _Watch:
     def __init__(self, runs: int, left: Sequence[Job], out: Path, say: Say, now: Callable[[], float] = time.monotonic):
         self.number, self._runs, self._out, self._say, self._now = runs - len(left) + 1, runs, out, say, now
         self._images_left, self._images_done, self._began = sum(job.images for job in left), 0, now()
+        self.past_help: dict[str, str] = {}
 
     def finished(self, job: Job) -> None:
         figures = from_json((self._out / job.folder / EVALUATION).read_text(encoding="utf-8"))
+        self._tell(job, f"accuracy {figures['accuracy']:.4f}")
+
+    def failed(self, job: Job, why: str) -> None:
+        self.past_help[job.folder] = why
+        self._tell(job, why)
+
+    def _tell(self, job: Job, outcome: str) -> None:
         self._images_done += job.images
         self._images_left -= job.images
         left = (self._now() - self._began) / self._images_done * self._images_left
         rest = f"; about {in_words(left)} left" if self._images_left else ""
-        self._say(f"run {self.number} of {self._runs}: {job.described}: accuracy {figures['accuracy']:.4f}{rest}")
+        self._say(f"run {self.number} of {self._runs}: {job.described}: {outcome}{rest}")
         self.number += 1
 
 

@@ -26,7 +26,12 @@ from vitkit.system.progress import Progress
 
 
 def make_side_by_side(
-    jobs: Sequence[Job], out: Path, devices: int, finished: Callable[[Job], None], progress: Progress
+    jobs: Sequence[Job],
+    out: Path,
+    devices: int,
+    finished: Callable[[Job], None],
+    failed: Callable[[Job, str], None],
+    progress: Progress,
 ) -> None:
     """Train jobs by several processes, each on a GPU of its own, or on its part of the cores.
 
@@ -35,6 +40,7 @@ def make_side_by_side(
         out: of the comparison.
         devices: how many processes.
         finished: called with each job that is finished.
+        failed: called with each whose training is past help, and why.
         progress: told how many are.
 
     Raises:
@@ -56,10 +62,13 @@ def make_side_by_side(
             if number not in busy:
                 continue
             job = busy.pop(number)
-            answer = from_json(line) if line else {"error": "its process ended"}
-            if answer["error"] is not None:
+            answer: dict[str, Any] = from_json(line) if line else {"error": "its process ended", "is_past_help": False}
+            if answer["error"] is None:
+                finished(job)
+            elif answer["is_past_help"]:
+                failed(job, answer["error"])
+            else:
                 raise VitkitError(f"{job.described}: {answer['error']}")
-            finished(job)
             if left:
                 busy[number] = left.pop()
                 _give(workers[number], busy[number], out)
@@ -133,10 +142,10 @@ def main() -> None:
     threading.Thread(target=_read, args=(pipe, lines, at_work), daemon=True).start()
     while line := lines.get():
         at_work.set()
-        error = _make(from_json(line.decode()))
+        answer = _make(from_json(line.decode()))
         at_work.clear()
         with suppress(BrokenPipeError):
-            print(to_json({"error": error}), file=answers, flush=True)
+            print(to_json(answer), file=answers, flush=True)
 
 
 def _read(pipe: RawIOBase, lines: queue.Queue[bytes], at_work: threading.Event) -> None:
@@ -147,17 +156,18 @@ def _read(pipe: RawIOBase, lines: queue.Queue[bytes], at_work: threading.Event) 
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _make(asked: dict[str, Any]) -> str | None:
-    """Train a job; why it could not be."""
+def _make(asked: dict[str, Any]) -> dict[str, Any]:
+    """Train a job; why it could not be, if so."""
     from vitkit.experiments.comparison_job import make
+    from vitkit.training.divergence import DivergedError
 
     try:
         make(Job(**asked["job"]), Path(asked["out"]))
     except (VitkitError, OSError, RuntimeError) as error:
-        return str(error)
+        return {"error": str(error), "is_past_help": isinstance(error, DivergedError)}
     except Interrupted:
         sys.exit(0)
-    return None
+    return {"error": None, "is_past_help": False}
 
 
 if __name__ == "__main__":

@@ -112,13 +112,15 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _of_fused_attention() -> dict[Any, Callable[..., int]]:
     """FLOPs of the kernel that stands for a GPU's here, of which PyTorch 2.11 knows none."""
-    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+    from torch.utils import flop_counter
+
+    counts: Any = flop_counter  # its functions have no types
 
     def forward(*inputs: Any, **_: Any) -> int:
-        return int(sdpa_flop_count(*(own.shape for own in inputs[:3])))
+        return int(counts.sdpa_flop_count(*(own.shape for own in inputs[:3])))
 
     def backward(*inputs: Any, **_: Any) -> int:
-        return int(sdpa_backward_flop_count(*(own.shape for own in inputs[:4])))
+        return int(counts.sdpa_backward_flop_count(*(own.shape for own in inputs[:4])))
 
     kernels = torch.ops.aten
     return {

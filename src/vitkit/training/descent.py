@@ -29,7 +29,7 @@ from vitkit.system.stopping import Deferral
 from vitkit.training.balance import class_weights, log_weights, settle_balance, shift_answers, stand
 from vitkit.training.checkpoint import identity, read
 from vitkit.training.distributed import Team, fabric_of
-from vitkit.training.divergence import Guard
+from vitkit.training.divergence import DivergedError, Guard
 from vitkit.training.finalize import keep_standing
 from vitkit.training.interruption import Interruption
 from vitkit.training.linear import freeze_backbone
@@ -242,7 +242,9 @@ def descend(
         data.close()
         curves.close(status)
     if not writer.has_kept:
-        raise VitkitError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs")
+        raise DivergedError(
+            "no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs"
+        )
 
 
 @contextmanager
@@ -258,7 +260,8 @@ def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, wor
     except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
         if writer.has_kept:
             run.say(f"the best model so far is in {run.folder}")
-        raise VitkitError(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+        kind = DivergedError if isinstance(error, DivergedError) else VitkitError
+        raise kind(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
     except (RuntimeError, ConnectionError, EOFError) as error:
         if not workers or not is_worker_lost(error):
             raise

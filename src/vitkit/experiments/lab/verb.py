@@ -160,10 +160,12 @@ def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say
     from vitkit.experiments.lab.ablating import figures_of, in_folder
 
     try:
-        make_all(in_folder(plan, folder).runs(), folder, 1, say, progress)
+        past_help = make_all(in_folder(plan, folder).runs(), folder, 1, say, progress)
     except Interrupted:
         say(f"to go on: vitkit lab --resume --out {folder}")
         raise
+    for run, why in past_help.items():
+        raise VitkitError(f"{folder / run}: {why}")
     found = figures_of(own, plan, begun["variants"], folder)
     figures = {**{name: begun[name] for name in ("vitkit", "experiment", "command")}, **found, "differs": own.differs}
     headings, rows = table_of(own, figures)
