@@ -17,13 +17,10 @@ import typer
 
 import runs
 import vitkit as package
-from vitkit.cli.app import app
+from vitkit.cli.app import VERBS, function_of, sentence_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
-VERBS: dict[str, Callable[..., Any]] = {
-    command.name or command.callback.__name__: command.callback  # type: ignore[union-attr, misc]
-    for command in app.registered_commands
-}
+FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}
 SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchvision", "torchmetrics"}
 
 
@@ -53,6 +50,23 @@ def test_the_verbs() -> None:
         "studio",
     }
     assert set(VERBS) == asked
+
+
+def test_a_verb_is_imported_when_it_is_asked_for() -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*sys.modules))\n"
+        "sys.argv = ['vitkit', '--help']\n"
+        "from vitkit.cli.app import main\n"
+        "main()\n"
+    )
+    listed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert not [verb for verb in VERBS if f"vitkit.cli.{verb}" in listed.splitlines()[-1].split()]
+    for verb, function in FUNCTIONS.items():
+        text = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+        assert text.startswith(sentence_of(verb)) and sentence_of(verb).endswith("."), verb
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -135,7 +149,7 @@ def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, 
 
 def flags() -> list[str]:
     """A line for each argument and flag of each verb: how it is written, its type, its default."""
-    return [f"{verb} {line}" for verb, command in VERBS.items() for line in _parameters(command)]
+    return [f"{verb} {line}" for verb, command in FUNCTIONS.items() for line in _parameters(command)]
 
 
 def _parameters(command: Callable[..., Any]) -> list[str]:
@@ -184,7 +198,7 @@ def test_every_flag_is_written_in_the_one_style() -> None:
 
 
 def test_every_flag_and_argument_has_a_help_text() -> None:
-    for verb, command in VERBS.items():
+    for verb, command in FUNCTIONS.items():
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             text = get_args(parameter.annotation)[1].help
             assert text, f"{verb} {parameter.name}"

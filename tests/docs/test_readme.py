@@ -23,7 +23,7 @@ import pytest
 import typer
 
 import warm
-from vitkit.cli.app import app
+from vitkit.cli.app import VERBS, function_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
@@ -58,10 +58,7 @@ def _commands(text: str) -> list[str]:
 
 def known_flags() -> dict[str, set[str]]:
     """The ways to write each flag of each verb."""
-    return {
-        command.name or command.callback.__name__: _flags(command.callback)  # type: ignore[union-attr, misc]
-        for command in app.registered_commands
-    }
+    return {verb: _flags(function_of(verb)) for verb in VERBS}
 
 
 def _flags(command: object) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 
 import vitkit
 import warm
-from vitkit.cli.app import app
+from vitkit.cli.app import VERBS, function_of
 
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.
@@ -38,7 +38,7 @@ def test_a_verb_stays_a_function_once_all_rooms_are_loaded() -> None:
     assert done.returncode == 0, done.stderr
 
 
-COMMANDS: dict[str, Any] = {command.name or "": command.callback for command in app.registered_commands}
+COMMANDS: dict[str, Any] = {verb: function_of(verb) for verb in VERBS}
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if hasattr(vitkit, OWN_NAMES.get(name, name))])

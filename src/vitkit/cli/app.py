@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 import vitkit
-from vitkit.cli import (
-    bench,
-    compare,
-    convert,
-    doctor,
-    embed,
-    explain,
-    export,
-    info,
-    lab,
-    models,
-    plan,
-    predict,
-    pretrain,
-    serve,
-    studio,
-    train,
-)
-from vitkit.cli import eval as eval_
 from vitkit.cli.say import give_up_stdout, prepare_streams, say
 from vitkit.errors import VitkitError, first_line, is_memory_short
 
@@ -35,8 +20,66 @@ _BROKEN_PIPE = 128 + 13  # as a command ends that writes to one who has read eno
 _LONGEST = 2000  # characters of an error
 
 
+# In the order of the list: each is a function, of this name, in the module that the verb is called after.
+VERBS = {
+    "studio": "studio",
+    "doctor": "doctor",
+    "pretrain": "pretrain",
+    "train": "train",
+    "compare": "compare",
+    "lab": "lab",
+    "eval": "evaluate",
+    "predict": "predict",
+    "convert": "convert",
+    "embed": "embed",
+    "explain": "explain",
+    "info": "info",
+    "models": "models",
+    "plan": "plan",
+    "export": "export",
+    "serve": "serve",
+    "bench": "bench",
+}
+
+
+def function_of(verb: str) -> Callable[..., Any]:
+    """What the verb calls. A verb is imported when it is asked for: all of them would take longer than most answers."""
+    function: Callable[..., Any] = getattr(import_module(f"vitkit.cli.{verb}"), VERBS[verb])
+    return function
+
+
+def sentence_of(verb: str) -> str:
+    """The first sentence of its function's docstring, read from the file."""
+    tree = ast.parse(Path(__file__).with_name(f"{verb}.py").read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    text = next(ast.get_docstring(node) or "" for node in functions if node.name == VERBS[verb])
+    sentence, stop, _ = " ".join(text.partition("\n\n")[0].split()).partition(". ")
+    return sentence + stop.strip()
+
+
+class _Commands(Mapping[str, Any]):
+    """The verbs as typer's commands, by name."""
+
+    def __getitem__(self, verb: str) -> Any:
+        if verb not in VERBS:
+            raise KeyError(verb)
+        own = typer.Typer(add_completion=False)
+        own.command(verb)(function_of(verb))
+        return typer.main.get_command(own)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
 class _Verbs(TyperGroup):
     """The list of verbs without boxes: what draws them takes half of the time that `vitkit --help` may."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is ever added
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.rich_markup_mode = None
@@ -45,7 +88,7 @@ class _Verbs(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
         """Each with its whole sentence, which click would cut to a line."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, own.get_short_help_str(limit=1000)) for name, own in self.commands.items()])
+            formatter.write_dl([(verb, sentence_of(verb)) for verb in VERBS])
 
 
 app = typer.Typer(
@@ -58,23 +101,6 @@ app = typer.Typer(
     help="Vision Transformers you can trust, look inside and ship: a folder of photographs in, a classifier out.",
     epilog="Begin with: vitkit train digits",
 )
-app.command("studio")(studio.studio)
-app.command("doctor")(doctor.doctor)
-app.command("pretrain")(pretrain.pretrain)
-app.command("train")(train.train)
-app.command("compare")(compare.compare)
-app.command("lab")(lab.lab)
-app.command("eval")(eval_.evaluate)
-app.command("predict")(predict.predict)
-app.command("convert")(convert.convert)
-app.command("embed")(embed.embed)
-app.command("explain")(explain.explain)
-app.command("info")(info.info)
-app.command("models")(models.models)
-app.command("plan")(plan.plan)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
-app.command("bench")(bench.bench)
 
 
 def _show_version(wanted: bool) -> None:
@@ -124,8 +150,7 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     say(f"error: {_shortened(_describe(error))}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
-        known = {command.name for command in app.registered_commands}
-        say(f"see: vitkit {f'{verb} ' if verb in known else ''}--help", file=sys.stderr)
+        say(f"see: vitkit {f'{verb} ' if verb in VERBS else ''}--help", file=sys.stderr)
     sys.exit(2)
 
 
