@@ -139,7 +139,8 @@ def test_ctrl_c_exits_with_130_after_saving_and_saying_how_to_go_on(data: Path, 
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the workers too
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "stopped by SIGINT\n")
+    assert process.returncode == 130
+    assert [line for line in err.splitlines() if not line.startswith("epoch ")] == ["stopped by SIGINT"]
     assert out.splitlines()[-2:] == ["stopped; the best model so far is in run", "to go on: vitkit train --resume run"]
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
 
