@@ -202,7 +202,18 @@ OPEN |= {
     "compile",
     "cache",
 }
-OPEN |= {"data", "cache", "workers", "distill_scale", "split_from", "layout", "labels", "init", "model_fields"}
+OPEN |= {
+    "data",
+    "select_time",
+    "cache",
+    "workers",
+    "distill_scale",
+    "split_from",
+    "layout",
+    "labels",
+    "init",
+    "model_fields",
+}
 
 
 @pytest.mark.parametrize("name", sorted(bundled()))

@@ -19,7 +19,7 @@ else:
     AcceleratorName = Literal[accelerator_names()]
 
 
-@with_flags_of(Recipe, but=("data",))
+@with_flags_of(Recipe, but=("data", "select_time"))
 def plan(
     recipe: Annotated[
         str, typer.Argument(help="TOML file, name of a bundled recipe, or name of a model, planned from scratch.")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from vitkit.errors import VitkitError
 
 # Fields that a comparison sets itself, or that would make of one run several.
-NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
+NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy", "select_time")
 
 
 def names_of(models: str | Sequence[str]) -> list[str]:

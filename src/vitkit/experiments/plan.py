@@ -115,4 +115,4 @@ def _planned(
     )
 
 
-tell_of_fields(plan)
+tell_of_fields(plan, ("data", "select_time"))

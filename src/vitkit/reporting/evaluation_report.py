@@ -39,6 +39,7 @@ def write_report(
     doubts: Sequence[Doubt] = (),
     recipe: str = "",
     explained: Sequence[Explained] = (),
+    tried: sections.Tried | None = None,
 ) -> None:
     """Write the page.
 
@@ -55,6 +56,7 @@ def write_report(
         doubts: labels that are likely wrong, the most doubtful first.
         recipe: the resolved recipe, as TOML.
         explained: what speaks for its mistakes.
+        tried: what the weights that it began from were chosen among.
     """
     photographs = Photographs.of(evaluation, root, doubts, laid_out)
     is_multi = isinstance(evaluation, MultiEvaluation)
@@ -74,6 +76,7 @@ def write_report(
         *([] if is_multi else sections.figures(evaluation, numbers)),
         *operating_table(numbers),
         *[figure(caption, picture) for caption, picture in rest.items()],
+        *sections.weights_tried(tried),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         *(["<h2>Recipe</h2>", listing(recipe)] if recipe else []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -151,6 +152,36 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
     sure = 100 * evaluation.probabilities[i].max()
     said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
     return f"true: {names[evaluation.labels[i]]}", said, evaluation.paths[i]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How several weights fared before those of the run were chosen.
+
+    Attributes:
+        summary: what was done.
+        heading, rows: of the table.
+        remarks: what may be said of it, a sentence each.
+    """
+
+    summary: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    remarks: Sequence[str]
+
+
+def weights_tried(tried: Tried | None) -> list[str]:
+    """What the run's weights were chosen among."""
+    if tried is None:
+        return []
+    cells = [[escape(cell) for cell in row] for row in tried.rows]
+    remarks = [f"<p>{escape(remark)}.</p>" for remark in tried.remarks]
+    return [
+        "<h2>Which weights suit these photographs</h2>",
+        f"<p>{escape(tried.summary)}.</p>",
+        wide(table(cells, list(map(escape, tried.heading)))),
+        *remarks,
+    ]
 
 
 def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[str]:

@@ -11,6 +11,7 @@ GROUPS = "groups.json"  # images that are not independent: copies of one picture
 LABELS = "labels.csv"  # the label file that it was begun with, as it was then
 FINDINGS = "findings.json"  # what the doctor found
 PRETRAINING = "pretraining.toml"  # of a pre-training: what is hidden, and what is to be said of it
+SELECTION = "selection.json"  # which of several weights were tried, and how they fared
 CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
 
 # How it went.
@@ -40,7 +41,7 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
-    *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, FINDINGS, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
+    *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, FINDINGS, SELECTION, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 

@@ -81,6 +81,8 @@ def settle(fields: dict[str, Any], each: float, *, is_multi: bool) -> tuple[Reci
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
     asked, reasons = build(fields, "flags"), []
+    if asked.select_time is not None:
+        raise VitkitError("select_time is of `vitkit train` on a folder of photographs: name one of the weights here")
     method = asked.method
     if method == "auto" and asked.weights == "none":
         method = "scratch"

@@ -34,6 +34,7 @@ from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, choose_precision, choose_workers
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
+MIDDLE = PENALTIES[len(PENALTIES) // 2]
 _WORSE = 1.1  # the validation loss that ends the search, beside the best one
 
 
@@ -55,6 +56,20 @@ class Fit:
     val_loss: float | None
     val_accuracy: float | None
     val_map: float | None = None
+
+
+_BEGAN_FROM = (
+    *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
+    *("dropout", "drop_path"),
+)
+
+
+def frozen(recipe: Recipe) -> Recipe:
+    """The recipe of a head on the frozen weights that this one begins from, which reads the class token and the mean.
+
+    `new_classifier` makes of it the model whose features are asked for.
+    """
+    return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
 
 @dataclass(frozen=True)
@@ -189,22 +204,25 @@ def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tup
         raise VitkitError(f"{worker_lost(workers)}; take --workers 0") from error
 
 
-def choose_head(x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int) -> Fit:
+def choose_head(
+    x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int, penalty: float = MIDDLE
+) -> Fit:
     """The head whose regularisation suits the held-out images best, by their log loss.
 
     Args:
         x: features of training images, (n, D).
         y: their labels, (n,), or 0 and 1 of each class, (n, K).
-        held_out: the same of validation images; without any the middle penalty is taken.
+        held_out: the same of validation images.
         classes: K.
+        penalty: what is taken without held-out images.
     """
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     standard = (x - mean) / scale
     best: Fit | None = None
     weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
-    for penalty in PENALTIES if held_out is not None else PENALTIES[len(PENALTIES) // 2 :][:1]:
-        weight, bias = regress(standard, y, penalty, weight, bias)
-        fitted = _judge(weight / scale, bias - (weight / scale) @ mean, penalty, (x, y), held_out)
+    for tried in PENALTIES if held_out is not None else (penalty,):
+        weight, bias = regress(standard, y, tried, weight, bias)
+        fitted = _judge(weight / scale, bias - (weight / scale) @ mean, tried, (x, y), held_out)
         if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
             best = fitted
         elif fitted.val_loss > _WORSE * best.val_loss:

@@ -22,6 +22,7 @@ from vitkit.training.recipe_values import (
     RENAMED,
     check_together,
     check_values,
+    join_weights,
     parse_duration,
 )
 
@@ -30,9 +31,7 @@ from vitkit.training.recipe_values import (
 class Recipe:
     """What to train on, which model, and how. A field that is None is left to the data or to the model's name."""
 
-    data: Annotated[str | None, "Folder of class folders, folder with train/ and val/, or a name such as digits."] = (
-        None
-    )
+    data: Annotated[str | None, "Folder of class folders, or with train/ and val/, or a name such as digits."] = None
     model: Annotated[str | None, "Model name (`vitkit models` lists them); by default the one of --weights."] = None
     model_fields: Annotated[
         dict[str, Any] | None,
@@ -45,6 +44,9 @@ class Recipe:
     weights: Annotated[
         str, "Where to start: auto (published for --model), none, a model folder, a checkpoint, or a published name."
     ] = "auto"
+    select_time: Annotated[
+        str | None, "Try the several --weights a,b,c on the training images for so long, as in 5m, and take the best."
+    ] = None
     method: Annotated[
         Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"],
         "What is trained: a head fitted to frozen features, a head by gradient, low-rank changes, everything, or "
@@ -144,10 +146,7 @@ class Recipe:
     ] = None
     crop_scale: Annotated[
         tuple[float, float], "Part of the area a random crop keeps, from to; 0 0 is no crop.", BY_METHOD
-    ] = (
-        0.3,
-        1.0,
-    )
+    ] = (0.3, 1.0)
     hflip: Annotated[bool, "Mirror half of the pictures; --no-hflip where left and right differ."] = True
     rotate: Annotated[float, "Random rotation, degrees to either side.", Between(0, 180)] = 0.0
     translate: Annotated[float, "Random shift, as a part of the side.", Between(0, 1)] = 0.0
@@ -239,6 +238,7 @@ class Recipe:
     ] = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", join_weights(self.weights))
         settle_types(self, but=("model_fields",))
         object.__setattr__(self, "model_fields", check_model_fields(self.model_fields))
         check_values(self)

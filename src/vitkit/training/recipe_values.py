@@ -21,7 +21,42 @@ RENAMED = {  # fields of recipes and runs of before, of which no other meaning m
 METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 
 
-def parse_duration(text: str) -> float:
+def join_weights(weights: Any) -> Any:
+    """A list of weights as one text with commas between them; anything else as it is.
+
+    Raises:
+        VitkitError: the name of some has a comma itself.
+    """
+    if not isinstance(weights, (list, tuple)):
+        return weights
+    names = [str(name) for name in weights]
+    for name in names:
+        if len(names) > 1 and "," in name:
+            raise VitkitError(f"weights: {name!r} has a comma in its name, which stands between several: rename it")
+    return ",".join(names)
+
+
+def candidates(recipe: Any) -> tuple[str, ...]:
+    """The weights that a recipe asks to choose among; where nothing is to be chosen, those that it names.
+
+    Raises:
+        VitkitError: there are not two, or one is no weights.
+    """
+    if recipe.select_time is None:
+        return (recipe.weights,)
+    names = tuple(name.strip() for name in recipe.weights.split(","))
+    if len(set(names)) < 2 or len(set(names)) < len(names) or not all(names):
+        raise VitkitError(
+            f"select_time chooses among several weights, and these are {recipe.weights!r}: name them with commas "
+            "between them, as in --weights a,b, each once"
+        )
+    for name in names:
+        if name in ("auto", "none"):
+            raise VitkitError(f"select_time tries weights on the photographs, and {name} names none: leave it out")
+    return names
+
+
+def parse_duration(text: str, name: str = "time") -> float:
     """`90s`, `10m`, `2h` or plain seconds, as seconds.
 
     Raises:
@@ -30,7 +65,7 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if seconds <= 0:
-        raise VitkitError(f"time must be a duration such as 90s, 10m or 2h, not {text!r}")
+        raise VitkitError(f"{name} must be a duration such as 90s, 10m or 2h, not {text!r}")
     return seconds
 
 
@@ -57,8 +92,9 @@ def check_values(recipe: Any) -> None:
         raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
         raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
-    if recipe.time is not None:
-        parse_duration(recipe.time)
+    for name in ("time", "select_time"):
+        if getattr(recipe, name) is not None:
+            parse_duration(getattr(recipe, name), name)
     checkpoint_every(recipe.checkpointing)
     try:
         re.compile(recipe.group_by or "")
@@ -72,6 +108,12 @@ def check_together(recipe: Any) -> None:
         raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
         raise VitkitError("ema and swa both average the weights; choose one")
+    candidates(recipe)
+    if recipe.select_time is not None and recipe.folds is not None:
+        raise VitkitError(
+            "select_time chooses weights by their training images, and folds test every image: the figures of weights "
+            "that were chosen by them would flatter; leave out one of the two"
+        )
     if recipe.split_from is not None and recipe.folds is not None:
         raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
     if recipe.swa and recipe.time:

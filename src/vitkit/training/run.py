@@ -17,8 +17,19 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
-from vitkit.system.run_files import CLASS_INDICES, FINDINGS, GROUPS, LABELS, PRETRAINING, RECIPE, SPLIT, fold_folder
+from vitkit.system.run_files import (
+    CLASS_INDICES,
+    FINDINGS,
+    GROUPS,
+    LABELS,
+    PRETRAINING,
+    RECIPE,
+    SELECTION,
+    SPLIT,
+    fold_folder,
+)
 from vitkit.training.architecture import weights_of
+from vitkit.training.candidates import choose_and_settle
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
 from vitkit.training.fit import fit_and_report
@@ -42,7 +53,6 @@ from vitkit.training.run_folder import (
     hold_given,
     hold_next,
 )
-from vitkit.training.settling import settle
 from vitkit.training.setup import choose_device
 from vitkit.weights.read import reading_once
 
@@ -103,13 +113,14 @@ def _prepare(
 ) -> tuple[Path, Recipe]:
     """Settle everything that the recipe leaves open, and write it into the run's folder, which is held from then on."""
 
-    def take_place(table: ImageTable, recipe: Recipe) -> None:
-        check_team(recipe, team)
-        check_place(out, table, recipe.teacher, weights_of(recipe))
+    def take_place(table: ImageTable, recipes: Sequence[Recipe]) -> None:
+        for recipe in recipes:
+            check_team(recipe, team)
+            check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None:
             hold_given(out, hold, force=force)
 
-    settled = settle(fields, progress, take_place)
+    settled, selection = choose_and_settle(fields, progress, take_place)
     recipe, table = settled.recipe, settled.table
     run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
     labels = None if recipe.labels is None else Path(recipe.labels).read_bytes()
@@ -118,8 +129,11 @@ def _prepare(
         if labels is not None:
             write_bytes(run.folder / LABELS, labels)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
-        for reason in [*filter(None, [table.layout]), *notes, *settled.reasons, *describe_team(recipe, team)]:
+        tried = [] if selection is None else selection.lines()
+        for reason in [*filter(None, [table.layout]), *notes, *tried, *settled.reasons, *describe_team(recipe, team)]:
             run.say(reason)
+        if selection is not None:
+            write_json(run.folder / SELECTION, selection.to_dict())
         if recipe.folds is None:
             (own,) = settled.parts
             write_start(run.folder, recipe, own, settled.before, tell(run, settled.findings_of(own)))

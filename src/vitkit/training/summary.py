@@ -31,6 +31,7 @@ from vitkit.explanation.mistakes import explain_mistake
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.reporting.report_photographs import Explained
+from vitkit.reporting.sections import Tried
 from vitkit.reporting.writing import write_predictions
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Progress, Say
@@ -43,6 +44,7 @@ from vitkit.system.run_files import (
     PICTURES,
     PREDICTIONS,
     REPORT,
+    SELECTION,
     SPLIT,
 )
 from vitkit.training.confidences import calibrated, settle_and_open
@@ -50,6 +52,7 @@ from vitkit.training.finalize import BALANCE
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import name_of, without_places
+from vitkit.training.selected import Selection
 
 _EXPLAINED = 12  # mistakes
 
@@ -121,8 +124,18 @@ def report(
         doubts=doubts or (),
         recipe=without_places(recipe).to_toml(),
         explained=_explain_mistakes(classifier, evaluation, table.root, progress),
+        tried=_tried(folder / SELECTION),
     )
     return evaluation
+
+
+def _tried(path: Path) -> Tried | None:
+    """How the weights fared of which the run's were chosen; None where they were named."""
+    if not path.is_file():
+        return None
+    selection = Selection.from_dict(from_json(path.read_text(encoding="utf-8")), path)
+    heading, *rows = selection.table(without_place)
+    return Tried(selection.summary(), heading, rows, selection.remarks(without_place))
 
 
 def _explain_mistakes(

@@ -21,7 +21,7 @@ from vitkit.evaluation.doubts import Doubt, from_features
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import RECIPE
 from vitkit.training.architecture import weights_of
-from vitkit.training.probe import Features, compute_features
+from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import Run
@@ -29,10 +29,6 @@ from vitkit.training.setup import choose_precision, new_classifier
 from vitkit.weights import inspect
 
 MOST = 20_000  # images; more would take long, and memory
-_BEGAN_FROM = (
-    *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
-    *("dropout", "drop_path"),
-)
 
 
 def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> list[Doubt] | None:
@@ -59,8 +55,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     try:
-        # As for a head on frozen features: the class token and the mean of the patches.
-        begun = Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
+        begun = frozen(recipe)
         source = unspoilt_weights(recipe, table, run.progress)
         if source is None:
             text = "the weights had been trained on them, and those before are not at hand"
@@ -69,9 +64,9 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
         if source != weights_of(recipe):
             run.say(f"label errors are judged by {source}, which had not seen these images")
             begun, known = begun.replace(weights=source), None
-        frozen = new_classifier(begun, table, "", run.progress)
+        classifier = new_classifier(begun, table, "", run.progress)
         progress = partial(run.progress, "looking for label errors")
-        features = _features(table, known, frozen, recipe, precision, progress)
+        features = _features(table, known, classifier, recipe, precision, progress)
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
@@ -84,7 +79,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
 def _features(
     table: ImageTable,
     known: Features | None,
-    frozen: Classifier,
+    begun: Classifier,
     recipe: Recipe,
     precision: str,
     progress: Callable[[int, int], None],
@@ -92,8 +87,8 @@ def _features(
     """(n, D) of all images; those that are not known are computed."""
 
     def compute(images: ImageTable) -> Tensor:
-        own = EvaluationImages(images, frozen.preprocess)
-        return compute_features(frozen.model, own, recipe, precision, progress)[0]
+        own = EvaluationImages(images, begun.preprocess)
+        return compute_features(begun.model, own, recipe, precision, progress)[0]
 
     if known is None:
         return compute(table)

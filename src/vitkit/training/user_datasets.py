@@ -50,7 +50,7 @@ from vitkit.weights import load
 from vitkit.weights.read import reading_once
 
 _DEALING = ("layout", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed")
-OF_FILES = ("data", *_DEALING, "views", "find_lr", "cache")  # fields
+OF_FILES = ("data", *_DEALING, "views", "find_lr", "cache", "select_time")  # fields
 
 
 def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None, *, force: bool, run_of: Run) -> Path:

@@ -159,7 +159,7 @@ def train(
         say: takes each line of the story.
         progress: told what is being done, how many are done, of how many.
         fields: of the recipe, see below; they go before those of the recipe file, and what nobody names is chosen to
-            suit the data and what is trained.
+            suit the data and what is trained. With `select_time`, `weights` may be a list.
 
     Returns:
         The run, whose folder holds the model.

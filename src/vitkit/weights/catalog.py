@@ -45,6 +45,11 @@ def suggest(name: str) -> str:
 def missing(path: str) -> str:
     """That there is no such file or folder, with what lies beside it under names like it, or what else was meant."""
     place = Path(path)
+    if "," in path:
+        return (
+            f"no such file, folder or published weights: {path}; `vitkit train` chooses among several within a time: "
+            "--select-time 5m"
+        )
     if place.parent.name and (place.parent.is_dir() or place.parent.name == "runs"):
         beside = [own.name for own in place.parent.iterdir()] if place.parent.is_dir() else []
         close = difflib.get_close_matches(place.name, beside, n=2)

@@ -115,5 +115,5 @@ def parted(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 OF_LABELS = (
     *("labels", "method", "lora_rank", "lp_ft", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
     *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
-    *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy"),
+    *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
 )
