@@ -21,11 +21,12 @@ from tiny import randomise
 
 
 class Foreign(NamedTuple):
-    """A model, the options that loading its bare weights needs, and the side of its images."""
+    """A model, the options that loading its bare weights needs, the side of its images, and its answer to them."""
 
     model: nn.Module
     options: dict[str, Any]
     side: int = 16
+    answer: Callable[[Any, Tensor], Any] = lambda model, batch: model(batch)
 
 
 _TIMM: dict[str, Any] = {
@@ -93,6 +94,29 @@ _MAKERS |= {
     "HF Dinov2 swiglu": partial(_hugging_face, "Dinov2", f"Dinov2{_CLASSIFIER}", use_swiglu_ffn=True),
     "HF Dinov2 registers": partial(_hugging_face, "Dinov2WithRegisters", f"Dinov2WithRegisters{_CLASSIFIER}"),
 }
+
+
+def _encoder(family: str, model: str, options: dict[str, Any], **fields: Any) -> Foreign:
+    """An image encoder without a head, which answers with features."""
+    sizes = {name: value for name, value in _HF.items() if name != "num_labels"}
+    config = getattr(transformers, f"{family}Config")(**sizes, intermediate_size=48, **fields)
+    return Foreign(getattr(transformers, model)(config), {**FOUR_HEADS, **options}, answer=_features)
+
+
+def _features(model: Any, batch: Tensor) -> Tensor:
+    output = model(batch)
+    pooled = getattr(output, "pooler_output", None)
+    return output.last_hidden_state[:, 0] if pooled is None else pooled
+
+
+_MAKERS |= {
+    "HF MSN": partial(_hugging_face, "ViTMSN", f"ViTMSN{_CLASSIFIER}"),
+    "HF IJepa": partial(_hugging_face, "IJepa", f"IJepa{_CLASSIFIER}"),
+    "encoder CLIP": partial(_encoder, "CLIPVision", "CLIPVisionModel", {}),
+    "encoder CLIP erf": partial(_encoder, "CLIPVision", "CLIPVisionModel", {"gelu": "erf"}, hidden_act="gelu"),
+    "encoder SigLIP": partial(_encoder, "SiglipVision", "SiglipVisionModel", {}),
+    "encoder MAE": partial(_encoder, "ViTMAE", "ViTMAEModel", {}, mask_ratio=0.0),
+}
 NAMES = tuple(_MAKERS)
 
 
@@ -111,7 +135,7 @@ def images(foreign: Foreign) -> Tensor:
 def logits(foreign: Foreign) -> Tensor:
     """What the other library says of `images`."""
     with torch.no_grad():
-        output = foreign.model(images(foreign))
+        output = foreign.answer(foreign.model, images(foreign))
     return getattr(output, "logits", output)
 
 

@@ -23,13 +23,15 @@ from vitkit.weights.formats.writing import write
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
+CLIP = {"embed_norm": True, "patch_bias": False, "num_classes": 0, "gelu": "quick"}
+SIGLIP = {"pool": "map", "num_classes": 0, "gelu": "tanh"}
 # Models that a layout can express: the layouts, and the fields that differ from the tiny model.
 EXPRESSIBLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "token": (("npz", "timm", "hf"), {}),
     "tanh": (("npz", "timm", "hf"), {"gelu": "tanh"}),
     "one channel": (("npz", "timm", "hf"), {"in_channels": 1}),
     "no head": (("npz", "timm", "hf"), {"num_classes": 0}),
-    "gap": (("npz", "timm"), {"pool": "gap"}),
+    "gap": (("npz", "timm", "hf"), {"pool": "gap"}),
     "representation": (("npz",), {"representation_size": 20}),
     "representation without a head": (("npz", "hf"), {"representation_size": 32, "num_classes": 0}),
     "no qkv bias": (("timm", "hf"), {"qkv_bias": False}),
@@ -44,6 +46,8 @@ EXPRESSIBLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "DINOv2": (("hf",), DINO),
     "DINOv2 swiglu": (("hf",), {**DINO, "mlp_kind": "swiglu", "mlp_size": 88}),
     "DINOv2 registers": (("hf",), {**DINO, "registers": 4, "prefix_positions": False}),
+    "CLIP": (("hf",), CLIP),
+    "SigLIP": (("hf",), SIGLIP),
     "root hybrid": (("timm",), {"stem": (), "stem_kind": "timm", "image_size": (32, 32), "patch_size": 4}),
     "reference hybrid": (("npz",), {"stem": (1, 2), "image_size": (32, 32), "patch_size": 1}),
 }
@@ -192,7 +196,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {"stem": (1, 1), "stem_kind": "timm", "image_size": (32, 32)}, "stem"),
     ("timm", {"norm_eps": 1e-5}, "norm_eps"),
     ("timm", {"pool": "token+gap"}, "pool"),
-    ("hf", {"pool": "gap"}, "pool"),
+    ("hf", {"pool": "gap", "class_token": True}, "pool"),
+    ("hf", CLIP | {"num_classes": 7}, "num_classes"),
+    ("hf", CLIP | {"pool": "gap", "class_token": True}, "pool"),
+    ("hf", SIGLIP | {"embed_norm": True}, "patch_bias"),
+    ("hf", SIGLIP | {"qkv_bias": False}, "qkv_bias"),
     ("hf", {"representation_size": 32}, "representation_size"),
     ("hf", {**DINO, "pool": "token"}, "pool"),
     ("hf", {**DINO, "mlp_size": 48}, "mlp_size"),

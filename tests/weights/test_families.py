@@ -66,12 +66,11 @@ _SIZES = {
 }
 HUGGING_FACE = {  # configuration and model
     ("DINOv3ViT", "DINOv3ViTModel"): "DINOv3",
-    ("CLIPVision", "CLIPVisionModel"): "CLIP",
-    ("SiglipVision", "SiglipVisionModel"): "SigLIP",
-    ("Siglip2Vision", "Siglip2VisionModel"): "SigLIP",
+    ("Siglip2Vision", "Siglip2VisionModel"): "SigLIP 2 NaFlex",
+    ("CLIPText", "CLIPTextModel"): "a text encoder alone",
+    ("SiglipText", "SiglipTextModel"): "a text encoder alone",
     ("Beit", "BeitForImageClassification"): "BEiT",
     ("Data2VecVision", "Data2VecVisionForImageClassification"): "Data2Vec",
-    ("IJepa", "IJepaModel"): "I-JEPA",
     ("Swin", "SwinForImageClassification"): "Swin",
     ("Swinv2", "Swinv2ForImageClassification"): "Swin V2",
     ("ConvNext", "ConvNextForImageClassification"): "ConvNeXt",
@@ -132,8 +131,8 @@ def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str, has
 @pytest.mark.parametrize(
     ("names", "family"),
     [
-        (("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight", "positional_embedding"), "CLIP"),
-        (("visual.trunk.blocks.0.norm1.weight", "text.transformer.resblocks.0.ln_1.weight"), "CLIP"),
+        (("visual.conv1.weight", "visual.layer1.0.conv1.weight", "positional_embedding"), "CLIP with a ResNet"),
+        (("visual.transformer.resblocks.0.ln_1.weight", "visual.attn_pool.query", "text_decoder.ln.weight"), "CoCa"),
         (("transformer.resblocks.0.ln_1.weight", "ln_pre.weight", "conv1.weight"), "CLIP"),
         (("cls_token", "storage_tokens", "rope_embed.periods", "blocks.0.norm1.weight"), "DINOv3"),
         (("rel_pos_bias.relative_position_bias_table", "blocks.0.gamma_1", "blocks.0.norm1.weight"), "BEiT"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,17 +23,16 @@ class Family(NamedTuple):
     lacks: tuple[str, ...] = ()
 
 
-IJEPA = "I-JEPA, without a class token"
+NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
 _LAYER = r"(?:\w+\.)?(?:model\.layer|layer|layers|encoder\.layer|encoder\.layers)\.\d+\."  # in transformers
 _BLOCK = r"blocks\.(?:\d+\.)?\d+\."
 # In this order: the first whose names are all there.
 _FAMILIES = (
     # Text beside the images
-    Family("CLIP by OpenAI or OpenCLIP, with its text encoder", (r"visual\.(transformer|conv1|trunk)",)),
-    Family("CLIP's vision encoder by OpenCLIP", (r"(visual\.)?transformer\.resblocks\.", r"(visual\.)?ln_pre\.")),
-    Family("SigLIP, whose images are pooled by attention", (r"(vision_model\.)?head\.probe$",)),
+    Family("CLIP with a ResNet", (r"visual\.layer1\.",)),
+    Family("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
+    Family("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
     Family("BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")),
-    Family("CLIP, with a norm ahead of its layers", (r"(vision_model\.)?pre_layrnorm\.",)),
     Family("Perception Encoder, with rotary positions", ("norm_pre", r"attn_pool\.latent$")),
     Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK + "gamma_1$")),
     Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK), (r"norm\.", "patch_embed.proj.bias")),
@@ -72,7 +70,6 @@ _FAMILIES = (
     ),
     Family("YOLOS, a detector", (r".*detection_tokens$",)),
     Family("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
-    Family(IJEPA, (r"ijepa\.",)),
     # Stages
     Family("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
     Family("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
@@ -108,17 +105,10 @@ _FAMILIES = (
 _TYPES = {
     "dinov3_vit": "DINOv3, with rotary positions",
     "dinov3_convnext": "ConvNeXt, of DINOv3",
-    "clip": "CLIP",
-    "clip_vision_model": "CLIP",
-    "siglip": "SigLIP",
-    "siglip_vision_model": "SigLIP",
-    "siglip2": "SigLIP 2",
-    "siglip2_vision_model": "SigLIP 2",
+    "siglip2": NAFLEX,
+    "siglip2_vision_model": NAFLEX,
     "beit": "BEiT, with relative positions",
     "data2vec-vision": "Data2Vec, with relative positions",
-    "ijepa": IJEPA,
-    "vit_mae": "MAE with its decoder",
-    "vit_msn": "MSN",
     "swin": "Swin, with shifted windows",
     "swinv2": "Swin V2, with shifted windows",
     "convnext": "ConvNeXt",
@@ -144,15 +134,7 @@ def family_of(checkpoint: Checkpoint) -> str | None:
     for family in _FAMILIES:
         if all(_any(pattern, names) for pattern in family.has) and not any(_any(p, names) for p in family.lacks):
             return family.name
-    return IJEPA if _is_ijepa(checkpoint) else None
-
-
-def _is_ijepa(checkpoint: Checkpoint) -> bool:
-    """In transformers' names without their prefix: positions for a square of patches, and no class token."""
-    positions = checkpoint.tensors.get("embeddings.position_embeddings")
-    if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in checkpoint.tensors:
-        return False
-    return math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]
+    return None
 
 
 def _any(pattern: str, names: list[str]) -> bool:

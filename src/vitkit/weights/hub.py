@@ -10,7 +10,7 @@ from vitkit.system.cache import offline
 from vitkit.system.progress import Progress, silent
 from vitkit.weights.download import refuse_offline
 
-_DESCRIPTIONS = ["config.json", "preprocessor_config.json"]
+_DESCRIPTIONS = ["config.json", "preprocessor_config.json", "open_clip_config.json"]
 _SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 

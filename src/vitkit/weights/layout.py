@@ -81,6 +81,11 @@ def pair(ours: str, theirs: str, parts: tuple[str, ...] = ("weight", "bias")) ->
     return {f"{ours}.{part}": same(f"{theirs}.{part}") for part in parts}
 
 
+def with_axes(name: str, axes: int) -> Piece:
+    """Under another name, with so many axes of length 1 ahead that theirs lacks."""
+    return Piece((name,), lambda theirs: theirs[(None,) * axes], lambda ours, _: (ours.reshape(ours.shape[axes:]),))
+
+
 def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
     """Theirs give the class token a position and the registers none: we add it to the token, which is the same sum."""
 

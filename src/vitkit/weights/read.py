@@ -18,8 +18,9 @@ from vitkit.weights.npz_file import read_npz
 from vitkit.weights.safetensors_file import read_safetensors
 from vitkit.weights.torch_file import is_torch_zip, read_torch
 
+_OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
+_FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
 _Identity = tuple[Path, int, int, int]  # with inode, size and time: a file that was written anew is another
@@ -66,12 +67,17 @@ def _read_folder(folder: Path) -> Checkpoint:
         path=folder,
         tensors=tensors,
         wrappers=part.wrappers,
-        config=_read_json(folder / "config.json"),
+        config=_read_json(folder / _description_of(files)),
         preprocessor=_read_json(folder / "preprocessor_config.json"),
         metadata=part.metadata,
         passed_over=part.passed_over,
         pictures=part.pictures,
     )
+
+
+def _description_of(files: list[Path]) -> str:
+    """OpenCLIP's folders may hold the same model in transformers' layout, with a config.json of its own."""
+    return "open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json"
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters; `config.json` and `preprocessor_config.json` count.
+"""Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters, and what is a ViT trained otherwise: ViTMAE, ViTMSN, IJepa.
+`config.json` and `preprocessor_config.json` count.
 
 Published files have q, k and v under `attention.attention.query`; version 5 of transformers has `attention.q_proj` in
 memory, so state dictionaries saved by hand may have it too.
@@ -6,6 +7,7 @@ memory, so state dictionaries saved by hand may have it too.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,11 +15,12 @@ from typing import Any
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.formats.huggingface_described import activation, cropped, labels, pixels
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, same
 
 _BLOCK = re.compile(
-    r"^(?:(vit|deit|dinov2|dinov2_with_registers)\.)?(encoder\.layer|layers|encoder\.layers)\.(\d+)\."
+    r"^(?:(vit|deit|dinov2|dinov2_with_registers|ijepa)\.)?(encoder\.layer|layers|encoder\.layers)\.(\d+)\."
     r"(?:attention\.(?:attention\.(?:query|key|value)|output\.dense|[qkvo]_proj)|layernorm_(?:before|after)|norm[12]\.|"
     r"intermediate\.dense|layer_scale[12]\.lambda1)"
 )
@@ -30,8 +33,8 @@ _CUSTOMARY: dict[str, dict[str, Any]] = {
     "deit": {"fit": "squash_crop", "crop_pct": 224 / 256, **_IMAGENET},
     "dinov2": {"fit": "crop", "crop_pct": 224 / 256, **_IMAGENET},
     "dinov2_with_registers": {"fit": "crop", "crop_pct": 224 / 256, **_IMAGENET},
+    **{name: {"fit": "crop", "crop_pct": 224 / 256, **_IMAGENET} for name in ("vit_mae", "vit_msn", "ijepa")},
 }
-_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
@@ -41,15 +44,18 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if not found:
         return None
     config = checkpoint.config or {}
-    prefix = f"{found[0][1]}." if found[0][1] else ""
+    layers = f"{found[0][1]}.{found[0][2]}" if found[0][1] else found[0][2]
+    prefix = _prefix(names, found[0][1])
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
     registers = f"{prefix}embeddings.register_tokens"
     if is_folded and registers not in names:  # without a config.json nothing else tells how many
         raise VitkitError(f"{checkpoint.path} (Hugging Face {family}): {registers} is missing")
     depth = depth_of(match[3] for match in found)
-    pieces = _pieces(prefix, found[0][2], depth, names, is_folded=is_folded)
+    pieces = _pieces(prefix, layers, depth, names, is_folded=is_folded)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
+    if family == "vit_mae":
+        dropped |= {name: "MAE's decoder" for name in names if name.startswith("decoder.")}
     if family == "deit":  # DeiT has no representation layer
         dropped |= {name: "DeiT has no representation layer" for name in names if name.startswith(f"{prefix}pooler.")}
     if not prefix or "classifier.weight" not in names:
@@ -65,17 +71,17 @@ def _layout(
     config: Mapping[str, Any],
     dropped: dict[str, str],
 ) -> Layout:
-    pixels = _pixels(checkpoint.preprocessor)
+    found = pixels(checkpoint.preprocessor)
     image_size = config.get("image_size")
     return Layout(
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
-        assumed={} if checkpoint.config is not None else {"norm_eps": f"{_eps(family):g}", "gelu": "erf"},
-        preprocess=pixels or _CUSTOMARY[family],
-        is_preprocess_known=pixels is not None,
-        classes=_labels(config),
-        pixel_size=_cropped(checkpoint.preprocessor) if family.startswith("dinov2") else None,
+        assumed={} if checkpoint.config is not None else {"norm_eps": _say_eps(family), "gelu": "erf"},
+        preprocess=found or _CUSTOMARY[family],
+        is_preprocess_known=found is not None,
+        classes=labels(config),
+        pixel_size=cropped(checkpoint.preprocessor) if family.startswith("dinov2") else None,
         image_size=tuple(image_size) if isinstance(image_size, list) else image_size and (image_size, image_size),
         dropped={name: reason for name, reason in dropped.items() if name in checkpoint.tensors},
     )
@@ -93,7 +99,7 @@ def layout_for(config: ViTConfig) -> Layout:
         names.append(".layer_scale1.")
     prefix = f"{family}." if config.num_classes else ""
     is_folded = family == "dinov2_with_registers"
-    pieces = _pieces(prefix, "encoder.layer", config.layers, names, is_folded=is_folded)
+    pieces = _pieces(prefix, f"{prefix}encoder.layer", config.layers, names, is_folded=is_folded)
     return Layout(format=f"Hugging Face {family}", pieces=pieces, preprocess=_CUSTOMARY[family])
 
 
@@ -103,17 +109,39 @@ def family_of(config: ViTConfig) -> str:
         return "dinov2_with_registers"
     if config.layer_scale is not None or config.mlp_kind == "swiglu" or config.pool == "token+gap":
         return "dinov2"
+    if config.pool == "gap" and not config.class_token:
+        return "ijepa"
     return "deit" if config.distill_token else "vit"
 
 
-def _family(names: Iterable[str], config: Mapping[str, Any], prefix: str) -> str:
+def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
+    """What stands ahead of all but the blocks: transformers writes ViTMSN's blocks without the prefix of the rest."""
+    ahead = (family for family in _CUSTOMARY if any(name.startswith(f"{family}.embeddings.") for name in names))
+    prefix = next(ahead, of_blocks)
+    return f"{prefix}." if prefix else ""
+
+
+def _is_ijepa(tensors: Mapping[str, Stored]) -> bool:
+    """Without prefixes: positions for a square of patches, and no class token."""
+    positions = tensors.get("embeddings.position_embeddings")
+    if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in tensors:
+        return False
+    is_plain = not any(".layer_scale1." in name for name in tensors)
+    return is_plain and math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]
+
+
+def _family(names: Mapping[str, Stored], config: Mapping[str, Any], prefix: str) -> str:
     written = config.get("model_type")
     if written is not None:
         if written not in _CUSTOMARY:
             raise VitkitError(f"config.json describes a model of type {written!r}; known: {', '.join(_CUSTOMARY)}")
         return str(written)
+    if prefix == "vit." and any(name.startswith("decoder.") for name in names):
+        return "vit_mae"
     if prefix:
         return prefix.rstrip(".")
+    if _is_ijepa(names):
+        return "ijepa"
     if any(name.endswith("register_tokens") for name in names):
         return "dinov2_with_registers"
     if any(".layer_scale1." in name for name in names):
@@ -141,7 +169,7 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
     is_new = any(".attention.q_proj." in name for name in names)
     gate = next((kind for kind in _GATES if any(f".mlp.{kind[0]}." in name for name in names)), ())
     for layer in range(depth):
-        theirs = f"{prefix}{layers}.{layer}"
+        theirs = f"{layers}.{layer}"
         pieces |= _block(f"blocks.{layer}", theirs, is_dino=is_dino, is_new=is_new, gate=gate)
     return pieces
 
@@ -177,10 +205,10 @@ def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: tuple[s
 def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "norm_eps": config.get("layer_norm_eps", _eps(family)),
-        "class_token": True,
+        "class_token": family != "ijepa",
         "prefix_positions": family != "dinov2_with_registers",
         "pool": _pool(family, checkpoint),
-        "gelu": _activation(config.get("hidden_act", "gelu")),
+        "gelu": activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
     for ours, theirs in _WRITTEN.items():
@@ -196,14 +224,21 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
 
 
 def _pool(family: str, checkpoint: Checkpoint) -> str:
-    """Dinov2's head reads the class token and the mean of the patches."""
+    """Dinov2's head reads the class token and the mean of the patches, I-JEPA's the mean alone."""
+    if family == "ijepa":
+        return "gap"
     has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
     return "token+gap" if family.startswith("dinov2") and has_head else "token"
 
 
 def _eps(family: str) -> float:
     """transformers' default."""
-    return 1e-6 if family.startswith("dinov2") else 1e-12
+    return 1e-6 if family.startswith("dinov2") or family == "vit_msn" else 1e-12
+
+
+def _say_eps(family: str) -> str:
+    namesake = "; ViTMSN has the same tensors and 1e-6: norm_eps=1e-6 says so" if family == "vit" else ""
+    return f"{_eps(family):g}{namesake}"
 
 
 # Ours and theirs of the fields that config.json has.
@@ -216,76 +251,3 @@ _WRITTEN = {
     "registers": "num_register_tokens",
     "layer_scale": "layerscale_value",
 }
-
-
-def _activation(name: str) -> str:
-    if name == "gelu":
-        return "erf"
-    if name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"):
-        return "tanh"
-    raise VitkitError(f"config.json: hidden_act {name!r} is not supported; expected gelu or gelu_pytorch_tanh")
-
-
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    labels = config.get("id2label")
-    if not isinstance(labels, Mapping):
-        return None
-    try:
-        by_index = {int(index): str(label) for index, label in labels.items()}
-    except ValueError as error:
-        raise VitkitError("config.json: id2label does not name classes by number") from error
-    if sorted(by_index) != list(range(len(by_index))):
-        raise VitkitError("config.json: id2label does not number the classes from 0 without gaps")
-    return tuple(by_index[index] for index in range(len(by_index)))
-
-
-def _pixels(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """preprocessor_config.json as fields of `Preprocess`.
-
-    Raises:
-        VitkitError: it asks for something that a `Preprocess` cannot do.
-    """
-    if written is None:
-        return None
-    if not written.get("do_rescale", True):
-        raise VitkitError("preprocessor_config.json: do_rescale false is not supported: pixels are scaled to 0 ... 1")
-    if abs(written.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
-        raise VitkitError(f"preprocessor_config.json: rescale_factor {written['rescale_factor']} is not supported")
-    pixels: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    if written.get("do_normalize", True):
-        pixels = {"mean": tuple(written.get("image_mean", HALF)), "std": tuple(written.get("image_std", HALF))}
-    resample = written.get("resample", 2)
-    if resample not in _RESAMPLING:
-        raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported")
-    return {**pixels, "interpolation": _RESAMPLING[resample], **_fit(written)}
-
-
-def _fit(written: Mapping[str, Any]) -> dict[str, Any]:
-    resized, is_short_side = _side(written.get("size", 224), "size")
-    if not written.get("do_center_crop", False):
-        return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
-    cropped, _ = _side(written.get("crop_size", resized), "crop_size")
-    if cropped > resized:
-        raise VitkitError(f"preprocessor_config.json: a crop of {cropped} from {resized} pixels is not supported")
-    fit = "crop" if is_short_side else "squash_crop"
-    return {"fit": fit, "crop_pct": cropped / resized, "floor_crop": True}
-
-
-def _cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """(height, width) of what the image processor gives, where it crops."""
-    if written is None or not written.get("do_center_crop", False) or "crop_size" not in written:
-        return None
-    side, _ = _side(written["crop_size"], "crop_size")
-    return side, side
-
-
-def _side(size: Any, name: str) -> tuple[int, bool]:
-    """The side of a square, and whether it is the picture's short side alone."""
-    if isinstance(size, int):
-        return size, False
-    if isinstance(size, Mapping) and "shortest_edge" in size:
-        return int(size["shortest_edge"]), True
-    sides = {size[key] for key in ("height", "width") if key in size} if isinstance(size, Mapping) else set()
-    if len(sides) != 1:
-        raise VitkitError(f"preprocessor_config.json: {name} {size} is not supported; expected a square")
-    return int(sides.pop()), False

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.formats import huggingface
 from vitkit.weights.formats.foreign import Files, one, ours_of, refuse, tensors_under, write_folder
+from vitkit.weights.formats.huggingface_described import ACTIVATIONS, processor
+from vitkit.weights.formats.huggingface_tower_files import tower_files
 
 
 def write(classifier: Classifier, destination: Path) -> None:
@@ -22,6 +23,8 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 def _files(classifier: Classifier) -> Files:
     config = ours_of(classifier).config
+    if config.embed_norm or config.pool == "map":
+        return tower_files(classifier)
     family = huggingface.family_of(config)
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
@@ -33,9 +36,9 @@ def _files(classifier: Classifier) -> Files:
             "stem": (None,),
             "fc_norm": (False,),
             "layer_scale": (config.layer_scale,) if is_dino and config.layer_scale is not None else (None,),
-            "pool": ("token+gap",) if is_dino and has_head else ("token", "token+gap"),
+            "pool": _pools(family, has_head=has_head),
             "representation_size": (None,) if has_head or family != "vit" else (None, config.hidden_size),
-            "prefix_positions": (family != "dinov2_with_registers",),
+            "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
         },
     )
@@ -48,12 +51,19 @@ def _files(classifier: Classifier) -> Files:
         prefix = f"{family}." if has_head else ""
         tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)  # a part of the class, unread
     described = _config(classifier, family)
-    return tensors, {"config.json": described, "preprocessor_config.json": _pixels(classifier.preprocess)}
+    return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
+
+
+def _pools(family: str, *, has_head: bool) -> tuple[str, ...]:
+    if family == "ijepa":
+        return ("gap",)
+    return ("token+gap",) if family.startswith("dinov2") and has_head else ("token", "token+gap")
 
 
 _CLASSES = {
     "vit": ("ViTModel", "ViTForImageClassification"),
     "deit": ("DeiTModel", "DeiTForImageClassification"),
+    "ijepa": ("IJepaModel", "IJepaForImageClassification"),
     "dinov2": ("Dinov2Model", "Dinov2ForImageClassification"),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
 }
@@ -69,7 +79,7 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
-        "hidden_act": "gelu" if config.gelu == "erf" else "gelu_pytorch_tanh",
+        "hidden_act": ACTIVATIONS[config.gelu],
         "layer_norm_eps": config.norm_eps,
         "image_size": one(config.image_size),
         "patch_size": one(config.patch_size),
@@ -101,34 +111,3 @@ def _mlp_ratio(config: ViTConfig) -> int:
             if (int(int(config.hidden_size * ratio) * 2 / 3) + 7) // 8 * 8 == config.mlp_size:
                 return ratio
     raise VitkitError(f"the Hugging Face layout cannot express mlp_size {config.mlp_size}: the model is not written")
-
-
-def _pixels(preprocess: Preprocess) -> dict[str, Any]:
-    if preprocess.fit == "pad":
-        raise VitkitError("the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written")
-    (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
-    is_cropped = preprocess.fit != "squash"
-    size: dict[str, int] = (
-        {"height": full_height, "width": full_width} if is_cropped else {"height": height, "width": width}
-    )
-    if preprocess.fit == "crop":
-        if height != width:
-            raise VitkitError(
-                f"the Hugging Face layout cannot express a crop of {height}x{width}: the model is not written"
-            )
-        size = {"shortest_edge": full_height}
-    processor = {"crop": "BitImageProcessor", "squash": "ViTImageProcessor", "squash_crop": "DeiTImageProcessor"}
-    return {
-        "image_processor_type": processor[preprocess.fit],
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": size,
-        "resample": {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}[preprocess.interpolation],
-        "do_center_crop": is_cropped,
-        "crop_size": {"height": height, "width": width},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(preprocess.mean),
-        "image_std": list(preprocess.std),
-    }

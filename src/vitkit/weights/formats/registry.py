@@ -130,6 +130,8 @@ for _row in (  # from the one that is asked last to the one that is asked first
     CheckpointFormat(
         "hf", "Hugging Face's", f"{_HOME}.huggingface", writer=f"{_HOME}.huggingface_files", is_folder=True
     ),
+    CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers"),
+    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip"),
     CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision", pixels={"torchvision": "PIXELS"}),
     CheckpointFormat(
         "npz",

@@ -1,0 +1,141 @@
+"""What config.json and preprocessor_config.json of a Hugging Face folder say, in our words; and ours in theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.data.preprocess import HALF, Preprocess
+from vitkit.errors import VitkitError
+
+ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # our names, and theirs
+_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def activation(name: str) -> str:
+    """`hidden_act` as the field `gelu`.
+
+    Raises:
+        VitkitError: it is another function.
+    """
+    if name == "gelu":
+        return "erf"
+    if name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"):
+        return "tanh"
+    if name == "quick_gelu":
+        return "quick"
+    raise VitkitError(
+        f"config.json: hidden_act {name!r} is not supported; expected gelu, gelu_pytorch_tanh or quick_gelu"
+    )
+
+
+def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The class names, in order; None where there are none.
+
+    Raises:
+        VitkitError: they do not number the classes.
+    """
+    written = config.get("id2label")
+    if not isinstance(written, Mapping):
+        return None
+    try:
+        by_index = {int(index): str(label) for index, label in written.items()}
+    except ValueError as error:
+        raise VitkitError("config.json: id2label does not name classes by number") from error
+    if sorted(by_index) != list(range(len(by_index))):
+        raise VitkitError("config.json: id2label does not number the classes from 0 without gaps")
+    return tuple(by_index[index] for index in range(len(by_index)))
+
+
+def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = False) -> dict[str, Any] | None:
+    """preprocessor_config.json as fields of `Preprocess`.
+
+    Args:
+        written: its content.
+        is_number_short_side: whether `size` as a mere number is the picture's short side (CLIP's processor), or both.
+
+    Raises:
+        VitkitError: it asks for something that a `Preprocess` cannot do.
+    """
+    if written is None:
+        return None
+    if not written.get("do_rescale", True):
+        raise VitkitError("preprocessor_config.json: do_rescale false is not supported: pixels are scaled to 0 ... 1")
+    if abs(written.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
+        raise VitkitError(f"preprocessor_config.json: rescale_factor {written['rescale_factor']} is not supported")
+    found: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    if written.get("do_normalize", True):
+        found = {"mean": tuple(written.get("image_mean", HALF)), "std": tuple(written.get("image_std", HALF))}
+    resample = written.get("resample", 2)
+    if resample not in _RESAMPLING:
+        raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported")
+    return {**found, "interpolation": _RESAMPLING[resample], **_fit(written, is_number_short_side)}
+
+
+def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, Any]:
+    size = written.get("size", 224)
+    resized, is_short_side = _side(size, "size")
+    is_short_side = is_short_side or (is_number_short_side and isinstance(size, int))
+    if not written.get("do_center_crop", False):
+        return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
+    side, _ = _side(written.get("crop_size", resized), "crop_size")
+    if side > resized:
+        raise VitkitError(f"preprocessor_config.json: a crop of {side} from {resized} pixels is not supported")
+    fit = "crop" if is_short_side else "squash_crop"
+    return {"fit": fit, "crop_pct": side / resized, "floor_crop": True}
+
+
+def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    """(height, width) of what the image processor gives, where it crops."""
+    if written is None or not written.get("do_center_crop", False) or "crop_size" not in written:
+        return None
+    side, _ = _side(written["crop_size"], "crop_size")
+    return side, side
+
+
+def _side(size: Any, name: str) -> tuple[int, bool]:
+    """The side of a square, and whether it is the picture's short side alone."""
+    if isinstance(size, int):
+        return size, False
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        return int(size["shortest_edge"]), True
+    sides = {size[key] for key in ("height", "width") if key in size} if isinstance(size, Mapping) else set()
+    if len(sides) != 1:
+        raise VitkitError(f"preprocessor_config.json: {name} {size} is not supported; expected a square")
+    return int(sides.pop()), False
+
+
+def processor(preprocess: Preprocess) -> dict[str, Any]:
+    """A `Preprocess` as preprocessor_config.json.
+
+    Raises:
+        VitkitError: theirs cannot say it.
+    """
+    if preprocess.fit == "pad":
+        raise VitkitError("the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written")
+    (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
+    is_cropped = preprocess.fit != "squash"
+    size: dict[str, int] = (
+        {"height": full_height, "width": full_width} if is_cropped else {"height": height, "width": width}
+    )
+    if preprocess.fit == "crop":
+        if height != width:
+            raise VitkitError(
+                f"the Hugging Face layout cannot express a crop of {height}x{width}: the model is not written"
+            )
+        size = {"shortest_edge": full_height}
+    kinds = {"crop": "BitImageProcessor", "squash": "ViTImageProcessor", "squash_crop": "DeiTImageProcessor"}
+    return {
+        "image_processor_type": kinds[preprocess.fit],
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": size,
+        "resample": {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}[preprocess.interpolation],
+        "do_center_crop": is_cropped,
+        "crop_size": {"height": height, "width": width},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+    }

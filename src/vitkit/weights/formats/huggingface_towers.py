@@ -1,0 +1,223 @@
+"""Hugging Face's CLIP (arXiv 2103.00020) and SigLIP (arXiv 2303.15343; SigLIP 2's at a fixed size, arXiv 2502.14786).
+
+The image encoder, alone or out of a file that holds the text encoder too, which `vitkit.language` reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.families import NAFLEX
+from vitkit.weights.formats.huggingface_described import activation, labels, pixels
+from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
+
+_BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
+_TYPES = {  # `model_type`, of the whole and of the image encoder alone
+    **dict.fromkeys(("clip", "clip_vision_model"), "clip"),
+    **dict.fromkeys(("siglip", "siglip_vision_model"), "siglip"),
+}
+_NAFLEX_TYPES = ("siglip2", "siglip2_vision_model")
+_CUSTOMARY: dict[str, dict[str, Any]] = {
+    "clip": {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD},
+    "siglip": {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF},
+}
+# What config.json leaves out where it is transformers' default, and what is assumed where there is none.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "clip": {"norm_eps": 1e-5, "gelu": "quick"},
+    "siglip": {"norm_eps": 1e-6, "gelu": "tanh"},
+}
+_HEADS = 12
+_SAYS = {
+    "clip": "quick, as OpenAI trained CLIP; LAION's have the same tensors and the exact GELU: gelu='erf' says so",
+    "siglip": "tanh, as SigLIP's authors trained it; gelu='erf' says otherwise",
+}
+_FIELDS = {"norm_eps": "layer_norm_eps", "layers": "num_hidden_layers", "in_channels": "num_channels"}
+_NAMES = {"clip": "CLIP", "siglip": "SigLIP"}
+_BESIDE = {  # what a whole file holds beside the image encoder
+    r"text_model\.|text_projection\.": "the text encoder",
+    r"logit_(scale|bias)$": "how alike an image and a text are",
+    r"visual_projection\.": "from the features to the space that images share with texts",
+    r"(vision_model\.)?embeddings\.position_ids$": "the numbers of the positions",
+}
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it holds Hugging Face's CLIP or SigLIP.
+
+    Raises:
+        VitkitError: it is of a kind that has these names and computes something else.
+    """
+    names = checkpoint.tensors
+    found = [match for name in names if (match := _BLOCK.match(name))]
+    if not found or any(".self_attn.qkv." in name for name in names):  # BLIP's
+        return None
+    prefix = found[0][1] or ""
+    family = _family(checkpoint, prefix)
+    has_classifier = any(name.startswith("classifier.") for name in names)
+    if family == "clip" and has_classifier:
+        raise VitkitError(
+            f"{checkpoint.path}: this is CLIPForImageClassification, whose head reads tokens that are not normalised; "
+            "it is not supported: take the CLIP model that it was made of"
+        )
+    pieces = _pieces(prefix, family, depth_of(match[2] for match in found))
+    dropped = {name: reason for name in names for kind, reason in _BESIDE.items() if re.match(kind, name)}
+    if has_classifier:
+        ahead = f"{prefix}head."
+        dropped |= {name: "the classifier reads the mean of the patches" for name in names if name.startswith(ahead)}
+    return _layout(checkpoint, family, pieces, dropped, has_classifier=has_classifier)
+
+
+def _layout(
+    checkpoint: Checkpoint, family: str, pieces: dict[str, Piece], dropped: dict[str, str], *, has_classifier: bool
+) -> Layout:
+    config = _of_images(checkpoint.config)
+    written = pixels(checkpoint.preprocessor, is_number_short_side=family == "clip")
+    size = None if config is None else config.get("image_size", 224)
+    fields: dict[str, Any] = {
+        **_DEFAULTS[family],
+        "class_token": family == "clip",
+        "embed_norm": family == "clip",
+        "patch_bias": family == "siglip",
+        "qkv_bias": True,
+        "pool": "token" if family == "clip" else "gap" if has_classifier or not _is_map(config, checkpoint) else "map",
+        "position_resize": "huggingface",
+        **({} if config is None else _written(config)),
+    }
+    return Layout(
+        format=f"Hugging Face {_NAMES[family]}",
+        pieces=pieces,
+        fields=fields,
+        assumed={} if config is not None else {"norm_eps": f"{fields['norm_eps']:g}", "gelu": _SAYS[family]},
+        preprocess=written or _CUSTOMARY[family],
+        is_preprocess_known=written is not None,
+        classes=labels(checkpoint.config or {}) if has_classifier else None,
+        image_size=(size, size) if isinstance(size, int) else tuple(size) if size else None,
+        dropped=dropped,
+    )
+
+
+def layout_for(config: ViTConfig) -> Layout:
+    """How Hugging Face names an image encoder of this configuration."""
+    family = family_of(config)
+    return Layout(
+        format=f"Hugging Face {_NAMES[family]}",
+        pieces=_pieces("", family, config.layers),
+        preprocess=_CUSTOMARY[family],
+    )
+
+
+def family_of(config: ViTConfig) -> str:
+    """Which of the two has this configuration's parts."""
+    return "clip" if config.embed_norm else "siglip"
+
+
+def _family(checkpoint: Checkpoint, prefix: str) -> str:
+    """By config.json, else by what the one has and the other has not."""
+    kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
+    kind = (checkpoint.config or {}).get("model_type")
+    if kind in _NAFLEX_TYPES or (kind is None and kernel is not None and len(kernel.shape) == 2):
+        raise VitkitError(f"{checkpoint.path}: this is {NAFLEX}; it is not supported yet")
+    if f"{prefix}embeddings.token_embedding.weight" in checkpoint.tensors:
+        raise VitkitError(f"{checkpoint.path}: this is a text encoder alone: it sees no images")
+    if kind is not None and kind not in _TYPES:
+        raise VitkitError(f"config.json describes a model of type {kind!r}; known: {', '.join(_TYPES)}")
+    if kind is not None:
+        return _TYPES[kind]
+    own = (f"{prefix}pre_layrnorm.", f"{prefix}embeddings.class_embedding")
+    return "clip" if any(name.startswith(own) for name in checkpoint.tensors) else "siglip"
+
+
+def _is_map(config: Mapping[str, Any] | None, checkpoint: Checkpoint) -> bool:
+    """Whether SigLIP pools by attention; a few are without."""
+    if config is not None:
+        return bool(config.get("vision_use_head", True))
+    own = re.compile(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)")
+    return any(own.match(name) for name in checkpoint.tensors)
+
+
+def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """config.json's part on the image encoder.
+
+    Raises:
+        VitkitError: it is no object.
+    """
+    own = None if config is None else config.get("vision_config", config)
+    if own is not None and not isinstance(own, Mapping):
+        raise VitkitError(f"config.json: vision_config must be an object, not {own!r:.80}")
+    return own
+
+
+def _written(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that config.json says; what it leaves out is transformers' default."""
+    fields: dict[str, Any] = {"heads": config.get("num_attention_heads", _HEADS)}
+    if "hidden_act" in config:
+        fields["gelu"] = activation(config["hidden_act"])
+    for ours, theirs in _FIELDS.items():
+        if theirs in config:
+            fields[ours] = config[theirs]
+    if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
+        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
+    return fields
+
+
+def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
+    embeddings = f"{prefix}embeddings"
+    pieces = {
+        **pair("patch_embed.proj", f"{embeddings}.patch_embedding"),
+        "pos_embed": with_axes(f"{embeddings}.position_embedding.weight", 1),
+        **pair("norm", f"{prefix}post_layernorm"),
+        **pair("head", "classifier"),
+    }
+    if family == "clip":
+        pieces |= {"cls_token": with_axes(f"{embeddings}.class_embedding", 2)}
+        pieces |= pair("norm_pre", f"{prefix}pre_layrnorm")  # as they spell it
+    else:
+        pieces |= _pool(f"{prefix}head")
+    for layer in range(depth):
+        pieces |= _block(f"blocks.{layer}", f"{prefix}encoder.layers.{layer}")
+    return pieces
+
+
+def _block(ours: str, theirs: str) -> dict[str, Piece]:
+    qkv = [f"{theirs}.self_attn.{each}_proj" for each in "qkv"]
+    return {
+        **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),
+        **{f"{ours}.attn.qkv.{part}": joined(*(f"{name}.{part}" for name in qkv)) for part in ("weight", "bias")},
+        **pair(f"{ours}.attn.proj", f"{theirs}.self_attn.out_proj"),
+        **pair(f"{ours}.norm2", f"{theirs}.layer_norm2"),
+        **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"),
+        **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.fc2"),
+    }
+
+
+def _pool(theirs: str) -> dict[str, Piece]:
+    """Attention pooling; their q, k and v are one tensor, which is ours in two."""
+    pieces = {"attn_pool.latent": same(f"{theirs}.probe")}
+    for part in ("weight", "bias"):
+        whole = f"{theirs}.attention.in_proj_{part}"
+        pieces[f"attn_pool.q.{part}"] = Piece((whole,), lambda t: t[: t.shape[0] // 3], lambda *_: (None,))
+        pieces[f"attn_pool.kv.{part}"] = Piece((whole,), lambda t: t[t.shape[0] // 3 :], lambda *_: (None,))
+    return {
+        **pieces,
+        **pair("attn_pool.proj", f"{theirs}.attention.out_proj"),
+        **pair("attn_pool.norm", f"{theirs}.layernorm"),
+        **pair("attn_pool.mlp.fc1", f"{theirs}.mlp.fc1"),
+        **pair("attn_pool.mlp.fc2", f"{theirs}.mlp.fc2"),
+    }
+
+
+def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `_pool` cannot split again: their one tensor of q, k and v, by its name, of ours by our names."""
+    return {
+        f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
+        for part in ("weight", "bias")
+    }

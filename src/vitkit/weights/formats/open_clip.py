@@ -1,0 +1,166 @@
+"""OpenCLIP's own files: `visual.*`, with the text encoder beside it, which `vitkit.language` reads.
+
+The image encoder is OpenAI's ViT (arXiv 2103.00020, under names of its code), or timm's as `visual.trunk`.
+`open_clip_config.json` beside the weights counts. OpenAI's own files have these names too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD
+from vitkit.errors import VitkitError
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.formats import timm
+from vitkit.weights.layout import Layout, Piece, depth_of, pair, same, with_axes
+
+_BLOCK = re.compile(r"^(visual\.)?transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
+_TRUNK = "visual.trunk."
+_BESIDE = {
+    r"(text\.|transformer\.|token_embedding\.|ln_final\.|text_projection(\.|$)|positional_embedding$)": "text encoder",
+    r"(attn_mask|input_resolution|context_length|vocab_size)$": "a constant of the text encoder, or of the pixels",
+    r"logit_(scale|bias)$": "how alike an image and a text are",
+    r"visual\.(proj$|head\.proj\.)": "from the features to the space that images share with texts",
+}
+_PIXELS = {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
+_QUICK = "quick_gelu"
+_SAYS = (
+    "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
+    "x sigmoid(1.702 x): gelu='quick' says so"
+)
+_SAYS_OF_TIMM = "erf; some of SigLIP's encoders have the same tensors and GELU by tanh: gelu='tanh' says so"
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is OpenCLIP's.
+
+    Raises:
+        VitkitError: its image encoder is none of those that are known.
+    """
+    names = checkpoint.tensors
+    if not any(name.startswith("visual.") for name in names):
+        return None
+    if any(name.startswith(_TRUNK) for name in names):
+        return _of_timm(checkpoint)
+    found = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
+    if not found:
+        return None
+    return Layout(
+        format="OpenCLIP",
+        pieces=_pieces(depth_of(match[2] for match in found)),
+        fields={
+            "class_token": True,
+            "embed_norm": True,
+            "patch_bias": False,
+            "pool": "token",
+            "qkv_bias": True,
+            "norm_eps": 1e-5,
+            "position_resize": "timm",
+            **_fields(checkpoint.config),
+        },
+        assumed={} if _config(checkpoint) else {"gelu": _SAYS},
+        preprocess=_pixels(checkpoint.config) or _PIXELS,
+        is_preprocess_known=_pixels(checkpoint.config) is not None,
+        image_size=_size(checkpoint.config),
+        dropped=_dropped(checkpoint),
+    )
+
+
+def _of_timm(checkpoint: Checkpoint) -> Layout | None:
+    """timm's layout, one level down."""
+    own = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
+    named = str((_config(checkpoint).get("vision_cfg") or {}).get("timm_model_name", ""))
+    config = None if not named else {"architecture": named}
+    layout = timm.recognise(dataclasses.replace(checkpoint, tensors=own, config=config, wrappers=()))
+    if layout is None:
+        return None
+    return dataclasses.replace(
+        layout,
+        format="OpenCLIP",
+        pieces={ours: _under(_TRUNK, piece) for ours, piece in layout.pieces.items()},
+        preprocess=_pixels(checkpoint.config) or layout.preprocess,
+        is_preprocess_known=_pixels(checkpoint.config) is not None,
+        image_size=_size(checkpoint.config),
+        assumed={} if named else {"gelu": _SAYS_OF_TIMM},
+        dropped={**{f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()}, **_dropped(checkpoint)},
+    )
+
+
+def _under(prefix: str, piece: Piece) -> Piece:
+    return dataclasses.replace(piece, theirs=tuple(prefix + name for name in piece.theirs))
+
+
+def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
+    return {name: reason for name in checkpoint.tensors for kind, reason in _BESIDE.items() if re.match(kind, name)}
+
+
+def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """`model_cfg` of open_clip_config.json; empty where there is none."""
+    found = (checkpoint.config or {}).get("model_cfg")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What open_clip_config.json says of the image encoder; what it leaves out is OpenCLIP's default."""
+    own = (config or {}).get("model_cfg")
+    if not isinstance(own, Mapping):
+        return {}
+    images = own.get("vision_cfg") or {}
+    unknown = [name for name in _UNKNOWN if images.get(name)]
+    if unknown:
+        raise VitkitError(f"open_clip_config.json: {unknown[0]} {images[unknown[0]]!r} is not supported")
+    fields: dict[str, Any] = {"gelu": "quick" if own.get(_QUICK) else "erf"}
+    return {**fields, "heads": images.get("width", 768) // images.get("head_width", 64)}
+
+
+_UNKNOWN = ("attentional_pool", "no_ln_pre", "timm_model_name", "global_average_pool", "block_type", "act_kwargs")
+
+
+def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    own = (config or {}).get("model_cfg")
+    size = (own.get("vision_cfg") or {}).get("image_size") if isinstance(own, Mapping) else None
+    return (size, size) if isinstance(size, int) else tuple(size) if size else None
+
+
+def _pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """`preprocess_cfg`, as OpenCLIP's `image_transform_v2` reads it."""
+    own = (config or {}).get("preprocess_cfg")
+    if not isinstance(own, Mapping):
+        return None
+    fits = {"shortest": "crop", "squash": "squash", "longest": "pad"}
+    mode = own.get("resize_mode", "shortest")
+    if mode not in fits:
+        raise VitkitError(f"open_clip_config.json: resize_mode {mode!r} is not supported; expected one of {list(fits)}")
+    return {
+        "fit": fits[mode],
+        "crop_pct": 1.0,
+        "interpolation": own.get("interpolation", "bicubic"),
+        "mean": tuple(own.get("mean", CLIP_MEAN)),
+        "std": tuple(own.get("std", CLIP_STD)),
+    }
+
+
+def _pieces(depth: int) -> dict[str, Piece]:
+    pieces = {
+        "cls_token": with_axes("visual.class_embedding", 2),
+        "pos_embed": with_axes("visual.positional_embedding", 1),
+        **pair("patch_embed.proj", "visual.conv1"),
+        **pair("norm_pre", "visual.ln_pre"),
+        **pair("norm", "visual.ln_post"),
+    }
+    for layer in range(depth):
+        ours, theirs = f"blocks.{layer}", f"visual.transformer.resblocks.{layer}"
+        pieces |= {
+            **pair(f"{ours}.norm1", f"{theirs}.ln_1"),
+            **{f"{ours}.attn.qkv.{part}": same(f"{theirs}.attn.in_proj_{part}") for part in ("weight", "bias")},
+            **pair(f"{ours}.attn.proj", f"{theirs}.attn.out_proj"),
+            f"{ours}.ls1.gamma": same(f"{theirs}.ls_1.gamma"),
+            **pair(f"{ours}.norm2", f"{theirs}.ln_2"),
+            **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.c_fc"),
+            **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.c_proj"),
+            f"{ours}.ls2.gamma": same(f"{theirs}.ls_2.gamma"),
+        }
+    return pieces

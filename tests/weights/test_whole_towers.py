@@ -1,0 +1,263 @@
+"""Whole files of CLIP and SigLIP, in the layouts of transformers and OpenCLIP: the image encoder, and what is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+import transformers
+from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tiny import largest_difference, randomise
+from vitkit.data.preprocess import CLIP_MEAN
+from vitkit.errors import VitkitError
+from vitkit.weights import inspect, load
+
+IMAGES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "image_size": 16,
+    "patch_size": 4,
+}
+TEXTS = {
+    **{name: value for name, value in IMAGES.items() if name not in ("image_size", "patch_size")},
+    "vocab_size": 50,
+    "max_position_embeddings": 8,
+    "bos_token_id": 48,
+    "eos_token_id": 49,
+}
+BATCH = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+Whole = tuple[Any, Callable[[Any], Tensor]]  # a model, and the pooled features of `BATCH` by it
+
+
+def clip(**fields: Any) -> Whole:
+    config = transformers.CLIPConfig(text_config=TEXTS, vision_config={**IMAGES, **fields}, projection_dim=24)
+    return transformers.CLIPModel(config), lambda model: model.vision_model(BATCH).pooler_output
+
+
+def clip_with_projection() -> Whole:
+    config = transformers.CLIPVisionConfig(**IMAGES, projection_dim=24)
+    return transformers.CLIPVisionModelWithProjection(config), lambda model: model.vision_model(BATCH).pooler_output
+
+
+def siglip() -> Whole:
+    config = transformers.SiglipConfig(text_config=TEXTS, vision_config=IMAGES)
+    return transformers.SiglipModel(config), lambda model: model.vision_model(BATCH).pooler_output
+
+
+def siglip_classifier() -> Whole:
+    config = transformers.SiglipConfig(text_config=TEXTS, vision_config=IMAGES, num_labels=7)
+    return transformers.SiglipForImageClassification(config), lambda model: model(BATCH).logits
+
+
+def mae() -> Whole:
+    decoder = {f"decoder_{name}": IMAGES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    config = transformers.ViTMAEConfig(**IMAGES, **decoder, decoder_num_hidden_layers=1, mask_ratio=0.0)
+    model = transformers.ViTMAEForPreTraining(config)
+    return model, lambda model: model.vit(BATCH).last_hidden_state[:, 0]
+
+
+def registers() -> Whole:
+    sizes = {name: value for name, value in IMAGES.items() if name != "intermediate_size"}
+    config = transformers.Dinov2WithRegistersConfig(**sizes)
+    return transformers.Dinov2WithRegistersModel(config), lambda model: model(BATCH).pooler_output
+
+
+WHOLE = {
+    "CLIPModel": clip,
+    "CLIPModel erf": lambda: clip(hidden_act="gelu", layer_norm_eps=1e-3),
+    "CLIPVisionModelWithProjection": clip_with_projection,
+    "SiglipModel": siglip,
+    "SiglipForImageClassification": siglip_classifier,
+    "ViTMAEForPreTraining": mae,
+    "Dinov2WithRegistersModel": registers,
+}
+
+
+def made(name: str) -> Whole:
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    model, read = WHOLE[name]()
+    randomise(model)
+    return model.eval(), read
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_features_are_transformers(tmp_path: Path, name: str) -> None:
+    model, read = made(name)
+    model.save_pretrained(tmp_path / "folder")
+    found = load(tmp_path / "folder")
+    with torch.inference_mode():
+        assert largest_difference(found.model(BATCH), read(model)) <= 1e-5
+    assert found.report is not None
+    assert found.report.is_complete
+    assert {"preprocess"} == set(found.report.assumed)
+
+
+@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel", "ViTMAEForPreTraining"])
+def test_what_is_left_out_is_said(tmp_path: Path, name: str) -> None:
+    model, _ = made(name)
+    model.save_pretrained(tmp_path / "folder")
+    dropped = inspect(tmp_path / "folder").report.dropped
+    said = " ".join(dropped.values())
+    assert ("MAE's decoder" if "MAE" in name else "the text encoder") in said
+    left = {key for key in model.state_dict() if key.startswith(("text_", "decoder.", "logit_", "visual_proj"))}
+    assert {key.partition(".")[0] for key in dropped} == {key.partition(".")[0] for key in left}
+
+
+@pytest.mark.parametrize("name", ["CLIPModel", "SiglipModel", "Dinov2WithRegistersModel"])
+def test_a_tensor_of_the_image_encoder_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    model, _ = made(name)
+    model.config.save_pretrained(tmp_path)
+    state = {key: own.contiguous() for key, own in model.state_dict().items()}
+    for spoiled in state:
+        if not spoiled.startswith(("text_", "logit_", "visual_projection.")) and "mask_token" not in spoiled:
+            save_file({key: own for key, own in state.items() if key != spoiled}, tmp_path / "model.safetensors")
+            with pytest.raises(VitkitError, match=spoiled):
+                inspect(tmp_path)
+
+
+def test_what_config_json_leaves_out_is_transformers_default(tmp_path: Path) -> None:
+    """As on the hub, where `vision_config` names what differs from the default alone."""
+    torch.manual_seed(0)
+    small = {"hidden_size": 48, "num_hidden_layers": 1, "intermediate_size": 48, "image_size": 16, "patch_size": 4}
+    model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**small)).eval()  # 12 heads, of 4 features
+    model.save_pretrained(tmp_path)
+    written = {"model_type": "siglip", "vision_config": {"image_size": 16, "patch_size": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    found = load(tmp_path)
+    assert (found.model.config.heads, found.model.config.gelu, found.model.config.norm_eps) == (12, "tanh", 1e-6)
+    with torch.inference_mode():
+        assert largest_difference(found.model(BATCH), model(BATCH).pooler_output) <= 1e-5
+
+
+def test_a_pooling_that_config_json_names_and_the_file_lacks_is_missed(tmp_path: Path) -> None:
+    model, _ = made("SiglipModel")
+    model.config.save_pretrained(tmp_path)
+    state = {key: own for key, own in model.state_dict().items() if not key.startswith("vision_model.head.")}
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(VitkitError, match=r"vision_model\.head\.probe"):
+        inspect(tmp_path)
+
+
+@pytest.mark.parametrize("size", [20, {"shortest_edge": 20}], ids=["number", "named"])
+def test_clips_processor_resizes_the_short_side(tmp_path: Path, size: Any) -> None:
+    model, _ = made("CLIPModel")
+    model.save_pretrained(tmp_path)
+    written = {"do_center_crop": True, "crop_size": 16, "size": size, "resample": 3, "image_mean": list(CLIP_MEAN)}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    found = inspect(tmp_path)
+    assert (found.preprocess.fit, found.preprocess.crop_pct) == ("crop", 0.8)
+    assert "preprocess" not in found.report.assumed
+
+
+def test_clips_classifier_is_refused_by_name(tmp_path: Path) -> None:
+    config = transformers.CLIPConfig(text_config=TEXTS, vision_config=IMAGES, num_labels=7)
+    transformers.CLIPForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(VitkitError, match="CLIPForImageClassification"):
+        inspect(tmp_path)
+
+
+def test_an_unknown_kind_of_clip_is_named(tmp_path: Path) -> None:
+    model, _ = made("CLIPModel")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "chinese_clip", "vision_config": IMAGES}))
+    with pytest.raises(VitkitError, match="chinese_clip"):
+        inspect(tmp_path)
+
+
+# --- OpenCLIP --------------------------------------------------------------------------------------------
+
+
+def openclip(*, quick: bool = False, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    images = CLIPVisionCfg(**{"layers": 2, "width": 32, "head_width": 8, "patch_size": 4, "image_size": 16, **fields})
+    texts = CLIPTextCfg(context_length=8, vocab_size=50, width=32, heads=2, layers=1)
+    model = CLIP(24, images, texts, quick_gelu=quick)
+    randomise(model)
+    return model.eval()
+
+
+def of_open_clip(model: Any) -> Tensor:
+    """Features of `BATCH` where a text is compared with them."""
+    with torch.inference_mode():
+        return model.encode_image(BATCH)
+
+
+def projected(found: Any, projection: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return found.model(BATCH) @ projection
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("ls_init_value", [None, 0.1])
+def test_open_clips_file(tmp_path: Path, quick: bool, ls_init_value: float | None) -> None:
+    model = openclip(quick=quick, ls_init_value=ls_init_value)
+    torch.save(model.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
+    asked = {"heads": 4, **({"gelu": "quick"} if quick else {})}
+    found = load(tmp_path / "open_clip_pytorch_model.bin", **asked)
+    assert largest_difference(projected(found, model.visual.proj), of_open_clip(model)) <= 1e-5
+    assert found.report is not None
+    assert found.report.format == "OpenCLIP"
+    assert ("gelu" in found.report.assumed) == (not quick)
+    assert "text encoder" in found.report.dropped["token_embedding.weight"]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_open_clips_folder_says_it_all(tmp_path: Path, quick: bool) -> None:
+    model = openclip(quick=quick)
+    save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
+    vision = {"layers": 2, "width": 32, "head_width": 8, "patch_size": 4, "image_size": 16}
+    pixels = {"mean": [0.1] * 3, "std": [0.2] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+    written = {"model_cfg": {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": vision}, "preprocess_cfg": pixels}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
+    found = load(tmp_path)
+    assert largest_difference(projected(found, model.visual.proj), of_open_clip(model)) <= 1e-5
+    assert (found.preprocess.fit, found.preprocess.mean, found.preprocess.interpolation) == (
+        *("squash", (0.1, 0.1, 0.1)),
+        "bilinear",
+    )
+    assert found.report is not None
+    assert not found.report.assumed
+    written["model_cfg"]["vision_cfg"] = {**vision, "attentional_pool": True}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
+    with pytest.raises(VitkitError, match="attentional_pool"):
+        inspect(tmp_path)
+
+
+def test_open_clips_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
+    state = openclip(ls_init_value=0.1).state_dict()
+    for spoiled in (key for key in state if key.startswith("visual.") and key != "visual.proj"):
+        save_file({key: own for key, own in state.items() if key != spoiled}, tmp_path / "x.safetensors")
+        with pytest.raises(VitkitError, match=spoiled):
+            inspect(tmp_path / "x.safetensors", heads=4)
+
+
+def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trunk = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4}
+    fields = {"timm_model_name": "vit_base_patch32_siglip_256", "timm_pool": "map", "timm_proj": "none"}
+    own = open_clip.timm_model.timm.create_model("vit_base_patch32_siglip_256", num_classes=0, **trunk).eval()
+    randomise(own)
+    state = {f"visual.trunk.{key}": value for key, value in own.state_dict().items()} | {"logit_scale": torch.ones(())}
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    bare = load(tmp_path / "open_clip_model.safetensors", heads=4, gelu="tanh")
+    written = {"model_cfg": {"embed_dim": 32, "vision_cfg": {"image_size": 16, **fields}}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
+    told = load(tmp_path, heads=4)
+    with torch.inference_mode():
+        for found in (bare, told):
+            assert largest_difference(found.model(BATCH), own(BATCH)) <= 1e-5
+    assert told.report is not None
+    assert "gelu" not in told.report.assumed
+    assert "gelu" in inspect(tmp_path / "open_clip_model.safetensors", heads=4).report.assumed
