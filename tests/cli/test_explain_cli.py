@@ -103,7 +103,7 @@ def test_a_name_that_is_not_utf8_is_explained(vitkit: Any, model: Path, pictures
 def test_no_readable_image_is_the_answer_no(vitkit: Any, model: Path, pictures: Path) -> None:
     outcome = vitkit("explain", model, pictures / "broken.png", "-o", model.parent / "out")
     assert outcome.code == 1
-    assert "1 images (1 unreadable)" in outcome.out
+    assert "1 image (1 unreadable)" in outcome.out
     assert not (model.parent / "out").exists()
 
 

@@ -205,8 +205,11 @@ def test_unreadable_files_are_left_out_and_listed(photos: Path) -> None:
 def test_a_split_without_a_readable_image_is_an_error(photos: Path) -> None:
     table = read_source(photos)
     own = classifier("cat", "dog", "owl")
-    with pytest.raises(VitkitError, match="no readable image in its test split"):
+    with pytest.raises(VitkitError, match="has no test split: choose all"):
         evaluate(own, table, "test")
+    halves = replace(table, splits=("train",) * (len(table) - 1) + ("test",))
+    with pytest.raises(VitkitError, match="has no tset split: choose test, train, all"):
+        evaluate(own, halves, "tset")
     for path in photos.rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(VitkitError, match=r"first: cat/cat_0\.png: empty file"):

@@ -20,12 +20,15 @@ def evaluate(
     """Ask the classifier about every image of a split, or of `all`. Classes are matched by name.
 
     Raises:
-        VitkitError: the split has no readable image, or images of a class that the classifier does not know; or images
-            have several classes each, and the classifier says one.
+        VitkitError: there is no such split, or it has no readable image, or images of a class that the classifier does
+            not know; or images have several classes each, and the classifier says one.
         UnansweredError: an answer is not finite.
     """
     if table.is_multi and classifier.task == "single":
         raise VitkitError(f"{table.name} has images of several classes or none, and the model says one of each image")
+    there = sorted(set(filter(None, table.splits)))
+    if split not in ("all", *there):
+        raise VitkitError(f"{table.name} has no {split} split: choose {', '.join([*there, 'all'])}")
     rows = table if split == "all" else table.of_split(split)
     number_of = align(rows, classifier)
     probabilities, answered, unreadable = _ask(classifier, rows, progress)

@@ -14,6 +14,7 @@ from vitkit.explanation.methods import method_names
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.words import plural
 from vitkit.verbs.anatomy import Anatomy, draw_anatomy
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
@@ -71,7 +72,8 @@ class Explanations(Result):
     @property
     def count(self) -> str:
         """How many images there were, in words."""
-        return f"{len(self.explained) + len(self.unreadable)} images ({len(self.unreadable)} unreadable)"
+        images = plural(len(self.explained) + len(self.unreadable), "image", "images")
+        return f"{images} ({len(self.unreadable)} unreadable)"
 
     @property
     def _outcome(self) -> str:
