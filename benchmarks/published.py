@@ -30,6 +30,7 @@ MODULES = (
     "vision_transformer_relpos",
 )
 USUAL = ("preprocess", "classes")  # assumed of every bare file
+LARGEST = 4_000_000_000  # parameters; of larger models eight layers, since a file of them cannot be mapped everywhere
 FEW = ("deit_tiny_patch16_224", "deit3_medium_patch16_224", "eva02_tiny_patch14_224")  # one of each outcome
 
 
@@ -50,7 +51,10 @@ def write_shapes(model: torch.nn.Module, path: Path) -> None:
 def outcome_of(architecture: str, path: Path) -> tuple[str, str]:
     """`loads`, `assumed` or `refused`, and what there is to say of it."""
     with torch.device("meta"):
-        write_shapes(timm.create_model(architecture), path)
+        model = timm.create_model(architecture)
+        if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
+            model = timm.create_model(architecture, depth=8)
+        write_shapes(model, path)
     try:
         assumed = inspect(path).report.assumed
     except VitkitError as error:

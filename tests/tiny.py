@@ -41,6 +41,15 @@ VARIETY: dict[str, dict[str, Any]] = {
     "clip": {"embed_norm": True, "patch_bias": False, "gelu": "quick"},
     "map": {"pool": "map"},
     "map of all tokens": {"pool": "map", "class_token": True, "registers": 1, "representation_size": 20},
+    "map of other sizes": {"pool": "map", "pool_heads": 2, "pool_mlp_size": 40, "last_norm": False},
+    "eva02": {"rotary": "eva", "rotary_grid": (5, 6), "mlp_kind": "swiglu", "mlp_norm": True, "attention_norm": True},
+    "rotary axial": {"rotary": "axial", "rotary_offset": 1, "rotary_grid": (2, 2), "pool": "gap", "class_token": True},
+    "rotary mixed": {"rotary": "mixed", "rotary_base": 10.0, "position": "none", "layer_scale": 0.1},
+    "dinov3": {"rotary": "dinov3", "rotary_base": 100.0, "position": "none", "registers": 2, "qkv_bias": False},
+    "sub-norms": {"attention_norm": True, "mlp_norm": True},
+    "res-post": {"norm": "res-post"},
+    "res-post gap conv": {"norm": "res-post", "pool": "gap", "fc_norm": True, "mlp_kind": "conv"},
+    "no last norm": {"last_norm": False, "registers": 1, "prefix_positions": False},
     "no qkv bias": {"qkv_bias": False},
     "qk_scale": {"qk_scale": 0.7},
     "tanh": {"gelu": "tanh"},
@@ -95,6 +104,7 @@ FEW = frozenset({
     *("sincos_1d", "sincos_2d", "gap with a class token", "fc_norm", "registers without positions", "layer scale"),
     *("swiglu", "conv MLP distilled registers", "interleaved", "interleaved gap", "all mixtures post-norm"),
     *("relative distilled", "clip", "map of all tokens"),
+    *("map of other sizes", "eva02", "rotary axial", "rotary mixed", "dinov3", "res-post gap conv"),
 })  # fmt: skip
 
 
@@ -162,22 +172,36 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     distill_token = pool == "token" and draw(st.booleans())
     position = draw(st.sampled_from(["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]))
     rate = st.sampled_from([0.0, 0.1, 0.5])
-    layers, norm = draw(st.integers(1, 3)), draw(st.sampled_from(["pre", "post"]))
+    layers, norm = draw(st.integers(1, 3)), draw(st.sampled_from(["pre", "post", "res-post"]))
     last = layers - (pool == "token")  # whose class token must read the patches
-    is_plain = position == "relative" or not draw(st.booleans())
+    rotary = "none" if position == "relative" else draw(st.sampled_from(["none", *["eva", "axial", "mixed", "dinov3"]]))
+    stretches = rotary in ("eva", "axial")
+    is_plain = position == "relative" or rotary != "none" or not draw(st.booleans())
+    conv_layers = () if is_plain else tuple(layer for layer in range(last) if draw(st.booleans()))
+    mlp_kind = "mlp" if pool == "map" else draw(st.sampled_from(["mlp", "swiglu", "conv"]))
+    fc_norm = norm != "post" and pool != "token+gap" and not (distill_token and pool == "token") and draw(st.booleans())
     distill_head = distill_token and draw(st.booleans())
     return ViTConfig(
         registers=draw(st.integers(0, 2)),
         class_token=True if pool in ("token", "token+gap") else draw(st.sampled_from([None, True])),
         prefix_positions=position in ("sincos_1d", "relative") or draw(st.booleans()),
-        layer_scale=draw(st.sampled_from([None, 0.1])),
-        mlp_kind="mlp" if pool == "map" else draw(st.sampled_from(["mlp", "swiglu", "conv"])),
+        layer_scale=None if norm == "res-post" else draw(st.sampled_from([None, 0.1])),
+        mlp_kind=mlp_kind,
+        mlp_norm=mlp_kind != "conv" and draw(st.booleans()),
+        attention_norm=not conv_layers and draw(st.booleans()),
+        last_norm=norm == "post" or fc_norm or draw(st.booleans()),
+        pool_heads=draw(st.sampled_from([None, 1, 2])) if pool == "map" else None,
+        pool_mlp_size=draw(st.sampled_from([None, 7])) if pool == "map" else None,
+        rotary=rotary,
+        rotary_base=draw(st.sampled_from([10.0, 10_000.0])),
+        rotary_grid=draw(st.sampled_from([None, (3, 5)])) if stretches else None,
+        rotary_offset=draw(st.integers(0, 1)) if stretches else 0,
         gelu=draw(st.sampled_from(["erf", "tanh", "quick"])),
         embed_norm=draw(st.booleans()),
         patch_bias=draw(st.booleans()),
-        projection=draw(st.sampled_from(["linear", "conv"])),
-        conv_layers=() if is_plain else tuple(layer for layer in range(last) if draw(st.booleans())),
-        fc_norm=norm == "pre" and pool != "token+gap" and not distill_head and draw(st.booleans()),
+        projection="linear" if rotary != "none" else draw(st.sampled_from(["linear", "conv"])),
+        conv_layers=conv_layers,
+        fc_norm=fc_norm,
         image_size=(patch[0] * grid[0], patch[1] * grid[1]),
         patch_size=patch,
         in_channels=draw(st.integers(1, 4)),

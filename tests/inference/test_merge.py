@@ -18,7 +18,9 @@ from vitkit.model.vit import VisionTransformer
 
 Array = NDArray[np.float64]
 
-_PLACED = ("every_layer", "shared", "relative", "conv", "interleaved", "mixtures")  # need each patch in its place
+_PLACED = (  # need each patch in its place
+    *("every_layer", "shared", "relative", "conv", "interleaved", "mixtures", "eva02", "rotary", "dinov3"),
+)
 REFUSED = [name for name in VARIETY if any(word in name for word in _PLACED)]
 MERGED = [name for name in VARIETY if name not in REFUSED and not name.startswith("map")]
 

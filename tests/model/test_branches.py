@@ -58,7 +58,9 @@ def test_every_field_of_today_is_known_once(name: str, field: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"norm": norm, "layer_scale": scale} for norm in ("pre", "post") for scale in (None, 0.1)]
+    "changes",
+    [{"norm": norm, "layer_scale": scale} for norm in ("pre", "post") for scale in (None, 0.1)]
+    + [{"norm": "res-post"}],
 )
 def test_the_description_computes_what_the_block_does(changes: dict[str, Any]) -> None:
     """To the bit, for whoever takes parts and order from it and folds nothing."""
@@ -68,9 +70,12 @@ def test_the_description_computes_what_the_block_does(changes: dict[str, Any]) -
         x = model.embed(images(2))
         expected = block(x)
         for branch in branches.branches(block):
-            x = branches.in_order(
-                branch.is_post_norm, x, branch.norm, lambda x, total, b=branch: total + b.scale(b.mix(x))
-            )
+
+            def add(x: torch.Tensor, total: torch.Tensor | None, branch: branches.Branch = branch) -> torch.Tensor:
+                own = branch.scale(branch.mix(x))
+                return own if total is None else total + own
+
+            x = branches.in_order(branch.order, x, branch.norm, add, torch.add)
         assert torch.equal(x, expected)
 
 

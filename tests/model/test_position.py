@@ -159,7 +159,9 @@ def test_the_bias_is_the_query_times_the_embedding_of_its_offset(tokens: int, si
     relative = RelativePosition(tokens, size).double()
     torch.nn.init.normal_(relative.table)
     q = torch.randn(2, 3, n, size, dtype=torch.float64)
-    torch.testing.assert_close(relative(q), naive_bias(q, relative.table, tokens), rtol=0, atol=1e-12)
+    bias = naive_bias(q, relative.table, tokens)
+    torch.testing.assert_close(relative.logits(q), bias, rtol=0, atol=1e-12)
+    torch.testing.assert_close(relative(q, q, 0.5)[2], 0.5 * bias, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "explicit"])

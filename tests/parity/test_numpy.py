@@ -79,7 +79,31 @@ def table(config: ViTConfig, w: Weights, layer: int) -> Array:
     return np.zeros((config.tokens, D))
 
 
-def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array | None) -> Array:
+def turned(x: Array, w: Weights, config: ViTConfig, layer: int, head: int) -> Array:
+    """(B, N, D_h): every two features of a patch as a complex number, turned by the patch's place."""
+    size, ahead, (h, width) = x.shape[-1], config.prefix_tokens, config.grid
+    first, second = np.split(x, 2, axis=-1) if config.rotary == "dinov3" else (x[..., ::2], x[..., 1::2])
+    numbers = first + 1j * second
+    for patch in range(h * width):
+        row, column = divmod(patch, width)
+        falling = np.array([config.rotary_base ** (-4 * i / size) for i in range(size // 4)])
+        if config.rotary == "mixed":
+            angles = column * w["rope.freqs"][0, layer, head] + row * w["rope.freqs"][1, layer, head]
+        elif config.rotary == "dinov3":
+            y, z = (2 * (row + 0.5) / h - 1), (2 * (column + 0.5) / width - 1)
+            angles = 2 * math.pi * np.concatenate([y * falling, z * falling])
+        else:
+            grid = config.rotary_grid or config.grid
+            y, z = ((row + config.rotary_offset) * grid[0] / h, (column + config.rotary_offset) * grid[1] / width)
+            angles = np.concatenate(
+                [y * falling, z * falling] if config.rotary == "eva" else [z * falling, y * falling]
+            )
+        numbers[:, ahead + patch] *= np.exp(1j * angles)
+    parts = [numbers.real, numbers.imag]
+    return np.concatenate(parts, -1) if config.rotary == "dinov3" else np.stack(parts, -1).reshape(x.shape)
+
+
+def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array | None, layer: int) -> Array:
     B, N, D = x.shape
     if f"{name}.qkv.weight" not in w:  # a layer that convolves
         return linear(gelu(convolved(x, w, config, f"{name}.depthwise"), config.gelu), w, f"{name}.proj")
@@ -90,6 +114,10 @@ def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array
     out = np.empty_like(x)
     for head in range(config.heads):
         own = slice(head * size, (head + 1) * size)
+        if config.rotary != "none":
+            q, k = q.copy(), k.copy()
+            for part in (q, k):
+                part[..., own] = turned(part[..., own], w, config, layer, head)
         for b in range(B):
             for i in range(N):
                 keys = k[b, :, own]
@@ -98,16 +126,19 @@ def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array
                 logits = keys @ q[b, i, own] * scale
                 a = np.exp(logits - logits.max())
                 out[b, i, own] = a / a.sum() @ v[b, :, own]
+    if config.attention_norm:
+        out = layer_norm(out, w, f"{name}.norm", config.norm_eps)
     return linear(out, w, f"{name}.proj")
 
 
 def attended(x: Array, w: Weights, config: ViTConfig) -> Array:
     """What one learned query reads of all tokens, head by head, and an MLP makes of it."""
-    size = config.hidden_size // config.heads
+    heads = config.pool_heads or config.heads
+    size = config.hidden_size // heads
     q = linear(w["attn_pool.latent"][0], w, "attn_pool.q")[0]
     k, v = np.split(linear(x, w, "attn_pool.kv"), 2, axis=-1)
     out = np.empty((len(x), config.hidden_size))
-    for head in range(config.heads):
+    for head in range(heads):
         own = slice(head * size, (head + 1) * size)
         logits = k[..., own] @ q[own] / math.sqrt(size)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
@@ -149,19 +180,26 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
             hidden = convolved(linear(y, w, f"{block}.mlp.fc1"), w, config, f"{block}.mlp.conv")
             if config.mlp_kind == "swiglu":
                 gate, value = np.split(hidden, 2, axis=-1)
-                return linear(gate / (1 + np.exp(-gate)) * value, w, f"{block}.mlp.fc2") * ls2
-            return linear(gelu(hidden, config.gelu), w, f"{block}.mlp.fc2") * ls2
+                hidden = gate / (1 + np.exp(-gate)) * value
+            else:
+                hidden = gelu(hidden, config.gelu)
+            if config.mlp_norm:
+                hidden = layer_norm(hidden, w, f"{block}.mlp.norm", eps)
+            return linear(hidden, w, f"{block}.mlp.fc2") * ls2
 
-        def mix(y: Array, block: str = block, ls1: Array | np.float64 = ls1, offsets: Array | None = offsets) -> Array:
-            return attention(y, w, config, f"{block}.attn", offsets) * ls1
+        def mix(y: Array, i: int = i, ls1: Array | np.float64 = ls1, offsets: Array | None = offsets) -> Array:
+            return attention(y, w, config, f"blocks.{i}.attn", offsets, i) * ls1
 
         if config.norm == "post":
             x = layer_norm(x + mix(x), w, f"{block}.norm1", eps)
             x = layer_norm(x + mlp(x), w, f"{block}.norm2", eps)
+        elif config.norm == "res-post":
+            x = x + layer_norm(mix(x), w, f"{block}.norm1", eps)
+            x = x + layer_norm(mlp(x), w, f"{block}.norm2", eps)
         else:
             x = x + mix(layer_norm(x, w, f"{block}.norm1", eps))
             x = x + mlp(layer_norm(x, w, f"{block}.norm2", eps))
-    if config.norm == "pre" and not config.fc_norm:
+    if config.norm != "post" and not config.fc_norm and config.last_norm:
         x = layer_norm(x, w, "norm", eps)
 
     ahead = sum(w[token].shape[1] for token in ("cls_token", "dist_token", "reg_token") if token in w)
@@ -185,7 +223,7 @@ def check(config: ViTConfig, shortcut: bool, fused: bool) -> None:
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     tokens, answers = forward(config, weights, pictures.numpy())
     # The model keeps its sinusoids in float32.
-    tolerance = 1e-5 if config.position.startswith("sincos") else 1e-9
+    tolerance = 1e-5 if config.position.startswith("sincos") or config.rotary != "none" else 1e-9
     with torch.no_grad():
         np.testing.assert_allclose(model.forward_features(pictures).numpy(), tokens, rtol=0, atol=tolerance)
         heads = model.forward_heads(pictures)

@@ -19,21 +19,9 @@ from vitkit.errors import VitkitError
 from vitkit.weights import inspect
 
 TIMM = {
-    "vit_base_patch16_dinov3": "DINOv3, with rotary positions",
-    "vit_small_plus_patch16_dinov3": "DINOv3, with rotary positions",
-    "vit_pe_core_base_patch16_224": "Perception Encoder",
-    "vit_pe_lang_large_patch14_448": "Perception Encoder",
-    "vit_pe_spatial_base_patch16_512": "Perception Encoder",
-    "eva02_base_patch14_224": "EVA-02",
-    "eva02_tiny_patch14_224": "EVA or EVA-02",
-    "eva_giant_patch14_224": "EVA or EVA-02",
     "beit_base_patch16_224": "BEiT",
-    "beit3_base_patch16_224": "BEiT-3",
     "aimv2_large_patch14_224": "AIMv2",
     "naflexvit_base_patch16_gap": "NaFlexViT",
-    "vit_base_patch16_radio_v3": "RADIO",
-    "vit_base_patch16_rope_224": "rotary positions",
-    "vit_base_patch16_rope_ape_224": "rotary positions",
     "vit_base_patch16_sapiens2": "Sapiens",
     "vit_relpos_base_patch16_224": "relative positions",
     "vit_pwee_patch16_reg1_gap_256": "side by side",

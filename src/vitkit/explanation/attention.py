@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.position import RelativePosition
+from vitkit.model.position import Relative
 from vitkit.model.vit import Attention, VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
@@ -40,11 +40,11 @@ class ExactAttention(Attention):
 
     seen: Tensor | None = None
 
-    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
+    def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         output = super().forward(x, queries, relative)
         q, k = self._asked
         del self._asked
-        bias = None if relative is None else self.scale * relative(q)
+        q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
         self.seen = exact_matrix(self, q, k, bias)
         return output
 

@@ -28,14 +28,15 @@ WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dr
 OUTSIDE_BLOCKS = frozenset(
     {"image_size", "in_channels", "patch_size", "patch_norm", "patch_bias", "stem", "stem_kind"}  # eq. 1
     | {"class_token", "distill_token", "registers", "prefix_positions", "embed_norm"}
-    | {"num_classes", "pool", "distill_head", "representation_size", "fc_norm"}  # eq. 4
+    | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size", "fc_norm"}  # eq. 4
+    | {"last_norm"}
 )
 _PARTS: dict[type[nn.Module], Set[str]] = {
     Block: {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"},
-    Attention: {"convolve", "qkv", "proj", "attn_drop", "proj_drop"},
+    Attention: {"convolve", "qkv", "norm", "proj", "attn_drop", "proj_drop"},
     ConvProjection: {"q", "k", "v"},
     ConvMixer: {"depthwise", "act", "proj", "proj_drop"},
-    MLP: {"fc1", "conv", "act", "drop1", "drop2", "fc2"},
+    MLP: {"fc1", "conv", "act", "drop1", "drop2", "norm", "fc2"},
     TokenConvolution: {"conv"},
     **dict.fromkeys((nn.Linear, nn.LayerNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
     **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, QuickGELU, SwiGLU), frozenset[str]()),
@@ -50,13 +51,13 @@ class Branch:
         norm: of the branch's input; in post-norm order of the sum instead.
         mix: between tokens (`Attention`, `ConvMixer`) or within each (`MLP`).
         scale: `LayerScale`, or an identity.
-        is_post_norm: see `in_order`.
+        order: see `in_order`.
     """
 
     norm: nn.LayerNorm
     mix: nn.Module
     scale: nn.Module
-    is_post_norm: bool
+    order: str
 
 
 def branches(block: nn.Module) -> tuple[Branch, Branch]:
@@ -68,21 +69,25 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
     assert isinstance(block, Block)
     _refuse_other_parts(block)
     return (
-        Branch(block.norm1, block.attn, block.ls1, block.post_norm),
-        Branch(block.norm2, block.mlp, block.ls2, block.post_norm),
+        Branch(block.norm1, block.attn, block.ls1, block.order),
+        Branch(block.norm2, block.mlp, block.ls2, block.order),
     )
 
 
-def in_order(is_post_norm: bool, x: T, norm: Callable[[T], T], add: Callable[[T, T], T]) -> T:
-    """One branch: eqs. 2 and 3, or the order of the original Transformer (arXiv 1706.03762, sec. 3.1).
+def in_order(order: str, x: T, norm: Callable[[T], T], add: Callable[[T, T | None], T], plus: Callable[[T, T], T]) -> T:
+    """One branch: eqs. 2 and 3, or another order of its norm.
 
     Args:
-        is_post_norm: whether the sum is normalised, and not what the branch reads.
+        order: `ViTConfig.norm`: what the branch reads is normalised ("pre"); or the sum, as in the original Transformer
+            (arXiv 1706.03762, sec. 3.1); or what the branch gives (arXiv 2111.09883, sec. 3.2).
         x: the tokens, as whoever computes them has them.
         norm: normalises tokens.
-        add: of what the branch reads and of the sum so far, the sum with the branch's output.
+        add: of what the branch reads and of the sum so far, the sum with the branch's output; the output alone of None.
+        plus: of the sum so far and of the branch's output, the sum.
     """
-    return norm(add(x, x)) if is_post_norm else add(norm(x), x)
+    if order == "pre":
+        return add(norm(x), x)
+    return norm(add(x, x)) if order == "post" else plus(x, norm(add(x, None)))
 
 
 def refuse_unknown(config: ViTConfig, known: Set[str], who: str) -> None:

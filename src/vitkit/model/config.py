@@ -20,6 +20,7 @@ Position = Literal["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relati
 PositionAt = Literal["input", "every_layer", "shared"]
 PositionResize = Literal["reference", "timm", "torchvision", "huggingface", "dinov2"]
 StemKind = Literal["reference", "timm"]
+Rotary = Literal["none", "eva", "axial", "mixed", "dinov3"]
 IMAGENET_1K = 1000
 
 
@@ -50,6 +51,8 @@ class ViTConfig:
     class_token: bool | None = None  # None: as the pool needs; mean-pooled models may keep an unread one
     # sec. 3.1; app. D.3; DINOv2's linear probe; a query's attention to all tokens (arXiv 2106.04560, sec. 2.2)
     pool: Literal["token", "gap", "token+gap", "map"] = "token"
+    pool_heads: int | None = None  # of pool "map"; None: as the layers have
+    pool_mlp_size: int | None = None
     distill_token: bool = False  # DeiT, arXiv 2012.12877, sec. 4
     distill_head: bool = False
     registers: int = 0  # arXiv 2309.16588
@@ -57,12 +60,20 @@ class ViTConfig:
     position: Position = "learned_1d"  # app. D.4, Table 8
     position_at: PositionAt = "input"  # `relative` acts inside attention: every_layer or shared
     position_resize: PositionResize = "reference"  # whose interpolation fits learned positions to another image size
+    rotary: Rotary = "none"  # EVA-02, arXiv 2303.11331; arXiv 2403.13298, sec. 3.2; DINOv3, arXiv 2508.10104
+    rotary_base: float = 10_000.0  # by which frequencies fall from one pair of features to the last
+    rotary_grid: Pair | None = None  # the grid that patches are counted on, whatever their number; None: their own
+    rotary_offset: int = 0  # of the first patch; Perception Encoder, arXiv 2504.13181, counts its class token
     prefix_positions: bool = True  # False: class token and registers get none (DeiT III, arXiv 2204.07118)
-    norm: Literal["pre", "post"] = "pre"  # eqs. 2-3; "post" is the original Transformer's order
+    # eqs. 2-3; the original Transformer's order; of each branch's result (Swin V2, arXiv 2111.09883, sec. 3.2)
+    norm: Literal["pre", "post", "res-post"] = "pre"
     norm_eps: float = 1e-6
     patch_norm: bool = False
     patch_bias: bool = True  # of E in eq. 1; CLIP has none
     embed_norm: bool = False  # normalise the tokens ahead of the first layer (CLIP, arXiv 2103.00020, sec. 2.4)
+    last_norm: bool = True  # of eq. 4; Perception Encoder's dense models, arXiv 2504.13181, have none
+    attention_norm: bool = False  # of the joined heads, ahead of their projection (sub-LN, arXiv 2210.06423)
+    mlp_norm: bool = False  # of what the MLP's second layer reads (sub-LN, arXiv 2210.06423; EVA-02)
     fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
     layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
     gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
@@ -77,6 +88,8 @@ class ViTConfig:
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size"):
             object.__setattr__(self, name, as_pair(getattr(self, name), name))
+        if self.rotary_grid is not None:
+            object.__setattr__(self, "rotary_grid", as_pair(self.rotary_grid, "rotary_grid"))
         settle_types(self)
         if self.class_token is None:
             object.__setattr__(self, "class_token", reads_token(self.pool))

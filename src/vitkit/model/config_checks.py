@@ -44,13 +44,16 @@ def check_values(config: Any) -> None:
     _check_patches(config)
     _check_tokens(config)
     _check_positions(config)
+    _check_rotary(config)
+    _check_norms(config)
 
 
 def _check_extent(config: Any) -> None:
     """Refuse sizes that no model has, before anything is made of them."""
     if config.layers > MAX_LAYERS:
         raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
-    for name in ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size"):
+    sizes = ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size")
+    for name in (*sizes, "pool_mlp_size"):
         if (getattr(config, name) or 0) > MAX_SIZE:
             raise VitkitError(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
     if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
@@ -87,8 +90,13 @@ def _check_tokens(config: Any) -> None:
         raise VitkitError(f"distill_token needs pool='token', not {config.pool!r}")
     if config.distill_token and config.representation_size is not None:
         raise VitkitError("representation_size cannot be combined with distill_token: DeiT has no representation layer")
-    if config.fc_norm and config.norm == "post":
-        raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
+    for name in ("pool_heads", "pool_mlp_size"):
+        if getattr(config, name) is not None and getattr(config, name) < 1:
+            raise VitkitError(f"{name} must be at least 1 or None, not {getattr(config, name)}")
+    if config.pool == "map" and config.hidden_size % (config.pool_heads or 1):
+        raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by pool_heads {config.pool_heads}")
+    if config.pool != "map" and (config.pool_heads is not None or config.pool_mlp_size is not None):
+        raise VitkitError(f"pool_heads and pool_mlp_size are of pool 'map' alone, not of {config.pool!r}")
     if config.pool == "map" and config.mlp_kind != "mlp":
         raise VitkitError(
             f"pool 'map' has a plain MLP of its own: it cannot be combined with mlp_kind {config.mlp_kind!r}"
@@ -109,6 +117,36 @@ def _check_positions(config: Any) -> None:
         )
     if not config.prefix_positions and config.position in ("sincos_1d", "relative"):
         raise VitkitError(f"prefix_positions=False has no meaning with position {config.position!r}")
+
+
+def _check_rotary(config: Any) -> None:
+    if config.rotary == "none":
+        return
+    if config.head_size % 4:
+        raise VitkitError(f"rotary {config.rotary!r} needs a head size divisible by 4, not {config.head_size}")
+    if config.rotary_base <= 0:
+        raise VitkitError(f"rotary_base must be positive, not {config.rotary_base}")
+    if config.rotary_grid is not None and max(config.rotary_grid) > MAX_SIDE:
+        raise VitkitError(f"rotary_grid {_times(config.rotary_grid)} is larger than any model's")
+    if config.rotary in ("mixed", "dinov3") and (config.rotary_grid is not None or config.rotary_offset):
+        raise VitkitError(f"rotary_grid and rotary_offset have no meaning with rotary {config.rotary!r}")
+    if config.position == "relative":
+        raise VitkitError("rotary cannot be combined with position 'relative': both act inside attention")
+    if config.conv_layers or config.projection == "conv":
+        raise VitkitError("rotary cannot be combined with conv_layers or projection 'conv'")
+
+
+def _check_norms(config: Any) -> None:
+    if config.fc_norm and config.norm == "post":
+        raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
+    if config.norm == "res-post" and config.layer_scale is not None:
+        raise VitkitError("layer_scale cannot be combined with norm 'res-post', whose norms scale each branch already")
+    if config.mlp_norm and config.mlp_kind == "conv":
+        raise VitkitError("mlp_norm cannot be combined with mlp_kind 'conv'")
+    if not config.last_norm and (config.norm == "post" or config.fc_norm):
+        raise VitkitError("last_norm=False says nothing beside norm 'post' or fc_norm, which have no last norm")
+    if config.attention_norm and config.conv_layers:
+        raise VitkitError("attention_norm cannot be combined with conv_layers, which have no attention")
 
 
 def _times(pair: Pair) -> str:

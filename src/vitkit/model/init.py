@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.model.layers import LayerScale
 from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import Learned2D, RelativePosition
+from vitkit.model.rotary import Rotary
 
 
 @torch.no_grad()
@@ -31,6 +32,8 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         elif isinstance(module, (Learned2D, RelativePosition)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
+        elif isinstance(module, Rotary):
+            module.initialise()
         elif isinstance(module, AttentionPool):
             nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5)
         elif isinstance(module, LayerScale):

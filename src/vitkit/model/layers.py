@@ -149,14 +149,19 @@ def gelu(config: ViTConfig) -> nn.Module:
     return QuickGELU() if config.gelu == "quick" else nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
-def layer_norm(config: ViTConfig) -> nn.LayerNorm:
-    """LN of eqs. 2-4."""
-    return nn.LayerNorm(config.hidden_size, config.norm_eps)
+def layer_norm(config: ViTConfig, size: int | None = None) -> nn.LayerNorm:
+    """LN of eqs. 2-4, of tokens or of vectors of another size."""
+    return nn.LayerNorm(config.hidden_size if size is None else size, config.norm_eps)
 
 
 def layer_scale(config: ViTConfig) -> nn.Module:
     """LayerScale where the configuration has it."""
     return nn.Identity() if config.layer_scale is None else LayerScale(config.hidden_size, config.layer_scale)
+
+
+def extra_tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
+    """Learned tokens ahead of the patches (1, number, D), where there are any."""
+    return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
 
 
 def heads(config: ViTConfig) -> tuple[nn.Module, Head | None, Head | None]:

@@ -5,11 +5,17 @@ Shapes: N tokens, D hidden size, h x w patch grid.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
+
+# Positions that act inside attention: q (B, H, n, D_h), k (B, H, N, D_h) and the scale of their products -> q and k
+# as they are to be multiplied, and what is added to the scaled products, broadcast to (B, H, n, N).
+Relative = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def sincos_1d(positions: int, dim: int) -> Tensor:
@@ -105,8 +111,12 @@ class RelativePosition(nn.Module):
         offsets = sequence[:, None] - sequence[None, :] + self.tokens - 1  # p_q - p_k, made a row of the table: (N, N)
         self.register_buffer("index", offsets, persistent=False)
 
-    def forward(self, q: Tensor) -> Tensor:
-        """(B, H, n, D_h) queries of the first n tokens -> (B, H, n, N) logits, not yet scaled."""
+    def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k as they are, and the logits (B, H, n, N) of q (B, H, n, D_h), the first n tokens' queries."""
+        return q, k, scale * self.logits(q)
+
+    def logits(self, q: Tensor) -> Tensor:
+        """(B, H, n, D_h) -> (B, H, n, N), not yet scaled."""
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
         return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))

@@ -55,7 +55,7 @@ class TimmHabits:
 
     def no_weight_decay(self: Any) -> set[str]:
         """Parameters that are never decayed: tokens and positions."""
-        names = ("cls_token", "dist_token", "reg_token", "pos_embed")
+        names = ("cls_token", "dist_token", "reg_token", "pos_embed", "rope")
         return {name for name, _ in self.named_parameters() if name.partition(".")[0] in names}
 
     def set_grad_checkpointing(self: Any, enable: bool = True) -> None:

@@ -19,12 +19,24 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
+from vitkit.model.computing import Computing
 from vitkit.model.config import ViTConfig
 from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
 from vitkit.model.init import initialise
-from vitkit.model.layers import Dropout, DropPath, SwiGLU, TokenConvolution, gelu, heads, layer_norm, layer_scale
-from vitkit.model.pooling import AttentionPool
-from vitkit.model.position import RelativePosition, Sinusoids, build_positions
+from vitkit.model.layers import (
+    Dropout,
+    DropPath,
+    SwiGLU,
+    TokenConvolution,
+    extra_tokens,
+    gelu,
+    heads,
+    layer_norm,
+    layer_scale,
+)
+from vitkit.model.pooling import AttentionPool, pooling_mlp
+from vitkit.model.position import Relative, build_positions
+from vitkit.model.rotary import Rotary
 from vitkit.model.stem import ResNetStem
 from vitkit.model.timm_habits import TimmHabits
 
@@ -62,6 +74,7 @@ class Attention(nn.Module):
         self.fused = True  # one kernel for eqs. 6-7; False: written out, the same numbers
         self.convolve = ConvProjection(config, patches_read) if config.projection == "conv" else None
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
+        self.norm = layer_norm(config) if config.attention_norm else nn.Identity()
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.attn_drop, self.proj_drop = Dropout(config.attention_dropout), Dropout(config.dropout)
 
@@ -84,15 +97,15 @@ class Attention(nn.Module):
         logits = (q * self.scale) @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
-    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
+    def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
         q, k, v = self.project(x, queries)
-        bias = None if relative is None else self.scale * relative(q)  # (B, H, n, N)
+        q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
         if self.fused and not (self.training and self.attn_drop.rate):  # the kernel draws its own dropout
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
         else:
             x = self.attn_drop(self.matrix(q, k, bias)) @ v  # eq. 7: (B, H, n, D_h)
         x = x.transpose(1, 2).flatten(2)  # eq. 8: (B, n, D)
-        return self.proj_drop(self.proj(x))
+        return self.proj_drop(self.proj(self.norm(x)))
 
 
 class MLP(nn.Module):
@@ -107,11 +120,12 @@ class MLP(nn.Module):
             self.conv = TokenConvolution(config.mlp_size, config.grid, config.prefix_tokens)
         self.act = SwiGLU() if gated else gelu(config)
         self.drop1, self.drop2 = Dropout(config.dropout), Dropout(config.dropout)
+        self.norm = layer_norm(config, config.mlp_size) if config.mlp_norm else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop1(self.act(self.conv(self.fc1(x))))  # (B, n, mlp)
-        return self.drop2(self.fc2(x))  # (B, n, D)
+        return self.drop2(self.fc2(self.norm(x)))  # (B, n, D)
 
 
 class Block(nn.Module):
@@ -119,7 +133,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
-        self.post_norm = config.norm == "post"
+        self.order = config.norm
         self.norm1 = layer_norm(config)
         patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them is in vain
         self.attn = ConvMixer(config) if layer in config.conv_layers else Attention(config, patches_read)
@@ -129,15 +143,18 @@ class Block(nn.Module):
         rate = config.drop_path * layer / max(config.layers - 1, 1)  # the linear rule
         self.drop_path1, self.drop_path2 = DropPath(rate), DropPath(rate)
 
-    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
-        if self.post_norm:  # the original Transformer, arXiv 1706.03762 sec. 3.1
+    def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
+        if self.order == "res-post":  # Swin V2, arXiv 2111.09883 sec. 3.2
+            x = x[:, :queries] + self.drop_path1(self.norm1(self.attn(x, queries, relative)))
+            return x + self.drop_path2(self.norm2(self.mlp(x)))
+        if self.order == "post":  # the original Transformer, arXiv 1706.03762 sec. 3.1
             x = self.norm1(x[:, :queries] + self.drop_path1(self.ls1(self.attn(x, queries, relative))))
             return self.norm2(x + self.drop_path2(self.ls2(self.mlp(x))))
         x = x[:, :queries] + self.drop_path1(self.ls1(self.attn(self.norm1(x), queries, relative)))  # eq. 2
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))  # eq. 3
 
 
-class VisionTransformer(TimmHabits, nn.Module):
+class VisionTransformer(Computing, TimmHabits, nn.Module):
     """Images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
     Three attributes change how it is computed, never what: `fused_attention`, `shortcut` (the last block computes only
@@ -151,16 +168,18 @@ class VisionTransformer(TimmHabits, nn.Module):
         self.shortcut = True
         self.checkpointing: int = False
         self.patch_embed = PatchEmbed(config)
-        self.cls_token = _tokens(1 if config.class_token else 0, config)
-        self.dist_token = _tokens(1 if config.distill_token else 0, config)
-        self.reg_token = _tokens(config.registers, config)
+        self.cls_token = extra_tokens(1 if config.class_token else 0, config)
+        self.dist_token = extra_tokens(1 if config.distill_token else 0, config)
+        self.reg_token = extra_tokens(config.registers, config)
         self.pos_embed, self.rel_pos = build_positions(config)
+        self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
         self.norm_pre = layer_norm(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
-        self.norm = nn.Identity() if config.norm == "post" or config.fc_norm else layer_norm(config)
-        self.attn_pool = AttentionPool(config, MLP(config)) if config.pool == "map" else None
+        is_normalised = config.norm == "post" or config.fc_norm or not config.last_norm
+        self.norm = nn.Identity() if is_normalised else layer_norm(config)
+        self.attn_pool = AttentionPool(config, MLP(pooling_mlp(config))) if config.pool == "map" else None
         self.fc_norm = layer_norm(config) if config.fc_norm else nn.Identity()
         self.pre_logits, self.head, self.head_dist = heads(config)
         initialise(self, self.patch_embed.proj, config.init)
@@ -175,17 +194,12 @@ class VisionTransformer(TimmHabits, nn.Module):
         without = self.config.prefix_tokens - self.config.positioned_prefix
         return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
-    def positions_of(self, layer: int) -> tuple[Tensor | None, RelativePosition | None]:
-        """What layer `layer` adds to its tokens, (N, D), and to the logits of its attention."""
-        relative = None if self.rel_pos is None else self.rel_pos[layer % len(self.rel_pos)]  # of this layer, or of all
-        assert relative is None or isinstance(relative, RelativePosition)
+    def positions_of(self, layer: int) -> tuple[Tensor | None, Relative | None]:
+        """What layer `layer` adds to its tokens, (N, D), and what acts inside its attention."""
+        relative: Relative | None = None if self.rope is None else self.rope(layer)
+        if self.rel_pos is not None:
+            relative = self.rel_pos[layer % len(self.rel_pos)]  # of this layer, or of all
         return None if self.config.position_at == "input" else self.positions(layer), relative
-
-    def rebuild_tables(self) -> None:
-        """Compute the fixed tables anew, beside the parameters, after the model left the meta device."""
-        for module in self.modules():
-            if isinstance(module, (RelativePosition, Sinusoids)):
-                module.rebuild_tables(self.patch_embed.proj.weight)
 
     def embed(self, images: Tensor) -> Tensor:
         """Eq. 1: (B, C, height, width) images -> (B, N, D) tokens.
@@ -284,16 +298,3 @@ class VisionTransformer(TimmHabits, nn.Module):
         heads = [head for head in (self.head, self.head_dist) if head is not None]
         features = self._features(tokens)
         return tuple(head(x) for head, x in zip(heads, features, strict=True)) if heads else features
-
-    @property
-    def fused_attention(self) -> bool:
-        return all(module.fused for module in self.modules() if isinstance(module, Attention))
-
-    @fused_attention.setter
-    def fused_attention(self, fused: bool) -> None:
-        for module in (own for own in self.modules() if isinstance(own, Attention)):
-            module.fused = fused
-
-
-def _tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
-    return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None

@@ -167,11 +167,14 @@ class _KeepsOutput(torch.autograd.Function):
         return output
 
 
-class _KeepsBoth(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """Keeps each factor that the other's gradient needs."""
+
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        ctx.save_for_backward(left, right)
-        return left.new_empty(left.shape)
+        needs_left, needs_right = ctx.needs_input_grad
+        ctx.save_for_backward(*([right] if needs_left else []), *([left] if needs_right else []))
+        return left.new_empty(torch.broadcast_shapes(left.shape, right.shape))  # type: ignore[no-untyped-call]
 
 
 class _Variance(torch.autograd.Function):
@@ -206,7 +209,7 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
     """A product or a quotient."""
-    return _KeepsBoth.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
+    return _Product.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 
 def _reduced(x: Tensor, dims: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from vitkit.training.recipe import Recipe
 
-_OF_TOKENS = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos")
+_OF_TOKENS = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos", "rope")
 _NO_DECAY = (*_OF_TOKENS, "attn_pool.latent")
 _OF_BLOCK = re.compile(r"(blocks|rel_pos)\.(\d+)\.")
 

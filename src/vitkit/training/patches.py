@@ -62,7 +62,11 @@ def check_patch_dropout(config: ViTConfig) -> None:
 
 def needs_every_patch(config: ViTConfig) -> str | None:
     """Why a model cannot do without some of the patches; None where it can."""
-    if config.position == "relative" or (config.position != "none" and config.position_at != "input"):
+    if (
+        config.position == "relative"
+        or config.rotary != "none"
+        or (config.position != "none" and config.position_at != "input")
+    ):
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
         return "layers of this model convolve, which needs all patches"

@@ -33,16 +33,12 @@ _FAMILIES = (
     Family("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
     Family("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
     Family("BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")),
-    Family("Perception Encoder, with rotary positions", ("norm_pre", r"attn_pool\.latent$")),
-    Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK + "gamma_1$")),
-    Family("Perception Encoder, with rotary positions", ("norm_pre", _BLOCK), (r"norm\.", "patch_embed.proj.bias")),
     # One stack of layers on patches
     Family("SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")),
     Family("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
     Family("NaFlexViT, for any aspect", (r"embeds\.(proj|pos_embed)",)),
     Family("AIMv2, with RMS norms and gated MLPs", (_BLOCK + r"mlp\.fc1_g\.weight$",), (_BLOCK + r"norm1\.bias$",)),
     Family("Sapiens, with rotary positions and RMS norms", (_BLOCK + r"attn\.q_norm\.",), (_BLOCK + r"norm1\.bias$",)),
-    Family("DINOv3, with rotary positions", ("reg_token$", _BLOCK + "gamma_1$"), ("pos_embed$",)),
     Family("DINOv3, with rotary positions", (r"(storage_tokens|rope_embed\.)",)),
     Family(
         "DINOv3, with rotary positions",
@@ -52,22 +48,13 @@ _FAMILIES = (
     Family("BEiT, with relative positions", (r"rel_pos_bias\.", _BLOCK + "gamma_1$")),
     Family("BEiT or Data2Vec, with relative positions", (_LAYER + r"lambda_1$",)),
     Family("BEiT, with relative positions", (r"beit\.",)),
-    Family("BEiT-3, with norms inside its sublayers", (_BLOCK + r"attn\.norm\.", _BLOCK + r"mlp\.norm\.")),
-    Family(
-        "EVA-02, with rotary positions and gated MLPs", (_BLOCK + r"(mlp\.(fc1_g|w1)\.|attn\.rope\.)", "pos_embed$")
-    ),
-    Family("EVA or EVA-02, with biases of q and v alone", (_BLOCK + r"attn\.q_bias$", "pos_embed$")),
-    Family("a ViT with rotary positions", (_BLOCK + "gamma_1$", _BLOCK + r"attn\.qkv"), (r"(blocks_token|cls_attn)",)),
+    Family("EVA-02, with rotary positions and gated MLPs", (_BLOCK + r"(mlp\.w1\.|attn\.rope\.)", "pos_embed$")),
+    Family("a ViT whose attention is a difference of two", (_BLOCK + r"(attn\.)?lambda_q1$",)),
     Family("a ViT with relative positions by an MLP or a table", (_BLOCK + r"attn\.rel_pos",)),
     Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"in_proj\.",)),
     Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),
     Family("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
     Family("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
-    Family(
-        "RADIO or InternViT, without a norm after the last layer",
-        ("cls_token$", _BLOCK + r"ls1\.gamma$", _BLOCK + r"norm1\."),
-        (r"norm\.", r"fc_norm\.", "mask_token"),
-    ),
     Family("YOLOS, a detector", (r".*detection_tokens$",)),
     Family("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
     # Stages

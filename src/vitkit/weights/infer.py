@@ -58,8 +58,9 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
     Raises:
         VitkitError: a tensor is missing without which the configuration cannot be told, or the grid is ambiguous.
     """
-    for name in ("patch_embed.proj.weight", "pos_embed"):
-        if name not in shapes and given.fields.get("position", "learned_1d") == "learned_1d":
+    is_learned = given.fields.get("position", "learned_1d") == "learned_1d"
+    for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
+        if name not in shapes:
             raise VitkitError(f"{given.theirs(name)} is missing")
     kernel = shapes["patch_embed.proj.weight"]
     _check_kernel(kernel, given)
@@ -76,15 +77,20 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
         **_embedding(shapes),
         "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
         "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
+        "attention_norm": any(".attn.norm." in name for name in shapes),
+        "mlp_norm": any(name.startswith("blocks.") and ".mlp.norm." in name for name in shapes),
         **_mlp(shapes),
         **_stem(shapes),
         **_tokens(shapes),
     }
     fields |= _head(shapes, fields, given)
-    if fields["layer_scale"] and not fields["class_token"] and not {"pool", "class_token"} & set(given.fields):
+    is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
+    if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(given.fields):
         # DeiT III and DINOv2 have positions for the patches alone: without this they would pass for mean-pooled models.
         raise VitkitError(f"{given.theirs('cls_token')} is missing; if there is none to be, say pool='gap'")
     assumed: dict[str, str] = {}
+    if fields["pool_mlp_size"] == fields["mlp_size"]:
+        fields["pool_mlp_size"] = None
     told = {name: value for name, value in given.fields.items() if value is not None}
     _check_told(fields, told, given)
     fields |= told
@@ -117,8 +123,8 @@ def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
 
 def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Plain: fc1 gives what fc2 takes; gated: twice that."""
-    into = _last(shapes, r"mlp\.fc1\.(weight|bias)$", 0)
-    out_of = _last(shapes, r"mlp\.fc2\.weight$", 1)
+    into = _last(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
+    out_of = _last(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
     plain, gated = [*into, *out_of], [*into, *(2 * size for size in out_of)]
     if not plain:
         raise VitkitError("there are no MLPs in the blocks")
@@ -160,6 +166,7 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], given: Given) 
     pool = "map" if any(name.startswith("attn_pool.") for name in shapes) else pool
     return {
         "pool": pool,
+        "pool_mlp_size": _vote(_last(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0)) or None,
         "fc_norm": has_fc_norm,
         "representation_size": pre_logits,
         "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), given),
@@ -190,6 +197,8 @@ _TOLD_BY = {
     "registers": "reg_token",
     "distill_token": "dist_token",
     "mlp_size": "blocks.0.mlp.fc1.weight",
+    "attention_norm": "blocks.0.attn.norm.weight",
+    "mlp_norm": "blocks.0.mlp.norm.weight",
     "patch_size": "patch_embed.proj.weight",
 }
 
@@ -241,9 +250,10 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, ass
     asked = None if given.image_size is None else grid_of(given.image_size)
     written = given.grid or (None if given.written_size is None else grid_of(given.written_size))
     if "pos_embed" not in shapes:
-        if asked is None:
+        found = asked or written
+        if found is None:
             raise VitkitError("there are no learned positions to tell the grid: give image_size=(height, width)")
-        return asked
+        return found
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
     said = fields.get("prefix_positions")  # by a format that knows
@@ -264,7 +274,9 @@ def _no_grid(length: int, fields: Mapping[str, Any], given: Given) -> str:
     extra = length - math.isqrt(length) ** 2
     positions = given.theirs("pos_embed")
     if extra in (1, 2) and not fields["class_token"]:
-        return f"{given.theirs('cls_token')} is missing: {positions} has {length} positions, {extra} more than a square"
+        lost = [given.theirs(name) for name in ("cls_token", "reg_token")]
+        lost = lost[: 1 + (not fields["registers"] and (fields["fc_norm"] or fields["pool"] == "map"))]
+        return f"{' or '.join(lost)} is missing: {positions} has {length} positions, {extra} more than a square"
     if extra == 2 and not fields["distill_token"]:
         return f"{given.theirs('dist_token')} is missing: {positions} has {length} positions, 2 more than a square"
     return (

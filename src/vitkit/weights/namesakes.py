@@ -33,7 +33,7 @@ _TIMM = (
         lambda config: _is_tokenless(config) and not config.qkv_bias and config.fc_norm,
         lambda config: (
             f"{config.norm}, as in the paper; timm's vit_base_patch16_rpn_224 has the same tensors and normalises what "
-            "each sublayer gives: if this is one, its answers are wrong here, and vitkit has no such model"
+            "each sublayer gives: norm='res-post' says so"
         ),
     ),
     Namesake(
@@ -51,6 +51,14 @@ _TIMM = (
             f"{config.heads}, as in ViT-B; timm's vit_base_patch16_gap_224 (I-JEPA) has the same tensors and 16: "
             "heads=16 says so"
         ),
+    ),
+)
+_UNNORMED = Namesake(
+    "last_norm",
+    lambda config: not config.last_norm,
+    lambda _: (
+        "False, because there is no norm after the last layer, as in RADIO's and InternViT's encoders; if the file has "
+        "lost it, the answers are wrong"
     ),
 )
 _CLIP = Namesake(
@@ -79,5 +87,5 @@ def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str
         names: of the file's tensors.
         settled: fields that the user gave.
     """
-    known = (*_TIMM, _CLIP, _TUTORIAL) if "pos_embedding.pos_embedding" in names else (*_TIMM, _CLIP)
+    known = (*_TIMM, _CLIP, _UNNORMED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))
     return {each.field: each.says(config) for each in known if each.field not in settled and each.fits(config)}

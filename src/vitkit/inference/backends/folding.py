@@ -34,7 +34,15 @@ def qkv_after_norm(qkv: nn.Linear, norm: nn.LayerNorm | None, scale: float) -> t
     return weight * scaling[:, None], bias * scaling
 
 
-def with_scale(linear: nn.Linear, scale: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias, float64, of the layer with the LayerScale after it, if it is one."""
-    gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(linear.bias).double()
-    return linear.weight.double() * gamma[:, None], linear.bias.double() * gamma
+def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    """Weight and bias, float64, of the layer with the LayerScale after it and the norm before it, if they are such."""
+    weight, bias = after_norm(linear, norm if isinstance(norm, nn.LayerNorm) else None)
+    gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
+    return weight * gamma[:, None], bias * gamma
+
+
+def without_affine(norm: nn.Module) -> nn.Module:
+    """What is left of a norm whose affine part is folded into the next layer; anything else as it is."""
+    if not isinstance(norm, nn.LayerNorm):
+        return norm
+    return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False)

@@ -24,7 +24,8 @@ from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
 from vitkit.model.conv_hybrids import ConvMixer
 from vitkit.model.layers import QUICK, QuickGELU, SwiGLU, TokenConvolution
 from vitkit.model.pooling import AttentionPool
-from vitkit.model.position import RelativePosition
+from vitkit.model.position import Relative, RelativePosition
+from vitkit.model.rotary import Turn
 from vitkit.model.stem import ResNetStem
 from vitkit.model.vit import MLP, Attention, VisionTransformer
 
@@ -38,10 +39,12 @@ _KNOWN = frozenset(  # nothing here is computed by the model itself
         "position_at",
         "prefix_positions",
         "embed_norm",
+        *("rotary", "rotary_base", "rotary_grid", "rotary_offset"),
     }  # tokens
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
-    | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"}
-    | {"num_classes", "pool", "distill_head", "representation_size", "fc_norm"}  # eq. 4
+    | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"}
+    | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
+    | {"fc_norm", "last_norm"}
 )
 
 
@@ -103,29 +106,31 @@ class _Drawing(Generic[V]):
 
     # --- eqs. 2-3 ----------------------------------------------------------------------------------
 
-    def block(self, block: nn.Module, x: V, queries: int | None, relative: RelativePosition | None) -> V:
+    def block(self, block: nn.Module, x: V, queries: int | None, relative: Relative | None) -> V:
         mixing, mlp = branches(block)
         x = self.branch(mixing, x, queries, lambda x, norm: self.mix(mixing, x, norm, queries, relative))
         return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens))
 
     def branch(self, branch: Branch, x: V, queries: int | None, compute: Callable[[V, nn.LayerNorm | None], V]) -> V:
         """Where a norm comes first, its affine part is left to what it is computed with."""
-        is_post, norm = branch.is_post_norm, branch.norm
+        is_first, norm = branch.order == "pre", branch.norm
 
         def normalised(x: V) -> V:
-            return self.affine(self.norm(x, norm), norm) if is_post else self.norm(x, norm)
+            return self.norm(x, norm) if is_first else self.affine(self.norm(x, norm), norm)
 
-        def added(x: V, residual: V) -> V:
-            return self.pen.add(self.first(residual, queries), compute(x, None if is_post else norm))
+        def added(x: V, residual: V | None) -> V:
+            own = compute(x, norm if is_first else None)
+            return own if residual is None else plus(residual, own)
 
-        return in_order(is_post, x, normalised, added)
+        def plus(residual: V, own: V) -> V:
+            return self.pen.add(self.first(residual, queries), own)
+
+        return in_order(branch.order, x, normalised, added, plus)
 
     def first(self, x: V, queries: int | None) -> V:
         return x if queries is None else self.pen.slice(x, 1, 0, queries)
 
-    def mix(
-        self, branch: Branch, x: V, norm: nn.LayerNorm | None, queries: int | None, relative: RelativePosition | None
-    ) -> V:
+    def mix(self, branch: Branch, x: V, norm: nn.LayerNorm | None, queries: int | None, relative: Relative | None) -> V:
         """Attention, or a convolution in its place; the affine part of `norm` is still to be applied to x."""
         mix = branch.mix
         if isinstance(mix, Attention):
@@ -137,7 +142,7 @@ class _Drawing(Generic[V]):
 
     def attention(
         self, attention: Attention, x: V, norm: nn.LayerNorm | None, queries: int | None,
-        relative: RelativePosition | None, scale: nn.Module,
+        relative: Relative | None, scale: nn.Module,
     ) -> V:  # fmt: skip
         pen, N, D = self.pen, self.config.tokens, self.config.hidden_size
         sources = [self.first(x, queries), x, x]
@@ -152,12 +157,27 @@ class _Drawing(Generic[V]):
             for part in zip(sources, weight.chunk(3), bias.chunk(3), strict=True)
         )
         q = pen.transpose(q, 0, 2, 1, 3)  # (B, H, n, D_h)
+        if isinstance(relative, Turn):
+            q = self.turned(relative, q, queries or N)
+            k = pen.transpose(self.turned(relative, pen.transpose(k, 0, 2, 1, 3), N), 0, 2, 1, 3)
         logits = pen.matmul(q, pen.transpose(k, 0, 2, 3, 1))  # eq. 6: (B, H, n, N)
-        if relative is not None and N > 1:
+        if isinstance(relative, RelativePosition) and N > 1:
             logits = pen.add(logits, self.relative(relative, q, queries or N))
         x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
         x = pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
-        return self.linear(x, *with_scale(attention.proj, scale))
+        return self.linear(self.plain_norm(x, attention.norm), *with_scale(attention.proj, scale, attention.norm))
+
+    def turned(self, turn: Turn, x: V, n: int) -> V:
+        """`Turn.turned` of (B, H, n, D_h)."""
+        pen, H, D_h = self.pen, self.config.heads, self.config.head_size
+        cos, sin = (each[..., :n, :].view(1, -1, n, D_h) for each in (turn.cos, turn.sin))
+        if turn.by_halves:
+            across = pen.concat([pen.slice(x, 3, D_h // 2, D_h), pen.slice(x, 3, 0, D_h // 2)], 3)
+        else:
+            pairs = pen.reshape(x, 0, H, n * (D_h // 2), 2)
+            across = pen.concat([pen.slice(pairs, 3, 1, 2), pen.slice(pairs, 3, 0, 1)], 3)
+            across = pen.reshape(across, 0, H, n, D_h)
+        return pen.add(pen.multiply(x, pen.constant(cos)), pen.multiply(across, pen.constant(sin)))
 
     def relative(self, relative: RelativePosition, q: V, n: int) -> V:
         """(B, H, n, D_h) queries -> (B, H, n, N) logits by offset, row i of which begins N - 1 - i entries later.
@@ -179,7 +199,7 @@ class _Drawing(Generic[V]):
             x = self.pen.multiply(self.pen.activate(gate, "silu"), value)
         else:
             x = self.gelu(self.token_convolution(mlp.conv, self.linear(x, weight, bias), n), mlp.act)
-        return self.linear(x, *with_scale(mlp.fc2, branch.scale))
+        return self.linear(self.plain_norm(x, mlp.norm), *with_scale(mlp.fc2, branch.scale, mlp.norm))
 
     def token_convolution(self, layer: nn.Module, x: V, n: int) -> V:
         """Of n tokens; those ahead of the patches pass unchanged."""
@@ -221,13 +241,13 @@ class _Drawing(Generic[V]):
         """`AttentionPool`: (B, N, D) -> (B, D)."""
         pen, D = self.pen, self.config.hidden_size
         k, v = (
-            pen.reshape(self.linear(x, *part), 0, 0, pool.heads, self.config.head_size)
+            pen.reshape(self.linear(x, *part), 0, 0, pool.heads, D // pool.heads)
             for part in zip(pool.kv.weight.chunk(2), pool.kv.bias.chunk(2), strict=True)
         )
         logits = pen.matmul(pen.constant(pool.query() * pool.scale), pen.transpose(k, 0, 2, 3, 1))  # (B, H, 1, N)
         x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # (B, H, 1, D_h)
         x = self.linear(pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D), pool.proj.weight, pool.proj.bias)
-        branch = Branch(pool.norm, pool.mlp, nn.Identity(), is_post_norm=False)
+        branch = Branch(pool.norm, pool.mlp, nn.Identity(), order="pre")
         return self._token(pen.add(x, self.mlp(branch, self.norm(x, pool.norm), pool.norm, 1)), 0)
 
     def _pooled(self, x: V) -> V:
@@ -265,6 +285,10 @@ class _Drawing(Generic[V]):
     def norm(self, x: V, norm: nn.LayerNorm) -> V:
         """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
         return self.pen.normalise(x, norm.normalized_shape[0], norm.eps)
+
+    def plain_norm(self, x: V, norm: nn.Module) -> V:
+        """`norm`, whose affine part is in the next layer; nothing where there is none."""
+        return self.norm(x, norm) if isinstance(norm, nn.LayerNorm) else x
 
     def affine(self, x: V, norm: nn.LayerNorm, times: int = 1) -> V:
         x = self.pen.multiply(x, self.pen.constant(norm.weight.repeat(times)))

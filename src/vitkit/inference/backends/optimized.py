@@ -23,7 +23,8 @@ from vitkit.model.vit import VisionTransformer
 
 _KNOWN = OUTSIDE_BLOCKS | {
     *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
-    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"),
+    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"),
+    *("rotary", "rotary_base", "rotary_grid", "rotary_offset"),
 }
 
 
@@ -93,7 +94,7 @@ def plain(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> Doub
     with torch.no_grad():
         double = sharing(model)
         for name, child in double.named_children():
-            freeze(child, way.precise if name in ("head", "head_dist") else way)
+            freeze(child, way.precise if name in ("head", "head_dist", "rope") else way)
         for name, parameter in list(double.named_parameters(recurse=False)):
             setattr(double, name, frozen(parameter, way))
         return Double(double, dtype).eval()

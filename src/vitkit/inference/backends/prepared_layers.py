@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
+from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale, without_affine
 from vitkit.model.branches import Branch, branches, in_order
-from vitkit.model.position import RelativePosition
+from vitkit.model.position import Relative
 from vitkit.model.stem import StandardisedConv2d
 from vitkit.model.vit import MLP, Attention, PatchEmbed
 
@@ -122,7 +122,7 @@ class PreparedBlock(nn.Module):
     def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
         super().__init__()
         mixing, mlp = branches(block)
-        self.is_post_norm = mixing.is_post_norm
+        self.order = mixing.order
         self.norm1: nn.Module = mixing.norm
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
@@ -136,16 +136,24 @@ class PreparedBlock(nn.Module):
         for norm in (self.norm1, self.norm2):
             freeze(norm, way.precise)
 
-    def forward(self, x: Tensor, queries: int | None = None, relative: RelativePosition | None = None) -> Tensor:
-        x = in_order(self.is_post_norm, x, self.norm1, lambda x, total: self.attn(x, total[:, :queries], relative))
-        return in_order(self.is_post_norm, x, self.norm2, self.mlp)
+    def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
+        def attend(x: Tensor, total: Tensor | None) -> Tensor:
+            return self.attn(x, None if total is None else total[:, :queries], queries, relative)
+
+        return self.mixed(self.spread(x, attend, queries))
+
+    def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
+        """The branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
+        return in_order(self.order, x, self.norm1, attend, lambda total, own: total[:, :queries] + own)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """The branch within tokens."""
+        return in_order(self.order, x, self.norm2, self.mlp, torch.add)
 
 
 def _fold(branch: Branch) -> tuple[nn.Module, nn.LayerNorm | None]:
     """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
-    if branch.is_post_norm:
-        return branch.norm, None
-    return nn.LayerNorm(branch.norm.normalized_shape, branch.norm.eps, elementwise_affine=False), branch.norm
+    return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
 
 
 class _Mixing(nn.Module):
@@ -156,8 +164,9 @@ class _Mixing(nn.Module):
         self.mix, self.scale, self.dtype = mix, scale, way.dtype
         freeze(self, way)
 
-    def forward(self, x: Tensor, residual: Tensor, relative: RelativePosition | None) -> Tensor:
-        return residual + self.scale(self.mix(x.to(self.dtype), residual.shape[1], relative))
+    def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
+        x = self.scale(self.mix(x.to(self.dtype), queries, relative))
+        return x.float() if residual is None else residual + x
 
 
 class PreparedAttention(nn.Module):
@@ -172,9 +181,10 @@ class PreparedAttention(nn.Module):
         D = weight.shape[1]
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
         self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
-        self.proj = _Linear(*with_scale(attention.proj, scale), way)
+        self.norm = without_affine(attention.norm)
+        self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), way)
 
-    def project(self, x: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries`, scaled; k and v (B, H, N, D_h)."""
         x = x.to(self.dtype)
         if len(self.qkv) == 1:
@@ -184,9 +194,15 @@ class PreparedAttention(nn.Module):
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         return q, k, v
 
-    def forward(self, x: Tensor, residual: Tensor, relative: RelativePosition | None) -> Tensor:
-        q, k, v = self.project(x, residual.shape[1])
-        return self.proj(self.attend(q, k, v, None if relative is None else relative(q)), residual)
+    def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
+        q, k, v = self.project(x, queries)
+        q, k, bias = (q, k, None) if relative is None else relative(q, k, 1.0)
+        return self.finish(self.attend(q, k, v, bias), residual)
+
+    def finish(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Eq. 8 of the joined heads (B, n, D), and the residual sum."""
+        x = self.proj(self.norm(x), residual)
+        return x.float() if residual is None else x
 
 
 class _PreparedMLP(nn.Module):
@@ -199,10 +215,12 @@ class _PreparedMLP(nn.Module):
         self.fc1 = _Linear(*after_norm(mlp.fc1, norm), way, fused)
         self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
         freeze(self.between, way)
-        self.fc2 = _Linear(*with_scale(mlp.fc2, scale), way)
+        self.norm = without_affine(mlp.norm)
+        self.fc2 = _Linear(*with_scale(mlp.fc2, scale, mlp.norm), way)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.fc2(self.between(self.fc1(x.to(self.dtype))), residual)
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        x = self.fc2(self.norm(self.between(self.fc1(x.to(self.dtype)))), residual)
+        return x.float() if residual is None else x
 
 
 def _attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.optimized import Double, prepare
 from vitkit.inference.backends.prepared_layers import PreparedAttention, PreparedBlock
-from vitkit.model.branches import OUTSIDE_BLOCKS, in_order, refuse_unknown
+from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 
 _KNOWN = OUTSIDE_BLOCKS | {
     *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
-    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale"),
+    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"),
+    *("rotary", "rotary_base", "rotary_grid", "rotary_offset"),
 }
 
 
@@ -59,16 +60,16 @@ class MergingDouble(nn.Module):
         attention, keys = block.attn, list[Tensor]()
         bias = None if sizes is None else sizes.log()[:, None, None, :]  # (B, 1, 1, N): eq. 1
 
-        def attend(x: Tensor, total: Tensor) -> Tensor:
-            residual = total[:, :queries]  # (B, n, D)
-            q, k, v = attention.project(x, residual.shape[1])
+        def attend(x: Tensor, total: Tensor | None) -> Tensor:
+            q, k, v = attention.project(x, queries)
             keys.append(k.mean(dim=1, dtype=torch.float32))  # (B, N, D_h)
-            return attention.proj(attention.attend(q, k, v, bias), residual)
+            residual = None if total is None else total[:, :queries]  # (B, n, D)
+            return attention.finish(attention.attend(q, k, v, bias), residual)
 
-        x = in_order(block.is_post_norm, x, block.norm1, attend)
+        x = block.spread(x, attend, queries)
         if queries is None:
             x, sizes = merge_tokens(x, keys[0], sizes, self.r, self.plain.model.config)
-        return in_order(block.is_post_norm, x, block.norm2, block.mlp), sizes
+        return block.mixed(x), sizes
 
 
 def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingDouble:
@@ -89,7 +90,11 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
     if config.pool == "map":
         raise VitkitError("--merge is not for pool 'map': its attention would count a merged patch once")
     refuse_unknown(config, _KNOWN, "token merging (vitkit.inference.backends.token_merging)")
-    if config.position == "relative" or (config.position != "none" and config.position_at != "input"):
+    if (
+        config.position == "relative"
+        or config.rotary != "none"
+        or (config.position != "none" and config.position_at != "input")
+    ):
         raise VitkitError(
             "tokens cannot be merged where positions act in every layer: this model needs each patch in its place"
         )

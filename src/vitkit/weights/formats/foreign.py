@@ -39,6 +39,15 @@ _PLAIN: dict[str, Any] = {  # what no foreign layout can say
     "position_at": "input",
     "projection": "linear",
     "conv_layers": (),
+    "rotary": "none",
+    "rotary_base": 10_000.0,
+    "rotary_grid": None,
+    "rotary_offset": 0,
+    "last_norm": True,
+    "attention_norm": False,
+    "mlp_norm": False,
+    "pool_heads": None,
+    "pool_mlp_size": None,
 }
 _SAID = {  # what shapes and names say, or the files beside them
     *("image_size", "patch_size", "in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size", "stem"),

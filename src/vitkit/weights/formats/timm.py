@@ -25,8 +25,6 @@ _OTHER_HEADS = {  # what training kept beside the encoder
 }
 
 
-# Words in timm's names of models whose tensors look like a plain model's, and that compute something else.
-_NAMESAKES = {"rpn": "norms after the sublayers"}
 _ACTIVATIONS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 _POOLS = {"avg": "gap", "token": "token", "map": "map"}
 # SigLIP's and SigLIP 2's, of which timm gives only some the approximation that all were trained with.
@@ -38,24 +36,20 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     """The layout of this checkpoint, if it has timm's names."""
     if not any(re.match(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.", name) for name in checkpoint.tensors):
         return None
-    if _is_clip(checkpoint) and any(name.startswith("attn_pool.") for name in checkpoint.tensors):
-        return None  # Perception Encoder's, whose rotary positions have no tensors
     dropped = {
         name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
     }
     names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
-    described = _described(checkpoint)
-    architecture = str((checkpoint.config or {}).get("architecture", ""))
-    if namesake := next((word for word in _NAMESAKES if f"_{word}_" in f"{architecture}_"), None):
-        raise VitkitError(f"{checkpoint.path}: {architecture} is not supported: it has {_NAMESAKES[namesake]}")
+    described = beside(checkpoint)
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
         pieces={_our_name(name): same(name) for name in names},
         fields={
             **FIELDS,
-            "norm_eps": eps_of(_is_clip(checkpoint)),
-            **_written(checkpoint),
+            "norm_eps": eps_of(_is_clip(checkpoint) or _is_beit3(checkpoint)),
+            **_ending(checkpoint),
+            **written(checkpoint),
             **described.get("fields", {}),
         },
         preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
@@ -91,13 +85,30 @@ def _is_clip(checkpoint: Checkpoint) -> bool:
     return any(name.startswith("norm_pre.") for name in checkpoint.tensors)
 
 
-def _described(checkpoint: Checkpoint) -> dict[str, Any]:
+def _is_beit3(checkpoint: Checkpoint) -> bool:
+    return any(re.match(r"blocks\.\d+\.(attn|mlp)\.norm\.", name) for name in checkpoint.tensors)
+
+
+def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
+    """RADIO's and InternViT's have no norm after the last layer, and read the class token."""
+    names = checkpoint.tensors
+    if any(re.match(r"(norm|fc_norm)\.", name) for name in names) or "cls_token" not in names:
+        return {}
+    positions = names["pos_embed"].shape if "pos_embed" in names else ()
+    is_of_patches = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # as RADIO's are
+    if is_of_patches and "reg_token" not in names:
+        raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing, or norm.weight and norm.bias are")
+    is_known = is_of_patches or any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
+    return {"last_norm": False} if is_known else {}
+
+
+def beside(checkpoint: Checkpoint) -> dict[str, Any]:
     """What stands beside the tensors: timm's config.json, or the note of vitkit's own export."""
     note = noted(checkpoint)
     return note if note else _describe(checkpoint.config or {})
 
 
-def _written(checkpoint: Checkpoint) -> dict[str, Any]:
+def written(checkpoint: Checkpoint) -> dict[str, Any]:
     """What `model_args` in timm's config.json says of the configuration, where the tensors cannot."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
@@ -107,6 +118,8 @@ def _written(checkpoint: Checkpoint) -> dict[str, Any]:
         fields["heads"] = _HEADS[architecture]
     if activation in _ACTIVATIONS:
         fields["gelu"] = _ACTIVATIONS[activation]
+    if "_rpn_" in f"{architecture}_":
+        fields["norm"] = "res-post"
     if "_quickgelu_" in str(architecture):
         fields["gelu"] = "quick"
     if _BY_TANH.match(str(architecture)):
@@ -153,7 +166,7 @@ def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, An
     """The pixels that such files are trained with, where nothing beside the weights says so."""
     if _is_clip(checkpoint):
         return CLIP
-    if has_layer_scale:  # DeiT III, DINOv2
+    if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
     if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs
         return DEIT

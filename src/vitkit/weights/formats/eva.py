@@ -1,0 +1,280 @@
+"""timm's class `Eva`: EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, which share names of tensors.
+
+Rotary positions have no tensors (but for "mixed"), so that what they are is taken from the family, and said.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
+from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.formats.timm import FIELDS, beside, written
+from vitkit.weights.layout import Layout, Piece, joined, same
+
+Names = Mapping[str, Stored]
+_CROP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0}
+_CLIP = {**_CROP, "crop_pct": 0.9, "mean": CLIP_MEAN, "std": CLIP_STD}
+_HALF = {**_CROP, "mean": HALF, "std": HALF}
+_IMAGENET = {**_CROP, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+_HEADS = {  # by family and hidden size, where a head has not 64 features, or another family has other heads
+    "EVA": {1408: 16, 1792: 16},
+    "Perception Encoder": {1536: 16},
+    "DINOv3": {4096: 32, 1280: 20},
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of these names.
+
+    Attributes:
+        name: as people say it.
+        fields: of the configuration, which no tensor tells.
+        pixels: what its images are brought to.
+        assumed: what was taken for granted, by field, and how to say otherwise.
+        needs: tensors that each of the family has.
+        side: of a square image, in pixels, where nothing says it.
+    """
+
+    name: str
+    fields: Mapping[str, Any]
+    pixels: Mapping[str, Any]
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    side: int | None = None
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is of one of these families.
+
+    Raises:
+        VitkitError: it is, and lacks what all of the family have.
+    """
+    names = checkpoint.tensors
+    if not _has(names, r"blocks\.\d+\.(attn|mlp)\.") or _has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
+        return None  # Sapiens, whose keys are fewer than its queries; BEiT
+    architecture = str((checkpoint.config or {}).get("architecture", ""))
+    family = _family(names, architecture)
+    if family is None:
+        return None
+    for name in ("patch_embed.proj.weight", *family.needs):
+        if name not in names:
+            raise VitkitError(f"{checkpoint.path} ({family.name}): {name} is missing")
+    described = beside(checkpoint)
+    told = {**written(checkpoint), **described.get("fields", {})}
+    size = described.get("image_size")
+    assumed = dict(family.assumed)
+    if size is None and "pos_embed" not in names and family.side:
+        size = (family.side, family.side)
+        assumed["image_size"] = f"{family.side} pixels, as timm has the family: no tensor tells; image_size=... does"
+    return Layout(
+        format=f"timm ({family.name})",
+        pieces=_pieces(names),
+        fields={**FIELDS, **family.fields, **told},
+        preprocess=described.get("preprocess", family.pixels),
+        is_preprocess_known="preprocess" in described,
+        classes=described.get("classes"),
+        image_size=size,
+        assumed={name: text for name, text in assumed.items() if name not in told},
+    )
+
+
+# --- Which family ---------------------------------------------------------------------------------------------
+
+
+def _family(names: Names, architecture: str) -> Family | None:
+    """By the tensors, each family by what the others have not."""
+    is_scaled = _has(names, r"blocks\.\d+\.gamma_[12]$")
+    if _has(names, r"norm_pre\."):
+        is_encoder = _has(names, r"attn_pool\.") or not _has(names, r"norm\.")
+        return _perception_encoder(names) if is_encoder else None
+    if is_scaled and _has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
+        return _rope_vit(names)
+    if is_scaled and _has(names, r"fc_norm\."):
+        return _rope_gap()
+    if is_scaled:
+        return _dinov3(names, architecture)
+    if _has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj|k_proj|v_proj)") or _has(
+        names, r"blocks\.\d+\.mlp\.fc1_"
+    ):
+        return _eva(names, architecture)
+    return None
+
+
+def _eva(names: Names, architecture: str) -> Family | None:
+    if not _has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
+        return None  # AIMv2
+    needs = ("cls_token", "pos_embed")
+    fields = {"pool": "gap" if _has(names, r"fc_norm\.") else "token", "class_token": True}
+    if _is_gated(names):
+        says = "eva, of base 10000 on a grid of 16x16, because that is EVA-02's, at all of its sizes"
+        turn = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
+        assumed = {"rotary": f"{says}: no tensor tells; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
+        return Family("EVA-02", {**fields, **turn}, _CLIP, assumed, needs)
+    sizes = _sizes(names)
+    is_after = "enormous" in architecture or sizes == (64, 1792)
+    assumed = {}
+    if fields["pool"] == "token" and not architecture:
+        taken, other = ("res-post", "pre") if is_after else ("pre", "res-post")
+        which = "EVA-02-CLIP's enormous model" if is_after else "EVA-CLIP's giant one"
+        assumed["norm"] = (
+            f"{taken}, because {sizes[0]} layers of {sizes[1]} features are taken for {which}; the two have tensors of "
+            f"the same names; if wrong: norm='{other}'"
+        )
+    heads = _HEADS["EVA"].get(sizes[1])
+    more = {"norm": "res-post" if is_after else "pre", **({} if heads is None else {"heads": heads})}
+    return Family("EVA", {**fields, **more}, _CLIP, assumed, needs)
+
+
+def _perception_encoder(names: Names) -> Family:
+    is_core = _has(names, r"attn_pool\.")
+    fields: dict[str, Any] = {
+        "rotary": "axial", "rotary_base": 10_000.0, "rotary_offset": int("cls_token" in names),
+        "rotary_grid": _own_grid(names), "norm_eps": 1e-5, "pool": "map" if is_core else "gap", "last_norm": is_core,
+        "class_token": "cls_token" in names,
+    }  # fmt: skip
+    heads = _HEADS["Perception Encoder"].get(_sizes(names)[1])
+    fields |= {} if heads is None else {"heads": heads}
+    grid = "x".join(map(str, fields["rotary_grid"] or ()))
+    assumed = {
+        "rotary": f"axial, of base 10000 on a grid of {grid}, patches counted from {fields['rotary_offset']}, because "
+        "that is Perception Encoder's, of the grid that its positions were learned on: no tensor tells; if wrong: "
+        "rotary_base=..., rotary_grid=..., rotary_offset=..."
+    }
+    if is_core:
+        fields["pool_heads"] = 8
+        assumed["pool_heads"] = "8, as all of Perception Encoder's have; pool_heads=... says otherwise"
+    return Family("Perception Encoder", fields, _HALF, assumed, ("pos_embed",))
+
+
+def _rope_vit(names: Names) -> Family:
+    is_mixed, is_placed = "rope.freqs" in names, "pos_embed" in names
+    base = 10.0 if is_mixed else 100.0
+    fields = {
+        "rotary": "mixed" if is_mixed else "axial", "rotary_base": base, "prefix_positions": False,
+        "position": "learned_1d" if is_placed else "none", "pool": "token", "class_token": True,
+    }  # fmt: skip
+    says = "mixed, as rope.freqs is there" if is_mixed else "axial, of base 100, as rope.freqs is not there"
+    assumed = {
+        "rotary": f"{says}, because that is RoPE-ViT's; if wrong: rotary_base=...",
+        "position": f"{fields['position']}, as pos_embed is {'there' if is_placed else 'not there'}: RoPE-ViT has both",
+    }
+    return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, assumed, ("cls_token",), side=224)
+
+
+def _rope_gap() -> Family:
+    fields = {
+        "rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16), "position": "none",
+        "pool": "gap", "class_token": False,
+    }  # fmt: skip
+    says = "eva, of base 10000 on a grid of 16x16, because that is timm's vit_*_rope_reg*_gap_256: no tensor tells"
+    assumed = {"rotary": f"{says}; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
+    return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, assumed, ("reg_token",), side=256)
+
+
+def _dinov3(names: Names, architecture: str) -> Family:
+    pool = "token" if "lingbot" in architecture else "gap"
+    fields = {
+        "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "norm_eps": 1e-5,
+        "pool": pool, "class_token": True,
+    }  # fmt: skip
+    heads = _HEADS["DINOv3"].get(_sizes(names)[1])
+    fields |= {} if heads is None else {"heads": heads}
+    assumed = {
+        "rotary": "dinov3, of base 100, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
+        "pool": f"{pool}, as timm reads DINOv3; LingBot-Vision has the same tensors and reads its class token, as "
+        "DINOv3's authors do: pool='token' says so",
+    }
+    if architecture:
+        del assumed["pool"]
+    return Family("DINOv3", fields, _IMAGENET, assumed, ("cls_token", "reg_token"), side=256)
+
+
+# --- What the tensors say -------------------------------------------------------------------------------------
+
+
+def _has(names: Names, pattern: str) -> bool:
+    matches = re.compile(pattern).match
+    return any(matches(name) for name in names)
+
+
+def _is_gated(names: Names) -> bool:
+    if _has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\."):
+        return True
+    into, out_of = (_shapes(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
+    gated = [a for a, b in zip(into, out_of, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
+    return 2 * len(gated) > len(into)
+
+
+def _shapes(names: Names, pattern: str) -> list[tuple[int, ...]]:
+    return [names[name].shape for name in sorted(names) if re.match(pattern, name)]
+
+
+def _sizes(names: Names) -> tuple[int, int]:
+    """Layers, and features of a token."""
+    layers = {match[1] for name in names if (match := re.match(r"blocks\.(\d+)\.", name))}
+    sizes = [shape[0] for shape in _shapes(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
+    return len(layers), max(sizes, key=sizes.count, default=0)
+
+
+def _own_grid(names: Names) -> tuple[int, int] | None:
+    """The square of patches that have positions."""
+    shape = names["pos_embed"].shape if "pos_embed" in names else ()
+    patches = shape[1] - ("cls_token" in names) if len(shape) == 3 else 0
+    side = math.isqrt(max(patches, 0))
+    return (side, side) if side and side * side == patches else None
+
+
+# --- Tensors under our names ----------------------------------------------------------------------------------
+
+
+def _pieces(names: Names) -> dict[str, Piece]:
+    """Ours: q, k and v in one layer, gate and value too, LayerScale a layer of its own."""
+    pieces = {name: same(name) for name in names}
+    blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
+    forms = {block: _parts(block) for block in blocks}
+    used = {  # ways to keep a part, that any block has
+        i for parts in forms.values() for i, (_, piece) in enumerate(parts) if any(own in names for own in piece.theirs)
+    }
+    for parts in forms.values():
+        for ours, piece in (parts[i] for i in sorted(used)):
+            pieces[ours] = piece
+            for theirs in piece.theirs:
+                pieces.pop(theirs, None)
+    return pieces
+
+
+def _parts(block: str) -> list[tuple[str, Piece]]:
+    """What a block may keep otherwise than we do."""
+    q, k, v, gate, value = (
+        f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
+    )
+    return [
+        (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
+        (f"{block}.attn.qkv.bias", _without_keys(f"{q}.bias", f"{v}.bias")),
+        (f"{block}.attn.qkv.bias", _without_keys(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
+        (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
+        (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
+        (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
+        (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
+    ]
+
+
+def _without_keys(q: str, v: str) -> Piece:
+    """Biases of q and v alone: that of k stays at zero there."""
+
+    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
+        of_q, _, of_v = ours.chunk(3)
+        return of_q, of_v
+
+    return Piece((q, v), lambda q, v: torch.cat([q, torch.zeros_like(q), v]), split)

@@ -1,0 +1,216 @@
+"""Architectures after DeiT in timm's layout: timm's answers from files, at any resolution, in every way to compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import vitkit
+from tiny import largest_difference
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.explanation import attention_maps
+from vitkit.inference.backends.optimized import prepare
+from vitkit.inference.backends.token_merging import merge
+from vitkit.model.computing import Computing
+
+SIDE = 64
+# timm's name; what its tiny copy is built with beside the sizes; and what of it a bare file does not tell.
+MODERN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "eva_giant_patch14_224": ({"patch_size": 16}, {}),
+    "eva_giant_patch14_clip_224": ({"patch_size": 16}, {}),
+    "eva02_enormous_patch14_clip_224": ({"patch_size": 16}, {"norm": "res-post"}),
+    "eva02_tiny_patch14_224": ({"patch_size": 16}, {}),
+    "eva02_base_patch14_224": ({"patch_size": 16}, {}),
+    "eva02_base_patch16_clip_224": ({}, {}),
+    "vit_small_patch16_dinov3": ({}, {"image_size": SIDE}),
+    "vit_small_plus_patch16_dinov3_qkvb": ({}, {"image_size": SIDE}),
+    "vit_base_patch16_lingbot": ({}, {"image_size": SIDE, "pool": "token"}),
+    "vit_pe_core_base_patch16_224": ({"ref_feat_shape": (4, 4)}, {}),
+    "vit_pe_core_gigantic_patch14_448": ({"patch_size": 16, "ref_feat_shape": (4, 4), "mlp_ratio": 3.0}, {}),
+    "vit_pe_lang_large_patch14_448": ({"patch_size": 16, "ref_feat_shape": (4, 4)}, {}),
+    "vit_pe_spatial_base_patch16_512": ({"ref_feat_shape": (4, 4)}, {}),
+    "vit_small_patch16_rope_224": ({}, {"image_size": SIDE}),
+    "vit_small_patch16_rope_mixed_224": ({}, {"image_size": SIDE}),
+    "vit_small_patch16_rope_mixed_ape_224": ({}, {}),
+    "vit_medium_patch16_rope_reg1_gap_256": ({}, {"image_size": SIDE}),
+    "beit3_base_patch16_224": ({}, {}),
+    "vit_base_patch16_radio_v3": ({}, {}),
+    "vit_intern300m_patch14_448": ({"patch_size": 16}, {}),
+    "vit_medium_patch16_gap_240": ({}, {}),
+    "vit_betwixt_patch16_reg4_gap_256": ({}, {}),
+    "vit_base_patch16_rpn_224": ({}, {"norm": "res-post"}),
+    "test_vit3": ({}, {}),
+}
+ROTARY = [name for name in MODERN if any(word in name for word in ("eva02_t", "eva02_b", "dinov3", "pe_", "rope"))]
+EXPORTED = ("eva02_base_patch16_clip_224", "vit_small_plus_patch16_dinov3_qkvb", "vit_pe_core_gigantic_patch14_448")
+
+
+def theirs(name: str, side: int = SIDE) -> Any:
+    """timm's model with two small layers and random weights."""
+    torch.manual_seed(0)
+    sizes = {"img_size": side, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 5}
+    model = timm.create_model(name, **sizes | MODERN[name][0]).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * (parameter.ndim == 1) + 0.15 * torch.randn_like(parameter))
+    return model
+
+
+def bare(model: Any, path: Path) -> Path:
+    save_file(model.state_dict(), path)
+    return path
+
+
+def folder_of(model: Any, name: str, path: Path) -> Path:
+    """As the hub has it."""
+    path.mkdir()
+    bare(model, path / "model.safetensors")
+    pixels = {"input_size": [3, SIDE, SIDE], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
+    described = {
+        "architecture": name,
+        "num_classes": 5,
+        "global_pool": model.global_pool,
+        "model_args": {"img_size": SIDE, "num_heads": 4},
+        "pretrained_cfg": {**pixels, "crop_pct": 1.0, "num_classes": 5},
+    }
+    (path / "config.json").write_text(json.dumps(described))
+    return path
+
+
+def images(side: int = SIDE) -> Tensor:
+    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def loaded(name: str, path: Path, **fields: Any) -> Classifier:
+    return vitkit.load(bare(theirs(name), path / "bare.safetensors"), heads=4, **MODERN[name][1] | fields)
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_answers_are_timms(tmp_path: Path, name: str) -> None:
+    reference = theirs(name)
+    told = vitkit.load(folder_of(reference, name, tmp_path / "folder"))
+    with torch.inference_mode():
+        for ours in (loaded(name, tmp_path).model, told.model):
+            features = reference.forward_features(images())
+            assert largest_difference(ours(images()), reference(images())) <= 1e-5
+            assert largest_difference(ours.forward_features(images()), features) <= 1e-5
+            read = ours.forward_head(ours.forward_features(images()), pre_logits=True)
+            assert largest_difference(read, reference.forward_head(features, pre_logits=True)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_the_report_names_the_family_and_says_what_rotary_positions_were_assumed(tmp_path: Path, name: str) -> None:
+    report = loaded(name, tmp_path).report
+    assert report.format.startswith("timm (")
+    assert "because" in report.assumed["rotary"] and "if wrong: rotary" in report.assumed["rotary"]
+
+
+@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("side", [48, 96, 112])
+def test_rotary_positions_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
+    reference = theirs(name)
+    ours = vitkit.load(folder_of(reference, name, tmp_path / "folder"), image_size=side).model
+    reference.set_input_size(img_size=(side, side))
+    if hasattr(reference.rope, "feat_shape") and reference.dynamic_img_size:
+        reference.rope.feat_shape = None
+    with torch.inference_mode():
+        assert largest_difference(ours(images(side)), reference(images(side))) <= 1e-5
+
+
+def test_rotary_positions_of_an_oblong_grid_are_timms() -> None:
+    for name in ("eva02_base_patch14_224", "vit_pe_core_base_patch16_224", "vit_small_patch16_dinov3"):
+        reference = timm.create_model(name, img_size=(64, 96), patch_size=16, embed_dim=64, depth=2, num_heads=4)
+        rope = reference.rope.get_embed((4, 6))
+        fields = {
+            "eva": {"rotary": "eva", "rotary_grid": (16, 16)},
+            "pe": {"rotary": "axial", "rotary_grid": (14, 14), "rotary_offset": 1},
+            "dinov3": {"rotary": "dinov3", "rotary_base": 100.0},
+        }["dinov3" if "dinov3" in name else "pe" if "_pe_" in name else "eva"]
+        config = vitkit.ViTConfig(image_size=(64, 96), hidden_size=64, heads=4, layers=2, **fields)
+        turn = vitkit.model.rotary.Rotary(config)(0)
+        there = torch.cat([turn.sin.abs(), turn.cos], dim=-1)[1:]
+        assert largest_difference(there, torch.cat([rope[:, :16].abs(), rope[:, 16:]], dim=-1)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_the_optimised_model_answers_as_the_model_does(tmp_path: Path, name: str) -> None:
+    model = loaded(name, tmp_path).model
+    with torch.inference_mode():
+        wanted = model(images())
+        assert largest_difference(prepare(model)(images()), wanted) <= 1e-5 * wanted.abs().max()
+
+
+class _Watch(torch.overrides.TorchFunctionMode):
+    """Writes fused attention out, and keeps its matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            q, k = args[:2]
+            logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+            mask = (kwargs or {}).get("attn_mask")
+            self.seen.append((logits if mask is None else logits + mask).softmax(dim=-1))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in MODERN if name in ROTARY or "beit" in name])
+def test_attention_maps_are_timms(tmp_path: Path, name: str) -> None:
+    watch = _Watch()
+    with torch.inference_mode(), watch:
+        theirs(name)(images())
+    maps = list(attention_maps(loaded(name, tmp_path).model, images()))
+    for own, seen in zip(maps, watch.seen, strict=False):
+        assert largest_difference(own, seen) <= 1e-5
+        assert torch.allclose(own.sum(dim=-1), torch.ones(()), atol=1e-5)
+    assert len(maps) == 2
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: str) -> None:
+    state, told = theirs(name).state_dict(), {"heads": 4} | MODERN[name][1]
+    path = tmp_path / "x.safetensors"
+    # RoPE-ViT has them or not, as the report says; mean-pooled models have registers or not.
+    unsure = {"pos_embed", "rope.freqs"} if "_rope_" in name else {"reg_token"} if "_reg4_gap_" in name else set()
+    for spoiled in state:
+        if spoiled.startswith("blocks.1.") or spoiled in unsure:
+            continue
+        save_file({key: own for key, own in state.items() if key != spoiled}, path)
+        with pytest.raises(VitkitError, match=spoiled.partition(".weight")[0].partition(".bias")[0]):
+            vitkit.load(path, **told)
+        if state[spoiled].ndim > 1:
+            save_file({**state, spoiled: torch.cat([state[spoiled]] * 2, dim=-1)}, path)
+            with pytest.raises(VitkitError):
+                vitkit.load(path, **told)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("kind", ["onnx", "openvino", "torch"])
+def test_exported_files_pass_their_gate(tmp_path: Path, name: str, kind: str) -> None:
+    classifier = loaded(name, tmp_path)
+    classifier.save(tmp_path / "model")
+    ending = {"onnx": "onnx", "openvino": "xml", "torch": "pt2"}[kind]
+    result = vitkit.export(tmp_path / "model", out=tmp_path / f"out.{ending}")
+    assert result.file.is_file()
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_what_needs_each_patch_in_its_place_is_refused(tmp_path: Path, name: str) -> None:
+    model = loaded(name, tmp_path).model
+    assert isinstance(model, Computing)
+    with pytest.raises(VitkitError, match=r"positions act in every layer|pool 'map'"):
+        merge(model, 2)
+    for to, end in (("timm", ".safetensors"), ("npz", ".npz")):
+        loaded(name, tmp_path).save(tmp_path / f"model-{to}")
+        with pytest.raises(VitkitError, match="cannot express"):
+            vitkit.convert(tmp_path / f"model-{to}", tmp_path / f"written{end}", to=to)
