@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitkit.experiments.plan import plan
     from vitkit.experiments.plan_result import TrainingPlan
     from vitkit.inference.prediction import Prediction
+    from vitkit.language.zero_shot import zero_shot
     from vitkit.model.config import ViTConfig
     from vitkit.model.load_report import LoadReport
     from vitkit.model.names import list_models
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
+    from vitkit.verbs.search import Found, search
     from vitkit.verbs.train import TrainingRun, train
     from vitkit.webapp.studio import studio
     from vitkit.weights import load
@@ -51,6 +53,7 @@ __all__ = [
     "EvaluationResult",
     "Explanations",
     "Export",
+    "Found",
     "Info",
     "LabResult",
     "LoadReport",
@@ -83,9 +86,11 @@ __all__ = [
     "plan",
     "predict",
     "pretrain",
+    "search",
     "serve",
     "studio",
     "train",
+    "zero_shot",
 ]
 
 _HOMES = {
@@ -99,6 +104,7 @@ _HOMES = {
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
+    "Found": "verbs.search",
     "Info": "verbs.info",
     "LabResult": "experiments.lab.result",
     "LoadReport": "model.load_report",
@@ -131,9 +137,11 @@ _HOMES = {
     "plan": "experiments.plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
+    "search": "verbs.search",
     "serve": "serving.serve",
     "studio": "webapp.studio",
     "train": "verbs.train",
+    "zero_shot": "language.zero_shot",
 }
 __getattr__ = importer(__name__, _HOMES)
 

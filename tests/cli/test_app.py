@@ -42,6 +42,7 @@ def test_the_verbs() -> None:
         "convert",
         "doctor",
         "embed",
+        "search",
         "explain",
         "export",
         "bench",

@@ -208,7 +208,10 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
     feature = attended(x, w, config) if config.pool == "map" else pooled[config.pool]
     if config.fc_norm:
         feature = layer_norm(feature, w, "fc_norm", eps)
-    if config.representation_size:
+    if config.representation_size and config.representation == "unit":
+        feature = feature @ w["pre_logits.fc.weight"].T
+        feature = feature / np.sqrt((feature**2).sum(axis=-1, keepdims=True))
+    elif config.representation_size:
         feature = np.tanh(linear(feature, w, "pre_logits.fc"))
     features = [feature, x[:, 1]] if config.distill_head else [feature]
     if config.num_classes:

@@ -32,6 +32,7 @@ VERBS = {
     "predict": "predict",
     "convert": "convert",
     "embed": "embed",
+    "search": "search",
     "explain": "explain",
     "info": "info",
     "models": "models",

@@ -33,6 +33,16 @@ def predict(
         Path | None, typer.Option("--pictures", help="Draw each image under its class into this folder.")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 1,
+    classes: Annotated[
+        str | None,
+        typer.Option("--classes", help="Classes by name, with CLIP or SigLIP: 'daisy, rose', or a .txt file."),
+    ] = None,
+    template: Annotated[
+        list[str] | None, typer.Option("--template", help="With --classes: a sentence with {}; several are averaged.")
+    ] = None,
+    one: Annotated[
+        bool, typer.Option("--one", help="With --classes of SigLIP: each image has exactly one of them.")
+    ] = False,
     reject: Annotated[
         float | None, typer.Option("--reject", help="Withhold the label below this confidence, 0 to 1.")
     ] = None,
@@ -70,6 +80,9 @@ def predict(
             out=out,
             pictures=pictures,
             top=top,
+            classes=classes,
+            templates=template or (),
+            one=one or None,
             reject=reject,
             backend=backend,
             precision=precision,

@@ -29,7 +29,7 @@ OUTSIDE_BLOCKS = frozenset(
     {"image_size", "in_channels", "patch_size", "patch_norm", "patch_bias", "stem", "stem_kind"}  # eq. 1
     | {"class_token", "distill_token", "registers", "prefix_positions", "embed_norm"}
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size", "fc_norm"}  # eq. 4
-    | {"last_norm"}
+    | {"last_norm", "representation"}
 )
 _PARTS: dict[type[nn.Module], Set[str]] = {
     Block: {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"},

@@ -57,6 +57,8 @@ class ViTConfig:
     distill_head: bool = False
     registers: int = 0  # arXiv 2309.16588
     representation_size: int | None = None  # sec. 3.1: Linear and tanh before the head, for pre-training
+    # "unit": Linear without a bias and length 1 instead, for cosines in the head (CLIP, arXiv 2103.00020, fig. 3)
+    representation: Literal["tanh", "unit"] = "tanh"
     position: Position = "learned_1d"  # app. D.4, Table 8
     position_at: PositionAt = "input"  # `relative` acts inside attention: every_layer or shared
     position_resize: PositionResize = "reference"  # whose interpolation fits learned positions to another image size

@@ -109,6 +109,13 @@ class QuickGELU(nn.Module):
         return F.silu(x * QUICK) * (1 / QUICK)
 
 
+class UnitLength(nn.Module):
+    """Features divided by their length, so that the head computes cosines (CLIP, arXiv 2103.00020, fig. 3)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1)
+
+
 class TokenConvolution(nn.Module):
     """Depthwise 3x3 convolution over the patch grid of a sequence; the tokens ahead of the patches pass unchanged.
 
@@ -169,7 +176,9 @@ def heads(config: ViTConfig) -> tuple[nn.Module, Head | None, Head | None]:
     pooled = 2 * config.hidden_size if config.pool == "token+gap" else config.hidden_size
     pre_logits: nn.Module = nn.Identity()
     if config.representation_size is not None:
-        pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(pooled, config.representation_size), act=nn.Tanh()))
+        is_unit = config.representation == "unit"
+        layer = nn.Linear(pooled, config.representation_size, bias=not is_unit)
+        pre_logits = nn.Sequential(OrderedDict(fc=layer, act=UnitLength() if is_unit else nn.Tanh()))
     if config.num_classes == 0:
         return pre_logits, None, None
     head = Head(config.feature_size, config.num_classes)

@@ -6,6 +6,8 @@ and names of files and classes may hold either.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 
 JOINT = ";"  # between the classes of an image
@@ -32,6 +34,13 @@ def restored(cell: str) -> str:
     if cell.startswith("'\\") and _ESCAPE.search(cell):  # without one `harmless` would not have marked it so
         return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", cell[2:])
     return cell[1:] if _MARKED.match(cell) else cell
+
+
+def record(cells: tuple[str, ...]) -> str:
+    """A line of CSV, without its end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
 
 
 def visible(text: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -14,7 +12,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
-from vitkit.text.cells import harmless
+from vitkit.text.cells import harmless, record
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.inputs import find_pictures, given_labels, named, open_model, path_of, source_folders
 from vitkit.verbs.notes import Notes
@@ -66,7 +64,7 @@ class Embeddings(Result):
     def lines(self) -> list[str]:
         """What there is in the file, if one was written; and the images most alike, as CSV."""
         told = [f"{self._described()} in {self.out}"] if self.out is not None else []
-        return told + ([_record(("path", "similarity")), *map(_near_record, self.nearest)] if self.nearest else [])
+        return told + ([record(("path", "similarity")), *map(_near_record, self.nearest)] if self.nearest else [])
 
     def _described(self) -> str:
         shape, images = "x".join(map(str, self.features.shape)), len(self.paths) + len(self.errors)
@@ -233,10 +231,4 @@ def _nearest(query: npt.NDArray[Any], found: _Found, top: int) -> tuple[tuple[st
 
 def _near_record(near: tuple[str, float]) -> str:
     path, similarity = near
-    return _record((harmless(path), f"{similarity:.6f}"))
-
-
-def _record(cells: tuple[str, ...]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    return record((harmless(path), f"{similarity:.6f}"))

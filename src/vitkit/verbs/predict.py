@@ -19,10 +19,11 @@ from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.words import plural
 from vitkit.verbs.authorship import is_by
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, named, open_model, path_of, source_folders
+from vitkit.verbs.inputs import find_pictures, named, path_of, source_folders
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out_folder
 from vitkit.verbs.result import Result
+from vitkit.verbs.words import open_named
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -103,6 +104,9 @@ def predict(
     out: str | Path | None = None,
     pictures: str | Path | None = None,
     top: int = 1,
+    classes: str | Sequence[str] | None = None,
+    templates: Sequence[str] = (),
+    one: bool | None = None,
     reject: float | None = None,
     backend: str = "auto",
     precision: str = "auto",
@@ -133,6 +137,10 @@ def predict(
         out: write to this .csv or .jsonl file; the result reads its rows from there.
         pictures: draw each image under its class into this folder.
         top: classes to name for each image, at least 1.
+        classes: names of classes, or text with commas between them, or a .txt file of one a line: `model` is CLIP or
+            SigLIP, and needs no training (`vitkit.zero_shot`).
+        templates: with `classes`: sentences with {} where the name goes, averaged; by default as published.
+        one: with `classes`: each image has exactly one of them; by default as the model was trained.
         reject: withhold the label below this confidence, 0 to 1.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
@@ -166,7 +174,7 @@ def predict(
     may_exist = resume or force
     with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
         _check_free(out, may_exist=may_exist)
-        classifier = open_model(model, notes, progress)
+        classifier = open_named(model, classes, templates, notes, progress, one=one)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)

@@ -10,7 +10,8 @@ from vitkit.system.cache import offline
 from vitkit.system.progress import Progress, silent
 from vitkit.weights.download import refuse_offline
 
-_DESCRIPTIONS = ["config.json", "preprocessor_config.json", "open_clip_config.json"]
+_WORDS = ["tokenizer.json", "spiece.model", "vocab.json", "merges.txt", "tokenizer_config.json"]  # of text encoders
+_DESCRIPTIONS = ["config.json", "preprocessor_config.json", "open_clip_config.json", *_WORDS]
 _SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
 

@@ -29,6 +29,7 @@ from vitkit.model.rotary import Turn
 from vitkit.model.stem import ResNetStem
 from vitkit.model.vit import MLP, Attention, VisionTransformer
 
+_TINY = 1e-12  # beside a square, so that nothing is divided by 0
 _KNOWN = frozenset(  # nothing here is computed by the model itself
     {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm", "patch_bias"}  # eq. 1: patches
     | {
@@ -44,7 +45,7 @@ _KNOWN = frozenset(  # nothing here is computed by the model itself
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
     | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"}
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
-    | {"fc_norm", "last_norm"}
+    | {"fc_norm", "last_norm", "representation"}
 )
 
 
@@ -234,8 +235,16 @@ class _Drawing(Generic[V]):
             norm = model.fc_norm
             pooled = self.norm(pooled, norm)
         if isinstance(model.pre_logits, nn.Sequential):
-            pooled, norm = pen.activate(self._read(pooled, norm, model.pre_logits[0]), "tanh"), None
+            x = self._read(pooled, norm, model.pre_logits[0])
+            pooled, norm = self.unit(x) if config.representation == "unit" else pen.activate(x, "tanh"), None
         return self._read(pooled, norm, model.head)
+
+    def unit(self, x: V) -> V:
+        """(B, P) divided by its length: side by side with its negative it has mean 0, and that deviation but for P."""
+        pen, size = self.pen, self.config.feature_size
+        both = pen.concat([x, pen.multiply(x, pen.constant(torch.full((1, 1), -1.0)))], 1)  # (B, 2P)
+        x = pen.slice(pen.normalise(both, 2 * size, _TINY), 1, 0, size)
+        return pen.multiply(x, pen.constant(torch.full((1, 1), size**-0.5)))
 
     def attend_all(self, pool: AttentionPool, x: V) -> V:
         """`AttentionPool`: (B, N, D) -> (B, D)."""

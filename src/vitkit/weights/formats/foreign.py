@@ -35,6 +35,7 @@ _PLAIN: dict[str, Any] = {  # what no foreign layout can say
     "patch_norm": False,
     "patch_bias": True,
     "embed_norm": False,
+    "representation": "tanh",
     "position": "learned_1d",
     "position_at": "input",
     "projection": "linear",

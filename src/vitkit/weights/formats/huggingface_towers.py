@@ -183,11 +183,12 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
     else:
         pieces |= _pool(f"{prefix}head")
     for layer in range(depth):
-        pieces |= _block(f"blocks.{layer}", f"{prefix}encoder.layers.{layer}")
+        pieces |= block_pieces(f"blocks.{layer}", f"{prefix}encoder.layers.{layer}")
     return pieces
 
 
-def _block(ours: str, theirs: str) -> dict[str, Piece]:
+def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
+    """Of one layer, of images as of texts."""
     qkv = [f"{theirs}.self_attn.{each}_proj" for each in "qkv"]
     return {
         **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),

@@ -152,15 +152,19 @@ def _pieces(depth: int) -> dict[str, Piece]:
         **pair("norm", "visual.ln_post"),
     }
     for layer in range(depth):
-        ours, theirs = f"blocks.{layer}", f"visual.transformer.resblocks.{layer}"
-        pieces |= {
-            **pair(f"{ours}.norm1", f"{theirs}.ln_1"),
-            **{f"{ours}.attn.qkv.{part}": same(f"{theirs}.attn.in_proj_{part}") for part in ("weight", "bias")},
-            **pair(f"{ours}.attn.proj", f"{theirs}.attn.out_proj"),
-            f"{ours}.ls1.gamma": same(f"{theirs}.ls_1.gamma"),
-            **pair(f"{ours}.norm2", f"{theirs}.ln_2"),
-            **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.c_fc"),
-            **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.c_proj"),
-            f"{ours}.ls2.gamma": same(f"{theirs}.ls_2.gamma"),
-        }
+        pieces |= block_pieces(f"blocks.{layer}", f"visual.transformer.resblocks.{layer}")
     return pieces
+
+
+def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
+    """Of one layer, of images as of texts."""
+    return {
+        **pair(f"{ours}.norm1", f"{theirs}.ln_1"),
+        **{f"{ours}.attn.qkv.{part}": same(f"{theirs}.attn.in_proj_{part}") for part in ("weight", "bias")},
+        **pair(f"{ours}.attn.proj", f"{theirs}.attn.out_proj"),
+        f"{ours}.ls1.gamma": same(f"{theirs}.ls_1.gamma"),
+        **pair(f"{ours}.norm2", f"{theirs}.ln_2"),
+        **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.c_fc"),
+        **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.c_proj"),
+        f"{ours}.ls2.gamma": same(f"{theirs}.ls_2.gamma"),
+    }

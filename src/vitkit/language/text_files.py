@@ -1,0 +1,244 @@
+"""Text encoders in the files of others: Hugging Face's CLIP and SigLIP, and OpenCLIP's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import VitkitError
+from vitkit.language.text_tower import TextConfig, TextTower, with_weights
+from vitkit.language.tokenizer import Clean
+from vitkit.text.words import listed
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.formats import huggingface_towers, open_clip
+from vitkit.weights.formats.huggingface_described import activation
+from vitkit.weights.layout import Piece, depth_of, pair, same
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a file says of words, beside the image encoder.
+
+    Attributes:
+        tower: the text encoder.
+        projection: (P, D) from what the image encoder gives to the space that it shares with texts; None: it is there.
+        scale: cosines are multiplied by it.
+        bias: and this is added.
+        is_sigmoid: whether each pair was trained on by itself (SigLIP), or against all others (CLIP).
+        clean: what happens to texts ahead of the tokenizer.
+    """
+
+    tower: TextTower
+    projection: Tensor | None
+    scale: float
+    bias: float
+    is_sigmoid: bool
+    clean: Clean
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a file keeps what, and what is written down of it."""
+
+    pieces: dict[str, Piece]
+    written: Mapping[str, Any]  # fields of TextConfig
+    projection: str | None
+    is_transposed: bool  # (D, P)
+    own: str  # pattern of the text encoder's tensors
+    clean: Clean
+
+
+def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
+    """The text encoder of a whole file.
+
+    Args:
+        checkpoint: that holds it beside the image encoder.
+        gelu: the image encoder's, which is the text encoder's where nothing else is written.
+
+    Raises:
+        VitkitError: there is none, or a tensor of it is missing, left over or of the wrong shape; it is named.
+    """
+    names = checkpoint.tensors
+    if not any(name in names for name in (_HF_EMBEDDING, *_OPEN_EMBEDDINGS)):
+        raise VitkitError(
+            f"{checkpoint.path} has no text encoder: words need a whole model of CLIP or SigLIP, with both halves"
+        )
+    layout = _hugging_face(checkpoint) if _HF_EMBEDDING in names else _open_clip(checkpoint)
+    scale = _number(checkpoint, "logit_scale")
+    if scale is None:
+        raise VitkitError(f"{checkpoint.path}: logit_scale is missing")
+    bias = _number(checkpoint, "logit_bias")
+    projection = None if layout.projection is None else names[layout.projection].read().float()
+    return Words(
+        tower=_tower(checkpoint, layout, gelu),
+        projection=projection.T.contiguous() if projection is not None and layout.is_transposed else projection,
+        scale=float(torch.tensor(scale).exp()),
+        bias=bias or 0.0,
+        is_sigmoid=bias is not None,
+        clean=layout.clean,
+    )
+
+
+_HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
+_OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
+
+
+def _number(checkpoint: Checkpoint, name: str) -> float | None:
+    return float(checkpoint.tensors[name].read().flatten()[0]) if name in checkpoint.tensors else None
+
+
+def _tower(checkpoint: Checkpoint, layout: _Layout, gelu: str) -> TextTower:
+    shapes = {ours: _shape(checkpoint, piece) for ours, piece in layout.pieces.items()}
+    config = _config(checkpoint, layout, shapes, gelu)
+    with torch.device("meta"):
+        expected = {name: own.shape for name, own in TextTower(config).state_dict().items()}
+    theirs = {name: layout.pieces[name].theirs for name in expected}
+    missing = [part for parts in theirs.values() for part in parts if part not in checkpoint.tensors]
+    known = {part for parts in theirs.values() for part in parts} | {layout.projection}
+    over = [name for name in checkpoint.tensors if re.match(layout.own, name) and name not in known]
+    unlike = [name for name, shape in expected.items() if shapes[name] != shape]
+    wrong = [" + ".join(theirs[name]) for name in unlike if not {*theirs[name]} & {*missing}]
+    told = (("missing", missing), ("left over", over), ("of another shape", wrong))
+    if missing or over or wrong:
+        said = "; ".join(f"{what}: {listed(found, 6)}" for what, found in told if found)
+        raise VitkitError(f"{checkpoint.path}: the text encoder does not fit: {said}")
+    return with_weights(config, {name: _read(checkpoint, layout.pieces[name]) for name in expected})
+
+
+def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
+    parts = [checkpoint.tensors.get(name) for name in piece.theirs]
+    if any(part is None for part in parts):
+        return None
+    try:
+        return piece.join(*(torch.empty(part.shape, device="meta") for part in parts if part is not None)).shape
+    except (RuntimeError, IndexError):
+        return None
+
+
+def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
+    found = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
+    if not found.isfinite().all():
+        raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} holds numbers that are NaN or infinite")
+    return found
+
+
+def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.Size | None], gelu: str) -> TextConfig:
+    def size(name: str, axis: int) -> int:
+        shape = shapes.get(name)
+        if shape is None or len(shape) <= axis:
+            theirs = " + ".join(layout.pieces[name].theirs)
+            raise VitkitError(f"{checkpoint.path}: the text encoder does not fit: {theirs} is missing or misshapen")
+        return shape[axis]
+
+    hidden_size = size("token_embed.weight", 1)
+    fields = {"heads": max(hidden_size // 64, 1), "gelu": gelu, "norm_eps": 1e-5, **layout.written}
+    if hidden_size % fields["heads"]:
+        heads = fields["heads"]
+        raise VitkitError(f"{checkpoint.path}: the text encoder's {hidden_size} features do not make {heads} heads")
+    return TextConfig(
+        vocabulary=size("token_embed.weight", 0),
+        context=size("pos_embed", 0),
+        layers=depth_of(m[1] for name in layout.pieces if (m := re.match(r"blocks\.(\d+)\.", name))),
+        hidden_size=hidden_size,
+        mlp_size=size("blocks.0.mlp.fc1.weight", 0),
+        projection_size=size("head.weight", 0),
+        **fields,
+    )
+
+
+def _hugging_face(checkpoint: Checkpoint) -> _Layout:
+    names, ahead = checkpoint.tensors, "text_model."
+    blocks = f"{ahead}encoder.layers."
+    depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
+    is_siglip = "visual_projection.weight" not in names
+    pieces = {
+        "token_embed.weight": same(_HF_EMBEDDING),
+        "pos_embed": same(f"{ahead}embeddings.position_embedding.weight"),
+        **pair("norm", f"{ahead}final_layer_norm"),
+        **pair("head", f"{ahead}head" if is_siglip else "text_projection"),
+    }
+    for layer in range(depth):
+        pieces |= huggingface_towers.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
+    written: dict[str, Any] = (
+        {"is_causal": False, "pool": "last", "norm_eps": 1e-6} if is_siglip else {"is_causal": True, "pool": "largest"}
+    ) | {"projection_bias": is_siglip}
+    if checkpoint.config is not None:
+        written |= _of_config_json(checkpoint.config.get("text_config") or {}, is_siglip=is_siglip)
+    own = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
+    projection = None if is_siglip else "visual_projection.weight"
+    clean: Clean = "lower" if is_siglip else "none"
+    return _Layout(pieces, written, projection, is_transposed=False, own=own, clean=clean)
+
+
+def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
+    """`text_config`; what it leaves out is transformers' default."""
+    usual = "gelu_pytorch_tanh" if is_siglip else "quick_gelu"
+    written = {
+        "heads": config.get("num_attention_heads", 12 if is_siglip else 8),
+        "gelu": activation(config.get("hidden_act", usual)),
+        "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
+    }
+    end = config.get("eos_token_id", 49407)
+    if not is_siglip and end != 2:  # 2 was wrong, and means the largest
+        written |= {"pool": "end", "end": end}
+    return written
+
+
+_UNKNOWN = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
+_POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
+
+
+def _open_clip(checkpoint: Checkpoint) -> _Layout:
+    names = checkpoint.tensors
+    ahead = "text." if "text.token_embedding.weight" in names else ""
+    blocks = f"{ahead}transformer.resblocks."
+    depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
+    has_bias = f"{ahead}text_projection.weight" in names
+    flipped = Piece((f"{ahead}text_projection",), lambda t: t.T, lambda ours, _: (ours.T,))
+    head = {"head.weight": flipped, "head.bias": same(f"{ahead}text_projection.bias")}
+    pieces = {
+        "token_embed.weight": same(f"{ahead}token_embedding.weight"),
+        "pos_embed": same(f"{ahead}positional_embedding"),
+        **pair("norm", f"{ahead}ln_final"),
+        **(pair("head", f"{ahead}text_projection") if has_bias else head),
+    }
+    for layer in range(depth):
+        found = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
+        pieces |= {ours: piece for ours, piece in found.items() if ".ls" not in ours}
+    is_siglip = "logit_bias" in names
+    written, clean = _of_open_clip_config(checkpoint, is_siglip=is_siglip)
+    written["projection_bias"] = has_bias
+    plain, linear = "visual.proj", "visual.head.proj.weight"
+    projection = next((name for name in (plain, linear) if name in names), None)
+    parts = r"token_embedding\.|transformer\.|ln_final\.|text_projection|positional_embedding$|cls_emb"
+    return _Layout(pieces, written, projection, projection == plain, rf"{re.escape(ahead)}({parts})", clean)
+
+
+def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
+    """`text_cfg` of open_clip_config.json, and how texts are cleaned; what it leaves out is OpenCLIP's default."""
+    model = (checkpoint.config or {}).get("model_cfg")
+    if not isinstance(model, Mapping):
+        usual = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
+        return (usual | {"norm_eps": 1e-6} if is_siglip else usual), "canonical" if is_siglip else "none"
+    config = model.get("text_cfg") or {}
+    unknown = [name for name in _UNKNOWN if config.get(name)]
+    pool = config.get("pool_type", "argmax")
+    if unknown or pool not in _POOLS:
+        name = unknown[0] if unknown else "pool_type"
+        raise VitkitError(f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported")
+    is_tanh = (config.get("act_kwargs") or {}).get("approximate") == "tanh"
+    written = {
+        "heads": config.get("heads", 8),
+        "gelu": "quick" if model.get("quick_gelu") else "tanh" if is_tanh else "erf",
+        "norm_eps": (config.get("norm_kwargs") or {}).get("eps", 1e-5),
+        "is_causal": not config.get("no_causal_mask", False),
+        "pool": _POOLS[pool],
+        "end": config.get("eos_id", 2) if pool == "eos" else None,
+    }
+    clean = (config.get("tokenizer_kwargs") or {}).get("clean")
+    return written, "canonical" if clean == "canonicalize" else "lower" if is_siglip else "none"

@@ -1,0 +1,175 @@
+"""Classes by name, without training: the text encoder's vectors of their names become a head (CLIP, sec. 3.1).
+
+    logit_k = scale * cos(image, text_k) + bias
+
+Shapes: K classes, P the size of the space that texts share with images, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.language.text_files import Words, read_words
+from vitkit.language.text_tower import unit
+from vitkit.language.tokenizer import Tokenizer, read_tokenizer
+from vitkit.model.build import vit_of
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.progress import Progress, silent
+from vitkit.weights import load
+from vitkit.weights.loading import locate
+from vitkit.weights.meaning import split_timm
+from vitkit.weights.read import read_checkpoint
+
+# CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
+TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
+# The seven that CLIP's authors chose for ImageNet (their notebook Prompt_Engineering_for_ImageNet).
+SEVEN = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+_BATCH = 64  # texts at a time
+_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True)
+class ImagesAndWords:
+    """A model that puts images and texts into one space.
+
+    Attributes:
+        images: what gives an image's vector there, of length 1: a classifier without classes.
+        words: the text encoder, and what turns cosines into logits.
+        tokenizer: of texts.
+    """
+
+    images: Classifier
+    words: Words
+    tokenizer: Tokenizer
+
+    def vectors(self, texts: Sequence[str]) -> Tensor:
+        """Of texts, (n, P), of length 1."""
+        tower, found = self.words.tower, []
+        with torch.inference_mode():
+            for start in range(0, len(texts), _BATCH):
+                tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
+                if int(tokens.max()) >= tower.config.vocabulary:
+                    raise VitkitError("the tokenizer is another model's: it has tokens that the text encoder has not")
+                found.append(unit(tower(tokens)))
+        return torch.cat(found)
+
+    def of_classes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+        """Of classes, (K, P): the mean over the templates, again of length 1 (CLIP, sec. 3.1.4)."""
+        own = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
+        return unit(torch.stack(own).mean(dim=0))
+
+    def classifier(
+        self, classes: Sequence[str], templates: Sequence[str] = (), *, one: bool | None = None
+    ) -> Classifier:
+        """A classifier of classes by their names.
+
+        Args:
+            classes: their names, at least one.
+            templates: sentences with {} in the place of the name; several are averaged; none: as published.
+            one: whether an image has exactly one of them (softmax), or each has a probability of its own (sigmoid);
+                None: as the model was trained. Given that exactly one is right, the softmax is what sigmoids come to.
+
+        Raises:
+            VitkitError: a name or template is unfit, or the model was not trained for a sigmoid.
+        """
+        names = _checked(classes)
+        templates = tuple(templates) or (TEMPLATES["siglip" if self.words.is_sigmoid else "clip"],)
+        for template in templates:
+            if template.count("{}") != 1:
+                raise VitkitError(f"--template {template!r} must have {{}} once, where the name of the class goes")
+        one = not self.words.is_sigmoid if one is None else one
+        if not one and not self.words.is_sigmoid:
+            raise VitkitError("this model was trained by softmax: it has no probability of a class by itself")
+        bare = vit_of(self.images.model, "classes by name")
+        model = VisionTransformer(bare.config.replace(num_classes=len(names)))
+        head = {
+            "head.weight": self.words.scale * self.of_classes(names, templates),
+            "head.bias": torch.full((len(names),), self.words.bias),
+        }
+        model.load_state_dict({**bare.state_dict(), **head})
+        thresholds = None if one else (_THRESHOLD,) * len(names)
+        told = {**self.images.provenance, "templates": list(templates)}
+        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=told)
+
+
+def _checked(classes: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in classes if name.strip())
+    if not names:
+        raise VitkitError("--classes names no class: expected names with commas between them")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise VitkitError(f"--classes names {twice[0]!r} twice")
+    return names
+
+
+def read_images_and_words(source: str | Path, progress: Progress = silent, **overrides: Any) -> ImagesAndWords:
+    """Both encoders of a published model, and the tokenizer beside them.
+
+    Args:
+        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer beside it, or a name.
+        progress: told of a download.
+        overrides: as of `weights.load`, for the image encoder.
+
+    Raises:
+        VitkitError: it cannot be had, it holds no text encoder, or its tokenizer is missing or cannot be read.
+    """
+    path, _ = locate(split_timm(str(source))[0], progress)
+    if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
+        raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
+    images = load(source, num_classes=0, progress=progress, **overrides)
+    model = vit_of(images.model, "classes by name")
+    words = read_words(read_checkpoint(path), model.config.gelu)
+    size = words.tower.config.projection_size
+    projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
+    if tuple(projection.shape) != (size, model.config.hidden_size):
+        raise VitkitError(f"{source}: images have {len(projection)} features where texts have {size}")
+    shared = VisionTransformer(model.config.replace(representation_size=size, representation="unit"))
+    shared.load_state_dict({**model.state_dict(), "pre_logits.fc.weight": projection})
+    folder = path if path.is_dir() else path.parent
+    tokenizer = read_tokenizer(folder, words.tower.config.context, words.clean)
+    return ImagesAndWords(replace(images, model=shared), words, tokenizer)
+
+
+def zero_shot(
+    source: str | Path,
+    classes: Sequence[str],
+    templates: Sequence[str] = (),
+    *,
+    one: bool | None = None,
+    progress: Progress = silent,
+    **overrides: Any,
+) -> Classifier:
+    """A classifier of classes by their names, from CLIP or SigLIP, that no training made.
+
+        import vitkit
+
+        flowers = vitkit.zero_shot("siglip2-base", ["daisy", "rose", "tulip"])
+
+    Args:
+        source: as of `read_images_and_words`.
+        classes: their names.
+        templates: as of `ImagesAndWords.classifier`.
+        one: likewise.
+        progress: told of a download.
+        overrides: as of `weights.load`, for the image encoder.
+
+    Raises:
+        VitkitError: as `read_images_and_words` and `ImagesAndWords.classifier`.
+    """
+    return read_images_and_words(source, progress, **overrides).classifier(classes, templates, one=one)

@@ -1,0 +1,85 @@
+"""Token ids are those of transformers, of 1,000 texts in several scripts, on vocabularies that its libraries made."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wordy
+from vitkit.errors import VitkitError
+from vitkit.language.tokenizer import canonical, read_tokenizer
+
+
+def test_clips_tokenizer_json(tmp_path: Path) -> None:
+    theirs = wordy.clip_tokenizer()
+    theirs.save_pretrained(tmp_path)
+    ours = read_tokenizer(tmp_path, wordy.CONTEXT, "none")
+    assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
+
+
+def test_clips_older_files(tmp_path: Path) -> None:
+    import json
+
+    theirs = wordy.clip_tokenizer()
+    vocabulary, merges = wordy.clip_vocabulary()
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)))
+    ours = read_tokenizer(tmp_path, wordy.CONTEXT, "none")
+    assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
+
+
+def test_siglips_pieces(tmp_path: Path) -> None:
+    theirs = wordy.siglip_tokenizer(tmp_path)
+    ours = read_tokenizer(tmp_path, wordy.CONTEXT, "lower")
+    assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
+
+
+def test_siglip_2s_tokenizer_json(tmp_path: Path) -> None:
+    theirs = wordy.siglip2_tokenizer()
+    theirs.save_pretrained(tmp_path)
+    ours = read_tokenizer(tmp_path, wordy.CONTEXT, "lower")
+    assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
+
+
+def test_the_texts_try_what_they_should() -> None:
+    texts = wordy.sentences()
+    assert len(texts) == 1000
+    lengths = [len(ids) for ids in map(wordy.clip_tokenizer().encode, texts)]
+    assert min(lengths) == 2  # what begins and what ends it
+    assert sum(length > wordy.CONTEXT for length in lengths) > 300
+    assert sum(any(ord(letter) > 0x3000 for letter in text) for text in texts) > 300
+
+
+def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
+    with pytest.raises(VitkitError, match="has no tokenizer"):
+        read_tokenizer(tmp_path, 8, "none")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(VitkitError, match="tokenizer is damaged"):
+        read_tokenizer(tmp_path, 8, "none")
+    (tmp_path / "spiece.model").write_bytes(b"nothing")
+    with pytest.raises(VitkitError, match="tokenizer is damaged"):
+        read_tokenizer(tmp_path, 8, "none")
+
+
+@pytest.mark.parametrize(("file", "library"), [("tokenizer.json", "tokenizers"), ("spiece.model", "sentencepiece")])
+def test_without_the_extra_a_line_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, library: str
+) -> None:
+    (tmp_path / file).write_text("{}")
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any) -> Any:
+        if name.partition(".")[0] == library:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=library)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(VitkitError, match=rf"{library}: pip install 'vitkit\[text\]'"):
+        read_tokenizer(tmp_path, 8, "none")
+
+
+def test_canonical_is_big_visions() -> None:
+    assert canonical("  A Photo, of\n a (Dog)!  ") == "a photo of a dog"

@@ -1,0 +1,174 @@
+"""Classes by name: transformers' and OpenCLIP's vectors and logits, and a classifier like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import vitkit
+import wordy
+from photos import noise, save
+from tiny import largest_difference, randomise
+from vitkit.errors import VitkitError
+from vitkit.language.zero_shot import SEVEN, TEMPLATES, read_images_and_words, zero_shot
+
+CLASSES = ("daisy", "rose", "red tulip")
+BATCH = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+KINDS = {
+    "CLIP": wordy.clip,
+    "CLIP largest": lambda folder: wordy.clip(folder, eos_token_id=2),
+    "SigLIP": wordy.siglip,
+    "SigLIP 2": lambda folder: wordy.siglip(folder, second=True),
+}
+
+
+def prompts(kind: str) -> list[str]:
+    return [TEMPLATES["siglip" if "Sig" in kind else "clip"].format(name) for name in CLASSES]
+
+
+def tokens_of(tokenizer: Any, texts: list[str]) -> Tensor:
+    return torch.tensor(wordy.ids(tokenizer, texts))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_and_logits_are_transformers(tmp_path: Path, kind: str) -> None:
+    model, tokenizer = KINDS[kind](tmp_path)
+    ours = read_images_and_words(tmp_path)
+    classifier = ours.classifier(CLASSES, one=True)
+    with torch.inference_mode():
+        theirs = model(input_ids=tokens_of(tokenizer, prompts(kind)), pixel_values=BATCH)
+        assert largest_difference(ours.vectors(prompts(kind)), theirs.text_embeds) <= 1e-5
+        assert largest_difference(ours.images.model(BATCH), theirs.image_embeds) <= 1e-5
+        assert largest_difference(classifier.model(BATCH), theirs.logits_per_image) <= 1e-5
+        assert largest_difference(classifier.probabilities(BATCH), theirs.logits_per_image.softmax(-1)) <= 1e-6
+        if "Sig" in kind:
+            as_trained = ours.classifier(CLASSES).probabilities(BATCH)
+            assert largest_difference(as_trained, theirs.logits_per_image.sigmoid()) <= 1e-6
+    assert theirs.logits_per_image.std() > 0.01
+
+
+def test_templates_are_averaged_as_clips_authors_do(tmp_path: Path) -> None:
+    model, tokenizer = wordy.clip(tmp_path)
+    ours = read_images_and_words(tmp_path)
+    with torch.inference_mode():
+        rows = []
+        for name in CLASSES:
+            tokens = tokens_of(tokenizer, [template.format(name) for template in SEVEN])
+            vectors = model.get_text_features(tokens)
+            vectors = getattr(vectors, "pooler_output", vectors)
+            mean = (vectors / vectors.norm(dim=-1, keepdim=True)).mean(dim=0)
+            rows.append(mean / mean.norm())
+    assert largest_difference(ours.of_classes(CLASSES, SEVEN), torch.stack(rows)) <= 1e-6
+
+
+def open_clip_folder(folder: Path, *, quick: bool) -> Any:
+    torch.manual_seed(0)
+    vocabulary, _ = wordy.clip_vocabulary()
+    vision = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 4, "image_size": 16}
+    text = {"context_length": wordy.CONTEXT, "vocab_size": len(vocabulary), "width": 32, "heads": 4, "layers": 3}
+    model = CLIP(24, CLIPVisionCfg(**vision), CLIPTextCfg(**text), quick_gelu=quick)
+    randomise(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    written = {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": vision, "text_cfg": text}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": written}))
+    wordy.clip_tokenizer().save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_open_clips_vectors_and_logits(tmp_path: Path, quick: bool) -> None:
+    model = open_clip_folder(tmp_path, quick=quick)
+    ours = read_images_and_words(tmp_path)
+    tokens = tokens_of(wordy.clip_tokenizer(), prompts("CLIP"))
+    with torch.inference_mode():
+        images, texts, scale = model(BATCH, tokens)
+        assert largest_difference(ours.vectors(prompts("CLIP")), texts) <= 1e-5
+        logits = ours.classifier(CLASSES).model(BATCH)
+        assert largest_difference(logits, scale * images @ texts.T) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "SigLIP"])
+def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for spoiled in [name for name in state if name.startswith("text_")]:
+        tokens = "token_embedding" in spoiled
+        save_file({name: own for name, own in state.items() if name != spoiled}, tmp_path / "model.safetensors")
+        with pytest.raises(VitkitError, match="no text encoder" if tokens else spoiled):
+            read_images_and_words(tmp_path)
+        longer = torch.cat([state[spoiled]] * 2, dim=-1)
+        save_file({**state, spoiled: longer}, tmp_path / "model.safetensors")
+        with pytest.raises(VitkitError, match="does not fit" if tokens else spoiled.rpartition(".")[0]):
+            read_images_and_words(tmp_path)
+    spoiled = "text_model.final_layer_norm.bias"
+    save_file({**state, spoiled: state[spoiled] * torch.nan}, tmp_path / "model.safetensors")
+    with pytest.raises(VitkitError, match=f"{spoiled} holds numbers that are NaN"):
+        read_images_and_words(tmp_path)
+    save_file({**state, "text_model.odd": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(VitkitError, match=r"text_model\.odd"):
+        read_images_and_words(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("clip")
+    wordy.clip(place)
+    return place
+
+
+def test_it_is_a_classifier_like_any_other(tmp_path: Path, folder: Path) -> None:
+    """Saved, loaded, evaluated."""
+    classifier = zero_shot(folder, CLASSES)
+    classifier.save(tmp_path / "saved")
+    again = vitkit.load(tmp_path / "saved")
+    assert again.classes == CLASSES
+    assert torch.equal(again.model(BATCH), classifier.model(BATCH))
+    for name in CLASSES:
+        for i in range(2):
+            save(noise(16, 16, i), tmp_path / "data" / name / f"{i}.png")
+    found = vitkit.evaluate(again, tmp_path / "data")
+    assert found.to_dict()
+
+
+def test_what_cannot_be_asked_is_refused_in_a_line(folder: Path) -> None:
+    for classes, templates, said in (
+        (["", " "], (), "names no class"),
+        (["a", "b", "a"], (), "names 'a' twice"),
+        (["a"], ("a photo",), "must have {} once"),
+    ):
+        with pytest.raises(VitkitError, match=said):
+            zero_shot(folder, classes, templates)
+    with pytest.raises(VitkitError, match="trained by softmax"):
+        zero_shot(folder, ["a"], one=False)
+
+
+def test_an_image_encoder_alone_has_no_words(tmp_path: Path) -> None:
+    model, _ = wordy.clip(tmp_path / "whole")
+    model.vision_model.save_pretrained(tmp_path / "half")
+    with pytest.raises(VitkitError, match="no text encoder"):
+        zero_shot(tmp_path / "half", CLASSES)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    wordy.siglip(tmp_path)
+    (tmp_path / "spiece.model").unlink()
+    wordy.siglip2_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(VitkitError, match="another model's"):
+        zero_shot(tmp_path, ["z🙂é"])
+
+
+def test_graphs_for_other_runtimes_compute_cosines(folder: Path) -> None:
+    classifier = zero_shot(folder, CLASSES)
+    expected = classifier.logits(BATCH).numpy()
+    for backend in ("openvino", "onnx"):
+        found = classifier.use(backend, "float32").logits(BATCH).numpy()
+        assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()

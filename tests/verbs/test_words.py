@@ -1,0 +1,130 @@
+"""`predict --classes` and `search`: words in the place of a model that was trained on them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit as package
+import wordy
+from photos import noise, save
+from vitkit.errors import VitkitError
+from vitkit.verbs.words import named_classes
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    wordy.clip(folder / "clip")
+    wordy.siglip(folder / "siglip")
+    for i in range(4):
+        save(noise(16, 16, i), folder / "photos" / f"{i}.png")
+    (folder / "photos" / "broken.png").write_bytes(b"no picture")
+    (folder / "classes.txt").write_text("daisy\nrose\nred tulip\n")
+    return folder
+
+
+CLASSES = ("daisy", "rose", "red tulip")
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_predictions_are_transformers(place: Path, kind: str) -> None:
+    model, tokenizer = (wordy.clip if kind == "clip" else wordy.siglip)(place / f"again-{kind}")
+    own = package.zero_shot(place / kind, CLASSES)
+    paths = sorted(str(path) for path in (place / "photos").glob("[0-9].png"))
+    template = "a photo of a {}." if kind == "clip" else "This is a photo of {}."
+    tokens = torch.tensor(wordy.ids(tokenizer, [template.format(name) for name in CLASSES]))
+    with torch.inference_mode():
+        logits = model(input_ids=tokens, pixel_values=torch.stack([own.read(path) for path in paths])).logits_per_image
+    expected = (logits.softmax(-1) if kind == "clip" else logits.sigmoid()).numpy()
+    found = package.predict(
+        place / kind, paths, classes="daisy, rose, red tulip", top=3, backend="eager", precision="float32"
+    )
+    rows = list(found)
+    assert len(rows) == 4
+    for row, probabilities in zip(rows, expected, strict=True):
+        assert [name for name, _ in row.top] == [CLASSES[i] for i in np.argsort(-probabilities, kind="stable")]
+        assert np.allclose([own for _, own in row.top], -np.sort(-probabilities), atol=1e-5)
+    assert any(template in note and ("softmax" if kind == "clip" else "sigmoid") in note for note in found.notes)
+
+
+def test_one_of_the_classes_is_named_if_that_is_asked_for(place: Path) -> None:
+    found = list(package.predict(place / "siglip", place / "photos" / "0.png", classes=CLASSES, one=True, top=3))
+    assert found[0].label in CLASSES
+    assert sum(own for _, own in found[0].top) == pytest.approx(1, abs=1e-5)
+
+
+def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
+    asked = (
+        "predict",
+        place / "clip",
+        place / "photos",
+        "--backend",
+        "eager",
+        "--template",
+        "a {}",
+        "--template",
+        "the {}",
+    )
+    first = vitkit(*asked, "--classes", "daisy, rose,red tulip")
+    second = vitkit(*asked, "--classes", place / "classes.txt")
+    assert first.code == second.code == 0
+    assert first.out == second.out
+    rows = list(csv.DictReader(io.StringIO(first.out)))
+    assert len(rows) == 5
+    assert {row["label"] for row in rows if not row["error"]} <= set(CLASSES)
+    assert "'a {}', 'the {}'; softmax" in first.err
+
+
+def test_what_goes_with_classes_alone_is_refused_without_them(place: Path) -> None:
+    with pytest.raises(VitkitError, match="--template is for classes by name"):
+        package.predict(place / "clip", place / "photos", templates=["a {}"])
+    with pytest.raises(VitkitError, match="--one is for classes by name"):
+        package.predict(place / "clip", place / "photos", one=True)
+    with pytest.raises(VitkitError, match="not a classifier in memory"):
+        package.predict(package.zero_shot(place / "clip", CLASSES), place / "photos", classes=CLASSES)
+    with pytest.raises(VitkitError, match="cannot be read"):
+        named_classes("nowhere.txt")
+
+
+def test_the_images_that_a_text_describes_best(place: Path) -> None:
+    model, tokenizer = wordy.clip(place / "again")
+    own = package.zero_shot(place / "clip", CLASSES)
+    text = "a red daisy on the beach"
+    found = package.search(place / "clip", place / "photos", text, top=3)
+    pixels = {path: own.read(place / "photos" / path) for path in ("0.png", "1.png", "2.png", "3.png")}
+    with torch.inference_mode():
+        tokens = torch.tensor(wordy.ids(tokenizer, [text]))
+        theirs = model(input_ids=tokens, pixel_values=torch.stack(list(pixels.values())))
+        cosines = (theirs.image_embeds @ theirs.text_embeds.T)[:, 0]
+    expected = sorted(zip(map(float, cosines), pixels, strict=True), reverse=True)[:3]
+    assert [Path(path).name for path, _ in found.nearest] == [name for _, name in expected]
+    assert np.allclose([similarity for _, similarity in found.nearest], [own for own, _ in expected], atol=1e-5)
+    assert [Path(path).name for path in found.errors] == ["broken.png"]
+    assert (len(found), found.images) == (3, 4)
+    assert json.dumps(found.to_dict())
+    assert "0.png" in found._repr_html_() or "0.png" not in str(found.nearest)
+
+
+def test_search_by_the_command(place: Path, vitkit: Any) -> None:
+    told = vitkit("search", place / "siglip", place / "photos", "a dog on a beach", "--top", 2)
+    assert told.code == 0
+    rows = list(csv.DictReader(io.StringIO(told.out)))
+    assert len(rows) == 2
+    assert float(rows[0]["similarity"]) >= float(rows[1]["similarity"])
+    as_json = vitkit("search", place / "siglip", place / "photos", "a dog on a beach", "--top", 2, "--json")
+    assert [row["path"] for row in json.loads(as_json.out)["nearest"]] == [row["path"] for row in rows]
+
+
+def test_a_search_for_nothing_or_among_nothing_is_refused(place: Path) -> None:
+    with pytest.raises(VitkitError, match="no text"):
+        package.search(place / "clip", place / "photos", "  ")
+    with pytest.raises(VitkitError, match="can be read"):
+        package.search(place / "clip", place / "photos" / "broken.png", "a dog")
