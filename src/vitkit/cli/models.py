@@ -14,7 +14,7 @@ from vitkit.verbs import models as verb
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of the name, or a pattern such as '*base*'.")] = "*",
     weights: Annotated[
-        bool, typer.Option("--weights", help="Published weights instead: name, classes, accuracy, licence, paper.")
+        bool, typer.Option("--weights", help="Published weights instead: data, licence, cost, accuracy and its source.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
 ) -> None:

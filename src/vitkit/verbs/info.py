@@ -132,9 +132,11 @@ def info(
 def _inspect(source: str, **options: Any) -> Plan:
     if is_exported(source) and Path(source).is_file():
         raise VitkitError(f"{source} is an exported file: take the model folder that it was made from")
-    if "/" not in source and "." not in source and not Path(source).exists():
-        config_for(source)  # a misspelt name: says which ones are like it
     from vitkit.weights import inspect
+    from vitkit.weights.catalog import tags_of
+
+    if "/" not in source and "." not in source and not Path(source).exists() and not tags_of(source):
+        config_for(source)  # a misspelt name: says which ones are like it
 
     return inspect(source, **options)
 

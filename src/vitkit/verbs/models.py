@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name, list_models
 from vitkit.model.network_config import LIBRARIES
+from vitkit.text.words import aligned
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ class WeightList(Result):
         return tuple(entry.name for entry in self.entries)
 
     def lines(self) -> list[str]:
-        """A table: pixels, classes, accuracy, licence and paper of each."""
+        """A table: what each was trained on, its licence, cost and published accuracy; an empty cell is not known."""
         rows = [_facts(entry) for entry in self.entries]
-        width = max(map(len, self.names))
-        heading = f"{'name':{width}}  pixels  timm's  classes      top-1  licence       arXiv"
+        heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
+        heading += ["classes", "top-1", "source"]
         others = sum(row["timm_pixels"] == "other" for row in rows)
         told = f"{others} have other pixels here, their authors' own, than in timm: timm:NAME takes timm's"
-        return [heading, *(_weights_line(row, width) for row in rows), *([told] if others else [])]
+        return [*aligned([heading, *map(_weights_cells, rows)]), *([told] if others else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """What is known of each."""
@@ -101,7 +102,7 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
 
     Args:
         pattern: part of the name, or a pattern such as `*base*`; `torchvision:*` and `timm:*` are those libraries'.
-        weights: published weights instead: name, classes, accuracy, licence, paper.
+        weights: published weights instead: family, data, licence, cost, published accuracy and its source.
 
     Raises:
         VitkitError: no name matches.
@@ -134,12 +135,12 @@ def _find_networks(pattern: str) -> tuple[str, ...]:
 
 
 def _find_weights(pattern: str) -> tuple[Entry, ...]:
-    from vitkit.weights.catalog import CATALOG, search
+    from vitkit.weights.catalog import names, search
 
     entries = search(pattern)
     if not entries:
         raise VitkitError(
-            f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(CATALOG)}, and any "
+            f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(names())}, and any "
             "OWNER/NAME of the Hugging Face hub may be tried"
         )
     return tuple(entries)
@@ -152,23 +153,36 @@ def _shape_line(name: str, width: int) -> str:
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
+    from vitkit.weights.published import facts_of
+
+    own = facts_of(entry.name)
     return {
         "name": entry.name,
-        "pixels": entry.preprocess.size[0],
-        "classes": entry.classes,
-        "top1": entry.top1,
-        "timm_pixels": None if entry.timm is None else "same" if entry.timm == entry.preprocess else "other",
+        "family": own.family,
+        "data": own.data,
         "licence": entry.licence,
-        "paper": entry.paper,
+        "gated": {"yes": True, "no": False}.get(own.gated),
+        "parameters": own.parameters,
+        "gmacs": own.gmacs,
+        "pixels": entry.preprocess.size[0],
+        "timm_pixels": None if entry.timm is None else "same" if entry.timm == entry.preprocess else "other",
+        "classes": entry.classes,
+        "top1": own.top1,
+        "measured": own.measured or None,
+        "source": own.source or None,
+        "paper": entry.paper or None,
         "where": entry.url or f"hub:{entry.hub}",
     }
 
 
-def _weights_line(row: dict[str, Any], width: int) -> str:
+def _weights_cells(row: dict[str, Any]) -> list[str]:
+    size = "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}"
+    gmacs = "" if row["gmacs"] is None else f"{row['gmacs']:.1f}"
     top1 = "" if row["top1"] is None else f"{row['top1']:.2f}"
-    timms = row["timm_pixels"] or ""
-    facts = f"{row['classes']:11}  {top1:>5}  {row['licence']:12}  {row['paper']}"
-    return f"{row['name']:{width}}  {row['pixels']:6}  {timms:6}  {facts}"
+    gated = {True: "yes", False: "no", None: ""}[row["gated"]]
+    source = "" if row["source"] is None else f"{row['measured']}; {row['source']}"
+    facts = [row["name"], row["family"], row["data"], row["licence"], gated, size, gmacs, str(row["pixels"])]
+    return [*facts, row["timm_pixels"] or "", row["classes"], top1, source]
 
 
 def _counted(names: Sequence[str], what: str) -> str:

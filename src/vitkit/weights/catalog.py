@@ -4,6 +4,7 @@ Names are timm's, MODEL.TAG, and where timm has the same name it means the same 
 `augreg_in21k_ft_in1k` are the AugReg runs that timm picked, `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` those
 that AugReg's authors recommend (arXiv 2106.10270), `orig_*` the first paper's own files, `jx_in21k` their
 conversion with the representation layer, `tv_*` torchvision's. Repositories on the Hugging Face hub go by their id.
+Whatever else timm publishes for Vision Transformers is in `published.py`, by its tags.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from vitkit.model import config
 from vitkit.weights.entry import Entry
 from vitkit.weights.google_weights import augreg, google_hub, jx, orig
 from vitkit.weights.other_weights import deit, dino_and_mae, dinov2, torchvision
+from vitkit.weights.published import tagged, tags
 
 HUB = "hf:"  # before a repository on the hub, whatever lies on disk
 
@@ -28,18 +30,37 @@ CATALOG: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry | None:
-    """The entry of that name."""
+    """The entry of that name in the catalog; what timm publishes beside it is not in there."""
     return CATALOG.get(name)
+
+
+def find_published(name: str) -> Entry | None:
+    """The entry of that name, of the catalog or of timm's tags."""
+    return find(name) or tagged(name)
+
+
+def names() -> list[str]:
+    """Of all published weights that go by one: the catalog's, then timm's tags."""
+    return [*CATALOG, *tags()]
 
 
 def search(pattern: str = "*") -> list[Entry]:
     """Entries whose name fits a shell pattern (`*base*`) or contains it (`base`)."""
-    return [entry for name, entry in CATALOG.items() if fnmatch.fnmatch(name, pattern) or pattern in name]
+    found = [name for name in names() if fnmatch.fnmatch(name, pattern) or pattern in name]
+    return [entry for entry in map(find_published, found) if entry is not None]
+
+
+def tags_of(model: str) -> list[str]:
+    """The tags that are published of a model of timm's naming, which need not be one that goes by that name here."""
+    return [name.partition(".")[2] for name in names() if name.startswith(f"{model}.")]
 
 
 def suggest(name: str) -> str:
-    """` (did you mean ...?)` with names like this one, or nothing."""
-    return config.suggest(name, list(CATALOG))
+    """` (did you mean ...?)` with names like this one, or the tags of a model; or nothing."""
+    if known := tags_of(name):
+        told = f"{name}.{known[0]}" if len(known) == 1 else f"one of its tags: {', '.join(known)}"
+        return f" (name {told})"
+    return config.suggest(name, names())
 
 
 def missing(path: str) -> str:

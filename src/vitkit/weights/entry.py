@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
+Classes = Literal["imagenet1k", "imagenet21k", "other", "none"]
+
 # Names by timm's rule that timm itself does not have.
 _NOT_TIMMS = (
     "vit_base_patch8_224.orig_in21k",
@@ -28,10 +30,10 @@ class Entry:
         architecture: the model name that builds it. DINOv2's have LayerScale and registers, which no name here stands
             for: theirs are timm's.
         preprocess: the pixels that the authors evaluate with. A hub folder's own `preprocessor_config.json` may differ.
-        classes: what the head tells apart; `none` for features alone.
+        classes: what the head tells apart; `other` sets, or a projection; `none` for features alone.
         sha256: of the file, its first digits or all of them; None where nobody publishes it.
-        licence: SPDX identifier.
-        paper: arXiv number.
+        licence: SPDX identifier where it has one; empty where nobody says.
+        paper: arXiv number; empty where timm's table, which this is of, names none.
         top1: published accuracy on ImageNet-1k, in percent, at `preprocess.size`.
     """
 
@@ -42,13 +44,15 @@ class Entry:
     paper: str
     url: str | None = None
     hub: str | None = None
-    classes: Literal["imagenet1k", "imagenet21k", "none"] = "none"
+    classes: Classes = "none"
     sha256: str | None = None
     top1: float | None = None
 
     @property
     def timm(self) -> Preprocess | None:
         """The pixels that timm gives the weights of this name; None where it has no such name."""
+        if not self.paper:  # a row of timm's own
+            return self.preprocess
         if self.hub or self.name in _NOT_TIMMS or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
             return None
         is_small = self.preprocess.size[0] < 384

@@ -15,7 +15,7 @@ from vitkit.model.build import config_of
 from vitkit.model.config_checks import Pair, as_pair
 from vitkit.model.network_config import NetworkConfig, split_network
 from vitkit.system.progress import Progress, silent
-from vitkit.weights.catalog import HUB, find, is_hub_id, missing
+from vitkit.weights.catalog import HUB, find, find_published, is_hub_id, missing
 from vitkit.weights.entry import Entry
 from vitkit.weights.meaning import TIMM, Use, meaning_of, split_timm
 from vitkit.weights.networks import published_size, read_network
@@ -175,7 +175,7 @@ def locate(source: str | Path, progress: Progress) -> tuple[Path, Entry | None]:
     if str(source).startswith(HUB):
         repository = str(source).removeprefix(HUB)
         return hub.fetch_hub(repository, progress), find(repository)
-    entry = find(str(source))
+    entry = find_published(str(source))
     if entry is not None:
         return fetch(entry, progress), entry
     if is_hub_id(str(source)):

@@ -10,7 +10,7 @@ from typing import Literal
 from vitkit.errors import VitkitError
 from vitkit.model.config_checks import Pair
 from vitkit.model.names import config_for, is_model_name
-from vitkit.weights.catalog import CATALOG, find
+from vitkit.weights.catalog import CATALOG, find, find_published, tags_of
 from vitkit.weights.entry import Entry
 
 Use = Literal["answers", "training"]
@@ -69,7 +69,7 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
     Raises:
         VitkitError: no weights of that model are published, or none for this use, or none with that tag.
     """
-    if Path(name).exists() or find(name) is not None:
+    if Path(name).exists() or find_published(name) is not None:
         return None
     _refuse_unknown_tag(name)
     if not is_model_name(name):
@@ -145,13 +145,12 @@ def _nothing_for(name: str, use: Use) -> str:
 
 def _refuse_unknown_tag(name: str) -> None:
     tagged = _TAGGED.fullmatch(name)
-    if tagged is None or tagged["tag"] in _SUFFIXES or find(name) is not None:
+    if tagged is None or tagged["tag"] in _SUFFIXES or find_published(name) is not None:
         return
-    tags = [entry.name.partition(".")[2] for entry in CATALOG.values() if entry.name.startswith(f"{tagged['model']}.")]
-    if tags:
+    if tags := tags_of(tagged["model"]):
         raise VitkitError(
-            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; what timm has beyond "
-            f"that is on the Hugging Face hub: timm/{name}"
+            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; what is newer than that "
+            f"may be on the Hugging Face hub: timm/{name}"
         )
     if is_model_name(tagged["model"]):
         raise VitkitError(f"{tagged['model']} has no weights {tagged['tag']!r}: no tag of it is published here")
