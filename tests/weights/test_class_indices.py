@@ -11,7 +11,8 @@ import torch
 import tiny
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.weights import load
+from vitkit.weights import classes, load
+from vitkit.weights.classes import class_names, unique
 
 NAMES = ("daisy", "dandelion", "roses")
 
@@ -70,3 +71,15 @@ def test_names_that_are_given_come_first(checkpoint: Path) -> None:
     (checkpoint.parent / "class_indices.json").write_text(json.dumps(dict(enumerate(NAMES))))
     assert load(checkpoint, classes=("a", "b", "c")).classes == ("a", "b", "c")
     assert load(checkpoint, 5).classes == ("0", "1", "2", "3", "4"), "another head has other classes"
+
+
+def test_the_classes_of_imagenet_21k_have_wordnets_names_in_googles_order() -> None:
+    from timm.data import ImageNetInfo
+
+    names, told = class_names(21843)
+    theirs = ImageNetInfo("imagenet21k_goog")
+    assert list(names) == [theirs.index_to_description(i).partition(",")[0].strip() for i in range(21843)]
+    assert "ImageNet-21k's names" in told
+    assert len(set(unique(names))) == 21843
+    licence = Path(classes.__file__).with_name("imagenet21k_classes.LICENSE").read_text(encoding="utf-8")
+    assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence

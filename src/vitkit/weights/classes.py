@@ -10,14 +10,19 @@ from vitkit.model.names import IMAGENET_21K
 from vitkit.system.files import from_json
 from vitkit.system.run_files import CLASS_INDICES
 
+_NAMED = {
+    1000: ("imagenet_classes.txt", "ImageNet's names"),
+    IMAGENET_21K: ("imagenet21k_classes.txt", "ImageNet-21k's names in the order of Google's files"),
+}
+
 
 def class_names(count: int) -> tuple[tuple[str, ...], str]:
     """Names for a head of so many classes, and on what ground they were taken."""
-    if count == 1000:
-        text = resources.files("vitkit.weights").joinpath("imagenet_classes.txt").read_text(encoding="utf-8")
-        return tuple(text.splitlines()), "ImageNet's names, as the head has 1000 classes"
-    which = " (ImageNet-21k)" if count == IMAGENET_21K else ""
-    return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes{which}"
+    if count not in _NAMED:
+        return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes"
+    file, whose = _NAMED[count]
+    text = resources.files("vitkit.weights").joinpath(file).read_text(encoding="utf-8")
+    return tuple(text.splitlines()), f"{whose}, as the head has {count} classes"
 
 
 def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:

@@ -121,7 +121,7 @@ def _side(entry: Entry) -> int:
 def _say(name: str, entry: Entry, size: Pair, use: Use) -> str:
     what = {
         "imagenet1k": "a classifier of ImageNet-1k",
-        "imagenet21k": "of ImageNet-21k, whose 21,843 classes have no names here",
+        "imagenet21k": "of ImageNet-21k with its 21,843 classes",
         "none": "features without a classifier",
     }[entry.classes]
     if use == "training":
