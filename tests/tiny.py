@@ -88,6 +88,10 @@ VARIETY: dict[str, dict[str, Any]] = {
     "all mixtures post-norm": {"conv_layers": (1,), "projection": "conv", "mlp_kind": "conv", "norm": "post"},
     "relative every_layer": {"position": "relative", "position_at": "every_layer"},
     "relative shared": {"position": "relative", "position_at": "shared"},
+    "relative_bias": {"position": "relative_bias", "position_at": "every_layer", "pool": "gap", "fc_norm": True},
+    "relative_bias shared": {"position": "relative_bias", "position_at": "shared"},
+    "relative_mlp": {"position": "relative_mlp", "position_at": "every_layer", "relative_size": 9, "pool": "token+gap"},
+    "relative_mlp gap": {"position": "relative_mlp", "position_at": "shared", "pool": "gap", "norm": "res-post"},
     "relative post-norm": {"position": "relative", "position_at": "every_layer", "norm": "post"},
     "relative gap": {"position": "relative", "position_at": "shared", "pool": "gap"},
     "relative distilled": {
@@ -104,7 +108,7 @@ FEW = frozenset({
     *("token", "representation", "patch norm", "no qkv bias", "qk_scale", "tanh", "none", "learned_2d shared"),
     *("sincos_1d", "sincos_2d", "gap with a class token", "fc_norm", "registers without positions", "layer scale"),
     *("swiglu", "conv MLP distilled registers", "interleaved", "interleaved gap", "all mixtures post-norm"),
-    *("relative distilled", "clip", "map of all tokens"),
+    *("relative_bias shared", "relative_mlp", "relative distilled", "clip", "map of all tokens"),
     *("map of other sizes", "eva02", "rotary axial", "rotary mixed", "dinov3", "res-post gap conv"),
 })  # fmt: skip
 

@@ -103,6 +103,30 @@ def turned(x: Array, w: Weights, config: ViTConfig, layer: int, head: int) -> Ar
     return np.concatenate(parts, -1) if config.rotary == "dinov3" else np.stack(parts, -1).reshape(x.shape)
 
 
+def biased(w: Weights, config: ViTConfig, layer: int, head: int) -> Array:
+    """(N, N): what a table or an MLP says of two patches that lie so far apart; of a token, three numbers or none."""
+    (h, width), ahead, N = config.grid, config.prefix_tokens, config.tokens
+    out = np.zeros((N, N))
+    name = f"rel_pos.{layer if config.position_at == 'every_layer' else 0}"
+    if config.position not in ("relative_bias", "relative_mlp"):
+        return out
+    last = (2 * h - 1) * (2 * width - 1)
+    if config.position == "relative_bias" and ahead:
+        out[0], out[:, 0] = w[f"{name}.table"][last, head], w[f"{name}.table"][last + 1, head]
+        out[0, 0] = w[f"{name}.table"][last + 2, head]
+    for a in range(h * width):
+        for b in range(h * width):
+            (row, column), (other_row, other_column) = divmod(a, width), divmod(b, width)
+            y, z = row - other_row, column - other_column
+            if config.position == "relative_bias":
+                found = w[f"{name}.table"][(y + h - 1) * (2 * width - 1) + z + width - 1, head]
+            else:
+                logs = np.array([np.sign(own) * math.log(1 + abs(own)) for own in (y, z)])
+                found = linear(np.maximum(linear(logs, w, f"{name}.mlp.fc1"), 0), w, f"{name}.mlp.fc2")[head]
+            out[ahead + a, ahead + b] = found
+    return out
+
+
 def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array | None, layer: int) -> Array:
     B, N, D = x.shape
     if f"{name}.qkv.weight" not in w:  # a layer that convolves
@@ -118,12 +142,13 @@ def attention(x: Array, w: Weights, config: ViTConfig, name: str, offsets: Array
             q, k = q.copy(), k.copy()
             for part in (q, k):
                 part[..., own] = turned(part[..., own], w, config, layer, head)
+        biases = biased(w, config, layer, head)
         for b in range(B):
             for i in range(N):
                 keys = k[b, :, own]
                 if offsets is not None:
                     keys = keys + np.stack([offsets[i - j + N - 1] for j in range(N)])
-                logits = keys @ q[b, i, own] * scale
+                logits = keys @ q[b, i, own] * scale + biases[i]
                 a = np.exp(logits - logits.max())
                 out[b, i, own] = a / a.sum() @ v[b, :, own]
     if config.attention_norm:
@@ -170,7 +195,7 @@ def forward(config: ViTConfig, w: Weights, pictures: Array) -> tuple[Array, tupl
     for i in range(config.layers):
         own = i if config.position_at == "every_layer" else 0
         offsets = w[f"rel_pos.{own}.table"] if config.position == "relative" else None
-        if config.position_at != "input" and config.position != "relative":
+        if config.position_at != "input" and not config.position.startswith("relative"):
             x = x + table(config, w, own)
         block = f"blocks.{i}"
 
@@ -226,7 +251,11 @@ def check(config: ViTConfig, shortcut: bool, fused: bool) -> None:
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     tokens, answers = forward(config, weights, pictures.numpy())
     # The model keeps its sinusoids in float32.
-    tolerance = 1e-5 if config.position.startswith("sincos") or config.rotary != "none" else 1e-9
+    tolerance = (
+        1e-5
+        if config.position.startswith("sincos") or config.rotary != "none" or config.position == "relative_mlp"
+        else 1e-9
+    )
     with torch.no_grad():
         np.testing.assert_allclose(model.forward_features(pictures).numpy(), tokens, rtol=0, atol=tolerance)
         heads = model.forward_heads(pictures)

@@ -83,7 +83,7 @@ _LAYER_OF = (
     (r"patch_embed\.(proj|norm)\.(weight|bias)", "0"),
     (r"patch_embed\.backbone\..*", "0"),
     (r"pos_embed(\.[xy])?", "0"),
-    (r"rel_pos\.(\d+)\.table", "n"),
+    (r"rel_pos\.(\d+)\.(table|mlp\.fc[12]\.(weight|bias))", "n"),
     (r"blocks\.(\d+)\.norm[12]\.(weight|bias)", "n"),
     (r"blocks\.(\d+)\.ls[12]\.gamma", "n"),
     (r"rope\.freqs", "0"),

@@ -19,11 +19,9 @@ from vitkit.errors import VitkitError
 from vitkit.weights import inspect
 
 TIMM = {
-    "beit_base_patch16_224": "BEiT",
     "aimv2_large_patch14_224": "AIMv2",
     "naflexvit_base_patch16_gap": "NaFlexViT",
     "vit_base_patch16_sapiens2": "Sapiens",
-    "vit_relpos_base_patch16_224": "relative positions",
     "vit_pwee_patch16_reg1_gap_256": "side by side",
     "vit_base_mci_224": "MobileCLIP",
     "samvit_base_patch16": "SAM",
@@ -123,7 +121,6 @@ def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str, has
         (("visual.transformer.resblocks.0.ln_1.weight", "visual.attn_pool.query", "text_decoder.ln.weight"), "CoCa"),
         (("transformer.resblocks.0.ln_1.weight", "ln_pre.weight", "conv1.weight"), "CLIP"),
         (("cls_token", "storage_tokens", "rope_embed.periods", "blocks.0.norm1.weight"), "DINOv3"),
-        (("rel_pos_bias.relative_position_bias_table", "blocks.0.gamma_1", "blocks.0.norm1.weight"), "BEiT"),
         (("image_encoder.blocks.0.attn.rel_pos_h", "prompt_encoder.x"), "SAM"),
     ],
 )

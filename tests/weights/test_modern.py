@@ -48,9 +48,22 @@ MODERN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit_betwixt_patch16_reg4_gap_256": ({}, {}),
     "vit_base_patch16_rpn_224": ({}, {"norm": "res-post"}),
     "test_vit3": ({}, {}),
+    "beit_base_patch16_224": ({"init_values": 0.1}, {}),
+    "beitv2_large_patch16_224": ({"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}, {}),
+    "vit_relpos_small_patch16_224": ({}, {"image_size": SIDE}),
+    "vit_relpos_base_patch16_clsgap_224": ({}, {"image_size": SIDE}),
+    "vit_relpos_medium_patch16_cls_224": ({}, {"image_size": SIDE}),
+    "vit_relpos_medium_patch16_rpn_224": ({}, {"image_size": SIDE}),
+    "vit_srelpos_small_patch16_224": ({}, {"image_size": SIDE}),
 }
 ROTARY = [name for name in MODERN if any(word in name for word in ("eva02_t", "eva02_b", "dinov3", "pe_", "rope"))]
-EXPORTED = ("eva02_base_patch16_clip_224", "vit_small_plus_patch16_dinov3_qkvb", "vit_pe_core_gigantic_patch14_448")
+EXPORTED = (
+    "beit_base_patch16_224",
+    "vit_relpos_medium_patch16_cls_224",
+    "eva02_base_patch16_clip_224",
+    "vit_small_plus_patch16_dinov3_qkvb",
+    "vit_pe_core_gigantic_patch14_448",
+)
 
 
 def theirs(name: str, side: int = SIDE) -> Any:
@@ -164,7 +177,7 @@ class _Watch(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [name for name in MODERN if name in ROTARY or "beit" in name])
+@pytest.mark.parametrize("name", [name for name in MODERN if name in ROTARY or "beit" in name or "relpos" in name])
 def test_attention_maps_are_timms(tmp_path: Path, name: str) -> None:
     watch = _Watch()
     with torch.inference_mode(), watch:
@@ -182,6 +195,8 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: st
     path = tmp_path / "x.safetensors"
     # RoPE-ViT has them or not, as the report says; mean-pooled models have registers or not.
     unsure = {"pos_embed", "rope.freqs"} if "_rope_" in name else {"reg_token"} if "_reg4_gap_" in name else set()
+    unsure |= {"cls_token"} if "relpos" in name else set()
+    unsure |= {"rel_pos_bias.relative_position_bias_table"}  # of a file without any table
     for spoiled in state:
         if spoiled.startswith("blocks.1.") or spoiled in unsure:
             continue

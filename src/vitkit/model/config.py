@@ -12,11 +12,13 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.model.config_checks import Pair, as_pair, check_values
+from vitkit.model.config_checks import RELATIVE, Pair, as_pair, check_values
 from vitkit.model.spellings import canonical
 from vitkit.text.fields import as_typed, hints_of, is_number, settle_types
 
-Position = Literal["learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "none"]
+Position = Literal[
+    "learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "relative_bias", "relative_mlp", "none"
+]
 PositionAt = Literal["input", "every_layer", "shared"]
 PositionResize = Literal["reference", "timm", "torchvision", "huggingface", "dinov2"]
 StemKind = Literal["reference", "timm"]
@@ -59,8 +61,10 @@ class ViTConfig:
     representation_size: int | None = None  # sec. 3.1: Linear and tanh before the head, for pre-training
     # "unit": Linear without a bias and length 1 instead, for cosines in the head (CLIP, arXiv 2103.00020, fig. 3)
     representation: Literal["tanh", "unit"] = "tanh"
-    position: Position = "learned_1d"  # app. D.4, Table 8
-    position_at: PositionAt = "input"  # `relative` acts inside attention: every_layer or shared
+    # app. D.4, Table 8; a bias for each offset (BEiT, arXiv 2106.08254), or an MLP of it (arXiv 2111.09883, sec. 3.3)
+    position: Position = "learned_1d"
+    relative_size: int = 128  # of `relative_mlp`'s hidden layer
+    position_at: PositionAt = "input"  # relative ones act inside attention: every_layer or shared
     position_resize: PositionResize = "reference"  # whose interpolation fits learned positions to another image size
     rotary: Rotary = "none"  # EVA-02, arXiv 2303.11331; arXiv 2403.13298, sec. 3.2; DINOv3, arXiv 2508.10104
     rotary_base: float = 10_000.0  # by which frequencies fall from one pair of features to the last
@@ -232,7 +236,7 @@ def _what_follows(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any
         if config.representation_size == config.hidden_size:
             changes["representation_size"] = hidden_size
     was_relative, is_relative = (
-        kind == "relative" for kind in (config.position, overrides.get("position", config.position))
+        kind in RELATIVE for kind in (config.position, overrides.get("position", config.position))
     )
     if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"

@@ -7,6 +7,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 
 Pair = tuple[int, int]
+RELATIVE = ("relative", "relative_bias", "relative_mlp")  # positions that act inside attention
 
 
 MAX_LAYERS, MAX_SIZE, MAX_SIDE = 1000, 2**24, 2**20  # what claims more is damaged
@@ -23,7 +24,7 @@ def as_pair(value: Any, name: str) -> Pair:
 
 
 def check_values(config: Any) -> None:
-    for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size"):
+    for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size", "relative_size"):
         if getattr(config, name) < 1:
             raise VitkitError(f"{name} must be at least 1, not {getattr(config, name)}")
     _check_extent(config)
@@ -53,7 +54,7 @@ def _check_extent(config: Any) -> None:
     if config.layers > MAX_LAYERS:
         raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
     sizes = ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size")
-    for name in (*sizes, "pool_mlp_size"):
+    for name in (*sizes, "pool_mlp_size", "relative_size"):
         if (getattr(config, name) or 0) > MAX_SIZE:
             raise VitkitError(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
     if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
@@ -71,8 +72,10 @@ def _check_patches(config: Any) -> None:
         raise VitkitError(
             f"conv_layers {config.conv_layers}: the last layer must attend, for its class token to read the patches"
         )
-    if config.conv_layers and config.position == "relative":
-        raise VitkitError("conv_layers cannot be combined with position 'relative', which acts inside attention")
+    if config.conv_layers and config.position in RELATIVE:
+        raise VitkitError(
+            f"conv_layers cannot be combined with position {config.position!r}, which acts inside attention"
+        )
     sides = [-(-side // config.stem_stride) for side in config.image_size]
     if any(side % patch for side, patch in zip(sides, config.patch_size, strict=True)):
         whole = f"image_size {_times(config.image_size)}"
@@ -111,11 +114,13 @@ def _check_positions(config: Any) -> None:
             raise VitkitError(
                 f"position {position!r} needs a hidden_size divisible by {divisor}, not {config.hidden_size}"
             )
-    if config.position == "relative" and config.position_at == "input":
+    if config.position in RELATIVE[1:] and config.prefix_tokens > 1:
+        raise VitkitError(f"position {config.position!r} is of patches and at most one token ahead of them")
+    if config.position in RELATIVE and config.position_at == "input":
         raise VitkitError(
-            "position 'relative' acts inside attention: position_at must be every_layer or shared, not input"
+            f"position {config.position!r} acts inside attention: position_at must be every_layer or shared, not input"
         )
-    if not config.prefix_positions and config.position in ("sincos_1d", "relative"):
+    if not config.prefix_positions and config.position in ("sincos_1d", *RELATIVE):
         raise VitkitError(f"prefix_positions=False has no meaning with position {config.position!r}")
 
 
@@ -130,8 +135,8 @@ def _check_rotary(config: Any) -> None:
         raise VitkitError(f"rotary_grid {_times(config.rotary_grid)} is larger than any model's")
     if config.rotary in ("mixed", "dinov3") and (config.rotary_grid is not None or config.rotary_offset):
         raise VitkitError(f"rotary_grid and rotary_offset have no meaning with rotary {config.rotary!r}")
-    if config.position == "relative":
-        raise VitkitError("rotary cannot be combined with position 'relative': both act inside attention")
+    if config.position in RELATIVE:
+        raise VitkitError(f"rotary cannot be combined with position {config.position!r}: both act inside attention")
     if config.conv_layers or config.projection == "conv":
         raise VitkitError("rotary cannot be combined with conv_layers or projection 'conv'")
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitkit.model.layers import LayerScale
 from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import Learned2D, RelativePosition
+from vitkit.model.relative import BiasTable
 from vitkit.model.rotary import Rotary
 
 
@@ -29,7 +30,7 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, (Learned2D, RelativePosition)):
+        elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
         elif isinstance(module, Rotary):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
+from vitkit.model.relative import BiasMLP, BiasTable
 
 # Positions that act inside attention: q (B, H, n, D_h), k (B, H, N, D_h) and the scale of their products -> q and k
 # as they are to be multiplied, and what is added to the scaled products, broadcast to (B, H, n, N).
@@ -127,6 +128,9 @@ def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinus
     tables = config.layers if config.position_at == "every_layer" else 1
     if config.position == "relative":
         return None, nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
+    if config.position in ("relative_bias", "relative_mlp"):
+        kind = BiasTable if config.position == "relative_bias" else BiasMLP
+        return None, nn.ModuleList(kind(config) for _ in range(tables))
     if config.position == "learned_1d":
         return nn.Parameter(torch.zeros(tables, config.positioned_prefix + config.patches, config.hidden_size)), None
     if config.position == "learned_2d":

@@ -141,7 +141,7 @@ def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
         [Stage("tokens, positions added", (config.tokens, config.hidden_size), own)],
         stage("norm ahead of the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
-        stage("relative positions", "rel_pos", (2 * config.tokens - 1, config.head_size)),
+        _relative(stage),
         *_layers(stage),
         stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
         stage("attention pooling", "attn_pool"),
@@ -152,6 +152,20 @@ def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
         stage("classes, distilled", "head_dist"),
     ]
     return [one for stages in walk for one in stages]
+
+
+def _relative(stage: _Walker) -> list[Stage]:
+    """Tables of relative positions, or what computes them."""
+    model, config = stage.model, stage.model.config
+    if model.rel_pos is None:
+        return []
+    macs = 0
+    if config.position == "relative_mlp":  # every layer computes its biases, or all layers the same
+        offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
+        macs = config.layers * offsets * config.relative_size * (2 + config.heads)
+    shape = next((tuple(own.shape) for name, own in model.rel_pos.named_parameters() if name == "0.table"), None)
+    parameters = sum(own.numel() for own in model.rel_pos.parameters())
+    return [Stage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
 
 
 def _layers(stage: _Walker) -> list[list[Stage]]:

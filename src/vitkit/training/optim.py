@@ -34,7 +34,8 @@ def parameter_groups(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             own = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
-            decays = decay_all or (parameter.ndim > 1 and not own.startswith(_NO_DECAY))
+            is_table = own.startswith(_NO_DECAY) and ".mlp." not in own  # an MLP of offsets is no table
+            decays = decay_all or (parameter.ndim > 1 and not is_table)
             scale = layer_decay ** (depth + 1 - layer_of(name, model))
             empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
             groups.setdefault((scale, decays), empty)["params"].append(parameter)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import RELATIVE
 from vitkit.model.layers import draw_keys, random_bits
 from vitkit.model.vit import VisionTransformer
 
@@ -63,7 +64,7 @@ def check_patch_dropout(config: ViTConfig) -> None:
 def needs_every_patch(config: ViTConfig) -> str | None:
     """Why a model cannot do without some of the patches; None where it can."""
     if (
-        config.position == "relative"
+        config.position in RELATIVE
         or config.rotary != "none"
         or (config.position != "none" and config.position_at != "input")
     ):

@@ -62,10 +62,10 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
 
 
 def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) -> None:
-    if source.grid == target.grid or source.position in ("none", "sincos_1d", "sincos_2d"):
+    if source.grid == target.grid or source.position in ("none", "sincos_1d", "sincos_2d", "relative_mlp"):
         return
     convention = target.position_resize
-    if source.position == "relative":
+    if source.position in ("relative", "relative_bias"):
         raise VitkitError(
             f"relative positions were learned for {source.image_size[0]}x{source.image_size[1]} pixels and cannot be "
             f"resized: leave image_size as it is"

@@ -250,7 +250,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, ass
     asked = None if given.image_size is None else grid_of(given.image_size)
     written = given.grid or (None if given.written_size is None else grid_of(given.written_size))
     if "pos_embed" not in shapes:
-        found = asked or written
+        found = written or asked if fields.get("position") == "relative_bias" else asked or written
         if found is None:
             raise VitkitError("there are no learned positions to tell the grid: give image_size=(height, width)")
         return found

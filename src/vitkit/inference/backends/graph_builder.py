@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
+from vitkit.inference.backends.graph_relative import RelativeDrawing
 from vitkit.inference.backends.graph_stem import StemDrawing
 from vitkit.inference.backends.pen import Pen, V
 from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
 from vitkit.model.conv_hybrids import ConvMixer
 from vitkit.model.layers import QUICK, QuickGELU, SwiGLU, TokenConvolution
 from vitkit.model.pooling import AttentionPool
-from vitkit.model.position import Relative, RelativePosition
-from vitkit.model.rotary import Turn
+from vitkit.model.position import Relative
 from vitkit.model.stem import ResNetStem
 from vitkit.model.vit import MLP, Attention, VisionTransformer
 
@@ -40,7 +40,7 @@ _KNOWN = frozenset(  # nothing here is computed by the model itself
         "position_at",
         "prefix_positions",
         "embed_norm",
-        *("rotary", "rotary_base", "rotary_grid", "rotary_offset"),
+        *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
     }  # tokens
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
     | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"}
@@ -158,38 +158,13 @@ class _Drawing(Generic[V]):
             for part in zip(sources, weight.chunk(3), bias.chunk(3), strict=True)
         )
         q = pen.transpose(q, 0, 2, 1, 3)  # (B, H, n, D_h)
-        if isinstance(relative, Turn):
-            q = self.turned(relative, q, queries or N)
-            k = pen.transpose(self.turned(relative, pen.transpose(k, 0, 2, 1, 3), N), 0, 2, 1, 3)
-        logits = pen.matmul(q, pen.transpose(k, 0, 2, 3, 1))  # eq. 6: (B, H, n, N)
-        if isinstance(relative, RelativePosition) and N > 1:
-            logits = pen.add(logits, self.relative(relative, q, queries or N))
+        drawing = RelativeDrawing(pen, attention.heads, self.config.head_size)
+        q, k = (drawing.turned(relative, part, n) for part, n in ((q, queries or N), (pen.transpose(k, 0, 2, 1, 3), N)))
+        logits = pen.matmul(q, pen.transpose(k, 0, 1, 3, 2))  # eq. 6: (B, H, n, N)
+        logits = drawing.added(relative, logits, q, queries or N)
         x = pen.matmul(pen.softmax(logits), pen.transpose(v, 0, 2, 1, 3))  # eq. 7: (B, H, n, D_h)
         x = pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
         return self.linear(self.plain_norm(x, attention.norm), *with_scale(attention.proj, scale, attention.norm))
-
-    def turned(self, turn: Turn, x: V, n: int) -> V:
-        """`Turn.turned` of (B, H, n, D_h)."""
-        pen, H, D_h = self.pen, self.config.heads, self.config.head_size
-        cos, sin = (each[..., :n, :].view(1, -1, n, D_h) for each in (turn.cos, turn.sin))
-        if turn.by_halves:
-            across = pen.concat([pen.slice(x, 3, D_h // 2, D_h), pen.slice(x, 3, 0, D_h // 2)], 3)
-        else:
-            pairs = pen.reshape(x, 0, H, n * (D_h // 2), 2)
-            across = pen.concat([pen.slice(pairs, 3, 1, 2), pen.slice(pairs, 3, 0, 1)], 3)
-            across = pen.reshape(across, 0, H, n, D_h)
-        return pen.add(pen.multiply(x, pen.constant(cos)), pen.multiply(across, pen.constant(sin)))
-
-    def relative(self, relative: RelativePosition, q: V, n: int) -> V:
-        """(B, H, n, D_h) queries -> (B, H, n, N) logits by offset, row i of which begins N - 1 - i entries later.
-
-        In one row after another that is one step of 2N - 2 a row, so that cutting the rows anew puts them in place.
-        """
-        pen, N, H = self.pen, relative.tokens, self.config.heads
-        by_offset = pen.reshape(pen.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
-        ahead, rest = pen.slice(by_offset, 2, 0, N - 1), pen.slice(by_offset, 2, N - 1, n * (2 * N - 1))
-        rows = pen.slice(pen.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
-        return pen.slice(pen.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
 
     def mlp(self, branch: Branch, x: V, norm: nn.LayerNorm | None, n: int) -> V:
         mlp = branch.mix

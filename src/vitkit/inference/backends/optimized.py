@@ -24,7 +24,7 @@ from vitkit.model.vit import VisionTransformer
 _KNOWN = OUTSIDE_BLOCKS | {
     *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
     *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"),
-    *("rotary", "rotary_base", "rotary_grid", "rotary_offset"),
+    *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
 }
 
 

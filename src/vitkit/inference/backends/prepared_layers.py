@@ -239,6 +239,7 @@ def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Te
     """One image after the other: its (H, n, N) logits stay in the cache, and q, k, v are read where they lie."""
     B, H, n, d = q.shape
     x = q.new_empty(B, n, H, d)
+    bias = None if bias is None else bias.expand(B, -1, -1, -1)
     for i in range(B):
         logits = torch.bmm(q[i], k[i].transpose(-2, -1))  # (H, n, N)
         logits = logits if bias is None else logits + bias[i].to(q.dtype)

@@ -17,12 +17,13 @@ from vitkit.inference.backends.optimized import Double, prepare
 from vitkit.inference.backends.prepared_layers import PreparedAttention, PreparedBlock
 from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
 from vitkit.model.config import ViTConfig
+from vitkit.model.config_checks import RELATIVE
 from vitkit.model.vit import VisionTransformer
 
 _KNOWN = OUTSIDE_BLOCKS | {
     *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
     *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"),
-    *("rotary", "rotary_base", "rotary_grid", "rotary_offset"),
+    *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
 }
 
 
@@ -91,7 +92,7 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
         raise VitkitError("--merge is not for pool 'map': its attention would count a merged patch once")
     refuse_unknown(config, _KNOWN, "token merging (vitkit.inference.backends.token_merging)")
     if (
-        config.position == "relative"
+        config.position in RELATIVE
         or config.rotary != "none"
         or (config.position != "none" and config.position_at != "input")
     ):

@@ -21,6 +21,7 @@ from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.formats.timm import FIELDS, beside, written
 from vitkit.weights.layout import Layout, Piece, joined, same
 
+MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
 Names = Mapping[str, Stored]
 _CROP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0}
 _CLIP = {**_CROP, "crop_pct": 0.9, "mean": CLIP_MEAN, "std": CLIP_STD}
@@ -61,7 +62,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         VitkitError: it is, and lacks what all of the family have.
     """
     names = checkpoint.tensors
-    if not _has(names, r"blocks\.\d+\.(attn|mlp)\.") or _has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
+    if not has(names, r"blocks\.\d+\.(attn|mlp)\.") or has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
         return None  # Sapiens, whose keys are fewer than its queries; BEiT
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     family = _family(names, architecture)
@@ -79,7 +80,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         assumed["image_size"] = f"{family.side} pixels, as timm has the family: no tensor tells; image_size=... does"
     return Layout(
         format=f"timm ({family.name})",
-        pieces=_pieces(names),
+        pieces=pieces_of(names),
         fields={**FIELDS, **family.fields, **told},
         preprocess=described.get("preprocess", family.pixels),
         is_preprocess_known="preprocess" in described,
@@ -94,28 +95,26 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def _family(names: Names, architecture: str) -> Family | None:
     """By the tensors, each family by what the others have not."""
-    is_scaled = _has(names, r"blocks\.\d+\.gamma_[12]$")
-    if _has(names, r"norm_pre\."):
-        is_encoder = _has(names, r"attn_pool\.") or not _has(names, r"norm\.")
+    is_scaled = has(names, r"blocks\.\d+\.gamma_[12]$")
+    if has(names, r"norm_pre\."):
+        is_encoder = has(names, r"attn_pool\.") or not has(names, r"norm\.")
         return _perception_encoder(names) if is_encoder else None
-    if is_scaled and _has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
+    if is_scaled and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
         return _rope_vit(names)
-    if is_scaled and _has(names, r"fc_norm\."):
+    if is_scaled and has(names, r"fc_norm\."):
         return _rope_gap()
     if is_scaled:
         return _dinov3(names, architecture)
-    if _has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj|k_proj|v_proj)") or _has(
-        names, r"blocks\.\d+\.mlp\.fc1_"
-    ):
+    if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj|k_proj|v_proj)") or has(names, r"blocks\.\d+\.mlp\.fc1_"):
         return _eva(names, architecture)
     return None
 
 
 def _eva(names: Names, architecture: str) -> Family | None:
-    if not _has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
+    if not has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
         return None  # AIMv2
     needs = ("cls_token", "pos_embed")
-    fields = {"pool": "gap" if _has(names, r"fc_norm\.") else "token", "class_token": True}
+    fields = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
     if _is_gated(names):
         says = "eva, of base 10000 on a grid of 16x16, because that is EVA-02's, at all of its sizes"
         turn = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
@@ -137,7 +136,7 @@ def _eva(names: Names, architecture: str) -> Family | None:
 
 
 def _perception_encoder(names: Names) -> Family:
-    is_core = _has(names, r"attn_pool\.")
+    is_core = has(names, r"attn_pool\.")
     fields: dict[str, Any] = {
         "rotary": "axial", "rotary_base": 10_000.0, "rotary_offset": int("cls_token" in names),
         "rotary_grid": _own_grid(names), "norm_eps": 1e-5, "pool": "map" if is_core else "gap", "last_norm": is_core,
@@ -203,27 +202,27 @@ def _dinov3(names: Names, architecture: str) -> Family:
 # --- What the tensors say -------------------------------------------------------------------------------------
 
 
-def _has(names: Names, pattern: str) -> bool:
+def has(names: Names, pattern: str) -> bool:
     matches = re.compile(pattern).match
     return any(matches(name) for name in names)
 
 
 def _is_gated(names: Names) -> bool:
-    if _has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\."):
+    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\."):
         return True
-    into, out_of = (_shapes(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
+    into, out_of = (shapes_like(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
     gated = [a for a, b in zip(into, out_of, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
     return 2 * len(gated) > len(into)
 
 
-def _shapes(names: Names, pattern: str) -> list[tuple[int, ...]]:
+def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
     return [names[name].shape for name in sorted(names) if re.match(pattern, name)]
 
 
 def _sizes(names: Names) -> tuple[int, int]:
     """Layers, and features of a token."""
     layers = {match[1] for name in names if (match := re.match(r"blocks\.(\d+)\.", name))}
-    sizes = [shape[0] for shape in _shapes(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
+    sizes = [shape[0] for shape in shapes_like(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
     return len(layers), max(sizes, key=sizes.count, default=0)
 
 
@@ -238,7 +237,7 @@ def _own_grid(names: Names) -> tuple[int, int] | None:
 # --- Tensors under our names ----------------------------------------------------------------------------------
 
 
-def _pieces(names: Names) -> dict[str, Piece]:
+def pieces_of(names: Names) -> dict[str, Piece]:
     """Ours: q, k and v in one layer, gate and value too, LayerScale a layer of its own."""
     pieces = {name: same(name) for name in names}
     blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
@@ -256,6 +255,7 @@ def _pieces(names: Names) -> dict[str, Piece]:
 
 def _parts(block: str) -> list[tuple[str, Piece]]:
     """What a block may keep otherwise than we do."""
+    own = block.replace("blocks", "rel_pos")
     q, k, v, gate, value = (
         f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
     )
@@ -267,6 +267,9 @@ def _parts(block: str) -> list[tuple[str, Piece]]:
         (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
         (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
         (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
+        (f"{own}.table", same(f"{block}.attn.relative_position_bias_table")),
+        (f"{own}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
+        *((f"{own}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
     ]
 
 

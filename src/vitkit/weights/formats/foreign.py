@@ -40,6 +40,7 @@ _PLAIN: dict[str, Any] = {  # what no foreign layout can say
     "position_at": "input",
     "projection": "linear",
     "conv_layers": (),
+    "relative_size": 128,
     "rotary": "none",
     "rotary_base": 10_000.0,
     "rotary_grid": None,
