@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+from open_clip.transformer import LayerNorm, TextTransformer
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitkit
 import wordy
@@ -94,6 +97,35 @@ def test_open_clips_vectors_and_logits(tmp_path: Path, quick: bool) -> None:
         assert largest_difference(ours.vectors(prompts("CLIP")), texts) <= 1e-5
         logits = ours.classifier(CLASSES).model(BATCH)
         assert largest_difference(logits, scale * images @ texts.T) <= 1e-5
+
+
+def test_open_clips_siglip_has_timms_trunk_and_reads_the_last_token(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    name, sizes = "vit_base_patch32_siglip_256", {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1}
+    trunk = timm.create_model(name, num_classes=0, num_heads=4, **sizes).eval()
+    tokenizer = wordy.siglip2_tokenizer()
+    own = {"context_length": wordy.CONTEXT, "vocab_size": len(tokenizer), "width": 32, "heads": 4, "layers": 2}
+    own |= {"no_causal_mask": True, "pool_type": "last", "proj_bias": True}
+    act, norm = partial(nn.GELU, approximate="tanh"), partial(LayerNorm, eps=1e-6)
+    text = TextTransformer(**own, output_dim=32, act_layer=act, norm_layer=norm).eval()
+    randomise(trunk)
+    randomise(text)
+    state = {f"visual.trunk.{key}": value for key, value in trunk.state_dict().items()}
+    state |= {f"text.{key}": value for key, value in text.state_dict().items()}
+    state |= {"logit_scale": torch.tensor(1.5), "logit_bias": torch.tensor(-3.0)}
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    said = {**own, "act_kwargs": {"approximate": "tanh"}, "norm_kwargs": {"eps": 1e-6}}
+    written = {"embed_dim": 32, "vision_cfg": {"timm_model_name": name, "image_size": 16}, "text_cfg": said}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": written}))
+    tokenizer.save_pretrained(tmp_path)
+    ours = read_images_and_words(tmp_path, heads=4)
+    assert (ours.images.preprocess.fit, ours.images.preprocess.mean) == ("squash", (0.5, 0.5, 0.5))
+    with torch.inference_mode():
+        texts = nn.functional.normalize(text(tokens_of(tokenizer, prompts("SigLIP"))), dim=-1)
+        images = nn.functional.normalize(trunk(BATCH), dim=-1)
+        assert largest_difference(ours.vectors(prompts("SigLIP")), texts) <= 1e-5
+        logits = ours.classifier(CLASSES).model(BATCH)
+        assert largest_difference(logits, torch.tensor(1.5).exp() * images @ texts.T - 3) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "SigLIP"])

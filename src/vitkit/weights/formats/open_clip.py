@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import timm
@@ -26,6 +26,7 @@ _BESIDE = {
     r"visual\.(proj$|head\.proj\.)": "from the features to the space that images share with texts",
 }
 _PIXELS = {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
+_SIGLIP = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
 _QUICK = "quick_gelu"
 _SAYS = (
     "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
@@ -81,7 +82,7 @@ def _of_timm(checkpoint: Checkpoint) -> Layout | None:
         layout,
         format="OpenCLIP",
         pieces={ours: _under(_TRUNK, piece) for ours, piece in layout.pieces.items()},
-        preprocess=_pixels(checkpoint.config) or layout.preprocess,
+        preprocess=_pixels(checkpoint.config) or (_SIGLIP if "_siglip_" in named else layout.preprocess),
         is_preprocess_known=_pixels(checkpoint.config) is not None,
         image_size=_size(checkpoint.config),
         assumed={} if named else {"gelu": _SAYS_OF_TIMM},
