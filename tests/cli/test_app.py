@@ -60,6 +60,10 @@ def test_the_help_of_every_verb_has_an_example_of_it(vitkit: Any, verb: str) -> 
     assert f"Example: vitkit {verb}" in outcome.out
 
 
+def test_the_help_of_the_studio_names_what_to_install(vitkit: Any) -> None:
+    assert "'vitkit[studio]'" in " ".join(vitkit("studio", "--help").out.split())
+
+
 def test_help_lists_every_verb(vitkit: Any) -> None:
     for flag in ("--help", "-h"):
         outcome = vitkit(flag)

@@ -68,6 +68,16 @@ def test_paths_may_be_absolute_through_links_and_in_other_spellings(data: Path, 
     assert table.counts() == {"cat": 3, "dog": 4}
 
 
+def test_a_class_with_accents_is_one_however_they_are_written(tmp_path: Path) -> None:
+    apart, together = (unicodedata.normalize(form, "röse") for form in ("NFD", "NFC"))
+    data = folder(tmp_path / "data", {apart: 2, "dog": 4})
+    table = corrected(data, Edit("dog/dog_0.png", together), Edit("dog/dog_1.png", apart))
+    assert table.classes == ("dog", apart) and table.counts() == {"dog": 2, apart: 4}
+    new = (unicodedata.normalize(form, "élan") for form in ("NFC", "NFD"))
+    table = corrected(data, *(Edit(f"dog/dog_{i}.png", name) for i, name in enumerate(new)))
+    assert table.counts() == {"dog": 2, apart: 2, unicodedata.normalize("NFC", "élan"): 2}
+
+
 def test_rows_that_match_no_picture_are_said(data: Path) -> None:
     table = corrected(data, *(Edit(f"cat/none_{i}.png", "dog") for i in range(5)), Edit("cat_1.png", EXCLUDED))
     assert labelled(table) == labelled(read_source(data))

@@ -84,6 +84,17 @@ def test_what_is_no_question_is_refused_with_its_reason(kind: str, body: bytes, 
     assert len(told) < 300
 
 
+@pytest.mark.parametrize("form_", ["multipart", "json"])
+def test_a_body_of_very_many_tiny_parts_is_refused_before_they_are_all_read(form_: str) -> None:
+    many = 2**16 + 1
+    if form_ == "json":
+        kind, body = "application/json", b'{"images": [' + b",".join([b'""'] * many) + b"]}"
+    else:
+        kind, body = FORM, part(b"", name="f", filename="x") * many  # not even closed
+    status, reason = refused(kind, body)
+    assert status == 413 and "65,536 parts at most" in reason
+
+
 def test_json_brings_one_or_many_with_names_or_without() -> None:
     text = base64.encodebytes(b"first" * 40).decode()  # with line ends, as shells write it
     asked = {"image": text, "images": [f"data:image/png;base64,{base64.b64encode(b'2').decode()}",

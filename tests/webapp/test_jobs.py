@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import holder, is_held, sole_in
+from vitkit.system.files import holder, is_held, sole, sole_in
 from vitkit.webapp import jobs as module
 from vitkit.webapp.jobs import Job, Jobs, work
 
@@ -154,6 +154,40 @@ def test_a_killed_runner_takes_no_training_with_it_and_the_next_waits_for_that(j
     assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1", "begin", "a-2", "end", "a-2"]
     assert set(states(jobs).values()) == {"done"}
     assert jobs.all()[0].code is None
+
+
+@pytest.mark.parametrize("began", ["", "long ago, before the machine was started anew"])
+def test_a_number_that_another_process_has_by_now_is_neither_waited_for_nor_stopped(jobs: Jobs, began: str) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        jobs.folder.mkdir(parents=True)
+        jobs.write(Job(1, "a-1", ("0",), "", {}, queued=1.0, started=2.0, process=other.pid, birth=began))
+        jobs.add("a-2", ("0",), {})
+        with sole(jobs.own, jobs.own / "runner.lock"):
+            assert states(jobs) == {"a-1": "failed", "a-2": "queued"}
+            with pytest.raises(VitkitError, match="does not run"):
+                jobs.stop("a-1")
+        thread = threading.Thread(target=work, args=(jobs.runs,), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert states(jobs)["a-2"] == "done"
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_process_of_another_machine_is_not_taken_for_one_of_this(jobs: Jobs) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (jobs.runs / "b-1").mkdir()
+        (jobs.runs / "b-1" / ".lock").write_text(f"process {other.pid} of elsewhere since 2026-01-01 00:00:00")
+        with pytest.raises(VitkitError, match="another machine"):
+            jobs.stop("b-1")
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_training_that_fails_says_why_and_can_be_forgotten(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,19 +123,50 @@ def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClie
 def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClient, place: Workspace) -> None:
     address = "/api/results/runs/first/suspects"
     assert [own["state"] for own in client.get(address).json()["suspects"]] == ["open"] * 3
-    client.post(address, json={"numbers": [0], "what": "keep"})
-    client.post(address, json={"numbers": [1], "what": "relabel"})
-    told = client.post(address, json={"numbers": [2], "what": "exclude"}).json()
+    version = client.get(address).json()["version"]
+    client.post(address, json={"version": version, "numbers": [0], "what": "keep"})
+    client.post(address, json={"version": version, "numbers": [1], "what": "relabel"})
+    told = client.post(address, json={"version": version, "numbers": [2], "what": "exclude"}).json()
     assert said(place) == {"red/img1.png": "red", "red/img2.png": "blue", "red/img3.png": ""}
     assert [own["state"] for own in told["suspects"]] == ["kept", "relabelled", "excluded"]
-    told = client.post(address, json={"numbers": [1], "what": "relabel", "label": "green"}).json()
+    said_green = {"version": version, "numbers": [1], "what": "relabel", "label": "green"}
+    told = client.post(address, json=said_green).json()
     assert said(place)["red/img2.png"] == "green" and told["suspects"][1]["said"] == "green"
     edits = labels_so_far(place.labels).edits
     assert [own.previous for own in edits] == ["red", "red", "red", "blue"], "what it was until then"
     for wrong in ({"numbers": [3], "what": "keep"}, {"numbers": [0], "what": "relabel", "label": "a;b"}):
-        assert client.post(address, json=wrong).status_code == 400
-    assert client.post(address, json={"numbers": [0], "what": "burn"}).status_code == 422
+        assert client.post(address, json={"version": version, **wrong}).status_code == 400
+    assert client.post(address, json={"version": version, "numbers": [0], "what": "burn"}).status_code == 422
     assert len(labels_so_far(place.labels).edits) == 4
+
+
+def test_a_list_of_doubts_that_changed_is_looked_at_anew(client: TestClient, place: Workspace) -> None:
+    address, file = "/api/results/runs/first/suspects", place.runs / "first" / LABEL_ERRORS
+    version = client.get(address).json()["version"]
+    rows = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([rows[0], *rows[2:]]))  # somebody took the first one out: the numbers mean others now
+    answer = client.post(address, json={"version": version, "numbers": [0], "what": "exclude"})
+    assert answer.status_code == 400 and "has changed" in answer.json()["error"]
+    assert not place.labels.exists()
+
+
+def test_photographs_of_another_folder_by_the_same_names_are_not_the_same(
+    trained: Path, place: Workspace, tmp_path: Path
+) -> None:
+    from fastapi.testclient import TestClient
+
+    others = runs.photos(tmp_path / "others", images=16, noise=100.0)  # the same paths
+    fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
+    train(runs.quick(others, **fields), place.runs / "third", say=lambda line: None)
+    (place.runs / "third" / LABEL_ERRORS).unlink(missing_ok=True)
+    try:
+        with TestClient(create_app(place)) as client:
+            told = client.get("/api/results/runs/first/beside/third").json()
+            assert told["shared"] == 0 and min(told["listed"]) > 0
+        with TestClient(create_app(open_workspace(others, runs=place.runs, labels=tmp_path / "own.csv"))) as client:
+            assert client.get("/api/data/all").json()["doubts"] == {}, "those of a run of other photographs"
+    finally:
+        shutil.rmtree(place.runs / "third")
 
 
 def test_labels_of_other_photographs_are_not_changed(trained: Path, place: Workspace, tmp_path: Path) -> None:
@@ -143,7 +175,7 @@ def test_labels_of_other_photographs_are_not_changed(trained: Path, place: Works
     others = runs.photos(tmp_path / "others", images=2)
     with TestClient(create_app(open_workspace(others, runs=place.runs, labels=tmp_path / "own.csv"))) as client:
         assert "other photographs" in client.get("/api/results/runs/first/suspects").json()["why_not"]
-        answer = client.post("/api/results/runs/first/suspects", json={"numbers": [0], "what": "keep"})
+        answer = client.post("/api/results/runs/first/suspects", json={"version": "", "numbers": [0], "what": "keep"})
         assert answer.status_code == 400 and not (tmp_path / "own.csv").exists()
 
 

@@ -30,7 +30,7 @@ def studio(
     ] = None,
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
-    """Label, train, look and ship in a browser, on this machine. Needs: pip install 'vitkit[studio]'.
+    """Label, train, look and ship in a browser, on this machine. Needs: pip install 'vitkit\\[studio]'.
 
     Photographs are only read, labels are kept at once, and trainings go on when the page or the studio is closed.
 

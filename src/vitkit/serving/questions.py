@@ -18,6 +18,7 @@ from vitkit.system.files import from_json
 _PLAIN = ("application/octet-stream", "")
 _LONGEST = 255  # characters of a name
 _LONGEST_VALUE = 1000
+_MOST_PARTS = 2**16  # of a body, far more than may wait: each costs time, however small it is
 
 
 class BadRequestError(Exception):
@@ -111,6 +112,11 @@ def part_of_one(options: Mapping[str, str], name: str) -> float | None:
     return found
 
 
+def _check_count(parts: int) -> None:
+    if parts > _MOST_PARTS:
+        raise BadRequestError(413, f"a request may have {_MOST_PARTS:,} parts at most")
+
+
 # --- Multipart --------------------------------------------------------------------------------------------
 
 
@@ -130,9 +136,12 @@ class _Parts:
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
         self._name = self._value = b""
+        self._count = 0
 
     def on_part_begin(self) -> None:
         self._headers, self._pieces = {}, []
+        self._count += 1
+        _check_count(self._count)
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
@@ -200,6 +209,7 @@ def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
     images = asked.pop("images", [])
     if not isinstance(images, list):
         raise BadRequestError(400, "images must be a list")
+    _check_count(len(images))
     if "image" in asked:
         images = [asked.pop("image"), *images]
     options = {}

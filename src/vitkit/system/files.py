@@ -134,10 +134,11 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 
 
 def holder(folder: Path) -> int | None:
-    """The number of the process that works on a folder; None: of none that is known here."""
+    """The number of the process that works on a folder; None: of none that is known here, as on another machine."""
     with suppress(OSError):
-        found = re.match(r"process (\d+) of ", (folder / _LOCK).read_text())
-        return int(found[1]) if found is not None and is_held(folder) else None
+        found = re.match(r"process (\d+) of (.+) since ", (folder / _LOCK).read_text())
+        is_here = found is not None and found[2] == socket.gethostname()
+        return int(found[1]) if found is not None and is_here and is_held(folder) else None
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vitkit.data.doctor.examine import Diagnosis, examine
@@ -53,9 +53,9 @@ def _by_number(found: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """The photographs whose label the newest run that looked doubts, with what it would say instead."""
+    """The photographs whose label their newest run that looked doubts, with what it would say instead."""
     number = {path: i for i, path in enumerate(table.paths)}
-    for name in workspace.run_names():
+    for name, _ in _runs_of(workspace, table):
         file = workspace.runs / name / LABEL_ERRORS
         try:
             with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
@@ -79,12 +79,21 @@ def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None]
     """The split of each photograph, and the run that says so: the data's own, else those of the newest run."""
     if any(table.splits):
         return list(table.splits), ""
+    for name, known in _runs_of(workspace, table):
+        split = dict(zip(known.paths, known.splits, strict=True))
+        return [split.get(path) for path in table.paths], name
+    return list(table.splits), ""
+
+
+def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
+    """The runs of these photographs, the newest first, each with its own table of them.
+
+    Runs of other photographs may lie in the same folder, and know others by the same paths.
+    """
     for name in workspace.run_names():
         try:
             known = split_from_file(workspace.runs / name / SPLIT)
         except (VitkitError, OSError):
             continue
         if known.root == table.root:
-            split = dict(zip(known.paths, known.splits, strict=True))
-            return [split.get(path) for path in table.paths], name
-    return list(table.splits), ""
+            yield name, known

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, holder, is_held, sole, write_json
+from vitkit.system.processes import birth_of
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
@@ -43,6 +44,7 @@ class Job:
         asked: what the page asked for, to be shown.
         queued, started, ended: seconds since 1970; 0: not yet.
         process: its number while it is running.
+        birth: when that process began, as the system tells it (`system.processes`); empty: it cannot.
         code: with which its process ended; None: not yet, or nobody was there to hear it.
     """
 
@@ -55,6 +57,7 @@ class Job:
     started: float = 0.0
     ended: float = 0.0
     process: int = 0
+    birth: str = ""
     code: int | None = None
 
 
@@ -132,9 +135,11 @@ class Jobs:
         """Whether a job's process is there that has not come to its folder yet, or has just left it."""
         if not job.started or job.ended or not (self.is_worked_on or time.time() - job.started < _BEGINNING):
             return False
-        with suppress(ProcessLookupError):
+        if job.birth:  # the number may be another process's by now, after a restart above all
+            return birth_of(job.process) == job.birth
+        with suppress(OSError):
             os.kill(job.process, 0)
-            return True
+            return time.time() - job.started < _BEGINNING
         return False
 
     def can_resume(self, run: str) -> bool:
@@ -182,7 +187,8 @@ class Jobs:
         if process is None and job is not None and self.is_beginning(job):
             process = job.process
         if process is None:
-            raise VitkitError(f"{run} does not run")
+            where = "on another machine, or is just beginning: stop it there" if is_held(self.runs / run) else ""
+            raise VitkitError(f"{run} runs {where}" if where else f"{run} does not run")
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
 
@@ -239,7 +245,7 @@ def _run(jobs: Jobs, job: Job) -> None:
             cwd=job.folder if Path(job.folder).is_dir() else None,
             start_new_session=True,
         )
-        job = replace(job, started=time.time(), process=process.pid)
+        job = replace(job, started=time.time(), process=process.pid, birth=birth_of(process.pid))
         jobs.write(job)
         code = process.wait()
     jobs.write(replace(job, ended=time.time(), code=code))

@@ -11,11 +11,13 @@ from typing import Any, Literal
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far
 from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
+from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.files import from_json
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.webapp.photographs import checked_name
+from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
@@ -92,9 +94,12 @@ def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     return _Files(table.root, {path: table.file(i) for i, path in enumerate(table.paths)})
 
 
-def agreement(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """How far the held-out images of two runs are the same, and who is right of those that are."""
-    right = [_right(own) for own in (first, second)]
+def agreement(first: Path, second: Path) -> dict[str, Any]:
+    """How far the held-out images of two runs are the same, and who is right of those that are.
+
+    An image is the same where its path and its content are: runs of other photographs may know others by the same path.
+    """
+    right = [_right(data_of(own), _contents(own)) for own in (first, second)]
     shared = right[0].keys() & right[1].keys()
     both = [(right[0][path], right[1][path]) for path in shared]
     return {
@@ -105,8 +110,14 @@ def agreement(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _right(data: dict[str, Any]) -> dict[str, bool]:
-    """Whether each image is answered rightly, by its path; classes go by name, as runs may have others."""
+def _contents(folder: Path) -> dict[str, str]:
+    """What each image of a run is, by its path: the beginning of its digest, else where it lies."""
+    files = _files(folder)
+    return {path: str(file) for path, file in files.places.items()} | read_contents(folder / SPLIT)
+
+
+def _right(data: dict[str, Any], contents: dict[str, str]) -> dict[tuple[str, str], bool]:
+    """Whether each image is answered rightly, by path and content; classes go by name, as runs may have others."""
     images = data["images"]
     names = images["classes"]
 
@@ -114,7 +125,7 @@ def _right(data: dict[str, Any]) -> dict[str, bool]:
         return sorted(names[i] for i in (own if isinstance(own, list) else [own]))
 
     rows = zip(images["path"], images["true"], images["said"], strict=True)
-    return {path: named(true) == named(said) for path, true, said in rows}
+    return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows}
 
 
 # --- Labels that look wrong ---------------------------------------------------------------------------------
@@ -127,26 +138,30 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     rows = [
         {**own._asdict(), "said": said.get(own.path), "state": _state(own, said.get(own.path))} for own in found[:MOST]
     ]
-    return {"total": len(found), "suspects": rows, "why_not": _why_not(workspace, folder)}
+    why_not, version = _why_not(workspace, folder), stamp_of(folder / LABEL_ERRORS)
+    return {"total": len(found), "suspects": rows, "why_not": why_not, "version": version}
 
 
-def decide(workspace: Workspace, folder: Path, numbers: Sequence[int], what: What, label: str = "") -> None:
+def decide(
+    workspace: Workspace, folder: Path, version: str, numbers: Sequence[int], what: What, label: str = ""
+) -> None:
     """Write into the label file that labels are right, are another, or that the photographs are to be left out.
 
     Args:
         workspace: whose label file it is.
         folder: of the run.
-        numbers: in the list of its doubtful labels.
+        version: of the list of its doubtful labels: numbers mean the same photograph as long as it is the same.
+        numbers: in the list.
         what: `keep`, `relabel` or `exclude`.
         label: for `relabel`: the class; empty: the one that is suggested.
 
     Raises:
-        VitkitError: the list is not as long, no class can be called so, or the run is of other photographs.
+        VitkitError: the list has changed, no class can be called so, or the run is of other photographs.
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError(reason)
     found = _suspects(folder)
-    if not all(0 <= i < len(found) for i in numbers):
+    if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
     known = {own.path: own.label for own in labels_so_far(workspace.labels).edits}
     edits = []

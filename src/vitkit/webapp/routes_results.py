@@ -13,6 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.run_files import REPORT
 from vitkit.webapp import results
 from vitkit.webapp.results import What
+from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.thumbnails import Thumbnails
 from vitkit.webapp.workspace import Workspace
 
@@ -21,11 +22,13 @@ class Decision(BaseModel):
     """What is said of some doubtful labels.
 
     Attributes:
+        version: of the list.
         numbers: in the list.
         what: the label is right, is another, or the photograph is to be left out.
         label: the other class; empty: the suggested one.
     """
 
+    version: str = Field(max_length=100)
     numbers: list[int] = Field(max_length=10_000)
     what: What
     label: str = Field(default="", max_length=1000)
@@ -41,12 +44,12 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/runs/{name}")
     def show_run(name: str) -> dict[str, Any]:
-        return results.data_of(workspace.run_folder(name))
+        folder = workspace.run_folder(name)
+        return {**results.data_of(folder), "version": stamp_of(folder / REPORT)}
 
     @routes.get("/runs/{name}/beside/{other}")
     def compare(name: str, other: str) -> dict[str, Any]:
-        first, second = (results.data_of(workspace.run_folder(own)) for own in (name, other))
-        return results.agreement(first, second)
+        return results.agreement(workspace.run_folder(name), workspace.run_folder(other))
 
     @routes.get("/runs/{name}/report")
     def send_report(name: str) -> FileResponse:
@@ -75,7 +78,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("/runs/{name}/suspects")
     def decide(name: str, said: Decision) -> dict[str, Any]:
         folder = workspace.run_folder(name)
-        results.decide(workspace, folder, said.numbers, said.what, said.label)
+        results.decide(workspace, folder, said.version, said.numbers, said.what, said.label)
         return results.suspects_of(workspace, folder)
 
     async def _picture(file: Any, request: Request, *, large: bool) -> Response:

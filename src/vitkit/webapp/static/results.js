@@ -91,8 +91,8 @@ class ResultsPage {
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), this.doubts, parts, dialogs);
-    const pictureOf = (i) => `${address}/photographs/${i}`;
-    showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}?large=true`, dialogs });
+    const pictureOf = (i) => `${address}/photographs/${i}?list=${encodeURIComponent(data.version)}`; // kept by browsers
+    showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, dialogs });
     this.showDoubts(address, doubts);
   }
 
@@ -111,10 +111,10 @@ class ResultsPage {
   // --- Labels that look wrong -----------------------------------------------------------------------------------
 
   showDoubts(address, told) {
-    const { total, suspects, why_not: whyNot } = told;
+    const { total, suspects, why_not: whyNot, version } = told;
     const send = async (numbers, what, label = "") => {
       try {
-        this.showDoubts(address, await post(`${address}/suspects`, { numbers, what, label }));
+        this.showDoubts(address, await post(`${address}/suspects`, { version, numbers, what, label }));
         say("Written into the label file.");
       } catch (error) {
         fail(error);
@@ -128,7 +128,7 @@ class ResultsPage {
     const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
       el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared.")),
-      el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(address, own, number, whyNot ? null : send))),
+      el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
   }
@@ -142,8 +142,8 @@ class ResultsPage {
     return select;
   }
 
-  suspect(address, own, number, send) {
-    const image = el("img", { src: `${address}/suspects/${number}`, alt: `photograph ${own.path}`, loading: "lazy" });
+  suspect(picture, own, number, send) {
+    const image = el("img", { src: picture, alt: `photograph ${own.path}`, loading: "lazy" });
     image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
     const act = (what, text, label) => el("button", { type: "button", "data-decides": `${number}-${what}`, "aria-pressed": String(own.state === label), onclick: () => send([number], what) }, text);
     return el("li", { "data-state": own.state }, image,
