@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import socket
 import webbrowser
@@ -94,3 +95,26 @@ def test_the_page_opens_by_itself_where_there_is_a_screen(photos: Path, monkeypa
     monkeypatch.setattr(uvicorn.Server, "main_loop", end_soon)
     vitkit.studio(photos, port=0, say=str)
     assert opened[0].startswith("http://127.0.0.1:")
+
+
+def test_a_request_that_never_comes_to_its_heads_end_keeps_no_connection(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import uvicorn
+
+    from vitkit.serving import connections
+
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    left: list[bytes] = []
+
+    async def ask_and_end(self: uvicorn.Server) -> None:
+        host, port = self.servers[0].sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        async with asyncio.timeout(10):
+            left.append(await reader.read())
+        writer.close()
+
+    monkeypatch.setattr(uvicorn.Server, "main_loop", ask_and_end)
+    vitkit.studio(photos, port=0, show=False, say=str)
+    assert left == [b""]

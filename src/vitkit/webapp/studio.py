@@ -103,6 +103,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str | None, link: str | None) -> None:
     import uvicorn
 
+    from vitkit.serving.connections import MOST_HEAD, Connection
     from vitkit.webapp.app import create_app
 
     class Server(uvicorn.Server):
@@ -113,6 +114,13 @@ def _serve(workspace: Workspace, listener: socket.socket, host: str, token: str 
 
     guarded = Guard(create_app(workspace), rules_of(host, token))
     config = uvicorn.Config(
-        guarded, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2, ws="none"
+        guarded,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=MOST_HEAD,
     )
     Server(config).run([listener])
