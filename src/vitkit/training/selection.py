@@ -24,13 +24,15 @@ from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.regression import regress
 from vitkit.system.progress import Progress, silent
 from vitkit.training.judges import PARTS, Judges
-from vitkit.training.probe import MIDDLE, PENALTIES, choose_head, compute_features, frozen
+from vitkit.training.probe import MIDDLE, choose_head, compute_features, frozen
 from vitkit.training.recipe import Recipe
 from vitkit.training.selected import Selection, Trial, no_difference, rank
 from vitkit.training.setup import choose_precision, new_classifier
 
 _PILOT = 16  # images that tell how long the others will take
 _PLANNED = 0.8  # of the time: the rest is for what takes longer than it seemed
+_FITTED = (64, 512)  # images that tell how long fits take
+_FITS = 3  # of a part, in the time of one: all penalties, each from where the one before ended, and the last
 _CHUNKS = 8  # between which it is asked whether the time is up
 
 
@@ -144,16 +146,21 @@ def _cost(recipe: Recipe, judges: Judges) -> Cost:
     opened = time.monotonic()
     read = features(2, 2 + _PILOT)
     computed = time.monotonic()
-    return Cost(opened - started, (computed - opened) / len(read) + _cost_of_fits(read.shape[1], judges))
+    fits = _cost_of_fits(read.shape[1], judges)
+    return Cost(opened - started + fits.fixed, (computed - opened) / len(read) + fits.each)
 
 
-def _cost_of_fits(width: int, judges: Judges) -> float:
-    """Seconds an image, of all fits of a cross-validation, by one of noise: which is no easier than features."""
-    count, K = min(256, len(judges.table)), len(judges.table.classes)
-    x = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
-    started = time.monotonic()
-    regress(x, judges.targets(count), MIDDLE, torch.zeros(K, width), torch.zeros(K))
-    return (time.monotonic() - started) / count * PARTS * (len(PENALTIES) / 2 + 1)
+def _cost_of_fits(width: int, judges: Judges) -> Cost:
+    """Of a cross-validation, by fits to noise of few and of more images: most of a small fit is not the images'."""
+    K, seconds = len(judges.table.classes), []
+    counts = [min(count, len(judges.table)) for count in _FITTED]
+    for count in counts:
+        x = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
+        started = time.monotonic()
+        regress(x, judges.targets(count), MIDDLE, torch.zeros(K, width), torch.zeros(K))
+        seconds.append(time.monotonic() - started)
+    slope = max(seconds[1] - seconds[0], 0.0) / max(counts[1] - counts[0], 1)
+    return Cost(PARTS * _FITS * seconds[0], PARTS * _FITS * slope)
 
 
 def _measure(recipe: Recipe, judges: Judges, count: int, seconds: float, progress: Progress) -> Measured:
