@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import vitkit
-from tiny import largest_difference
+from tiny import largest_difference, some
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
@@ -57,6 +57,11 @@ MODERN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit_srelpos_small_patch16_224": ({}, {"image_size": SIDE}),
 }
 ROTARY = [name for name in MODERN if any(word in name for word in ("eva02_t", "eva02_b", "dinov3", "pe_", "rope"))]
+QUICK = frozenset({  # one of each family
+    *("eva02_base_patch16_clip_224", "vit_small_plus_patch16_dinov3_qkvb", "vit_pe_core_base_patch16_224"),
+    *("vit_small_patch16_rope_mixed_224", "beit_base_patch16_224", "vit_relpos_medium_patch16_cls_224"),
+    "vit_base_patch16_radio_v3",
+})  # fmt: skip
 EXPORTED = (
     "beit_base_patch16_224",
     "vit_relpos_medium_patch16_cls_224",
@@ -64,6 +69,8 @@ EXPORTED = (
     "vit_small_plus_patch16_dinov3_qkvb",
     "vit_pe_core_gigantic_patch14_448",
 )
+
+EXPORTED_QUICKLY = {(EXPORTED[0], "openvino"), (EXPORTED[2], "onnx"), (EXPORTED[3], "torch")}
 
 
 def theirs(name: str, side: int = SIDE) -> Any:
@@ -126,7 +133,7 @@ def test_the_report_names_the_family_and_says_what_rotary_positions_were_assumed
     assert "because" in report.assumed["rotary"] and "if wrong: rotary" in report.assumed["rotary"]
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", some(ROTARY, QUICK))
 @pytest.mark.parametrize("side", [48, 96, 112])
 def test_rotary_positions_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
     reference = theirs(name)
@@ -153,7 +160,7 @@ def test_rotary_positions_of_an_oblong_grid_are_timms() -> None:
         assert largest_difference(there, torch.cat([rope[:, :16].abs(), rope[:, 16:]], dim=-1)) <= 1e-6
 
 
-@pytest.mark.parametrize("name", MODERN)
+@pytest.mark.parametrize("name", some(MODERN, QUICK))
 def test_the_optimised_model_answers_as_the_model_does(tmp_path: Path, name: str) -> None:
     model = loaded(name, tmp_path).model
     with torch.inference_mode():
@@ -189,7 +196,7 @@ def test_attention_maps_are_timms(tmp_path: Path, name: str) -> None:
     assert len(maps) == 2
 
 
-@pytest.mark.parametrize("name", MODERN)
+@pytest.mark.parametrize("name", some(MODERN, QUICK))
 def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: str) -> None:
     state, told = theirs(name).state_dict(), {"heads": 4} | MODERN[name][1]
     path = tmp_path / "x.safetensors"
@@ -209,8 +216,14 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: st
                 vitkit.load(path, **told)
 
 
-@pytest.mark.parametrize("name", EXPORTED)
-@pytest.mark.parametrize("kind", ["onnx", "openvino", "torch"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=() if (name, kind) in EXPORTED_QUICKLY else pytest.mark.accept)
+        for name in EXPORTED
+        for kind in ("onnx", "openvino", "torch")
+    ],
+)
 def test_exported_files_pass_their_gate(tmp_path: Path, name: str, kind: str) -> None:
     classifier = loaded(name, tmp_path)
     classifier.save(tmp_path / "model")
@@ -219,7 +232,7 @@ def test_exported_files_pass_their_gate(tmp_path: Path, name: str, kind: str) ->
     assert result.file.is_file()
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", some(ROTARY, QUICK))
 def test_what_needs_each_patch_in_its_place_is_refused(tmp_path: Path, name: str) -> None:
     model = loaded(name, tmp_path).model
     assert isinstance(model, Computing)
