@@ -30,7 +30,7 @@ MODULES = (
     "vision_transformer_relpos",
 )
 USUAL = ("preprocess", "classes")  # assumed of every bare file
-LARGEST = 4_000_000_000  # parameters; of larger models eight layers, since a file of them cannot be mapped everywhere
+LARGEST = 6_000_000_000  # parameters; of larger models eight layers, since a file of them cannot be mapped everywhere
 FEW = ("deit_tiny_patch16_224", "deit3_medium_patch16_224", "eva02_tiny_patch14_224")  # one of each outcome
 
 

@@ -36,6 +36,11 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     described = beside(checkpoint)
     told = {**written(checkpoint), **described.get("fields", {})}
     fields, assumed = (_of_tables if is_table else _of_mlps)(names)
+    if is_table and "preprocess" not in described:
+        assumed["family"] = (
+            "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
+            "preprocess='deit' says so"
+        )
     size = _size_of_tables(names) if is_table else described.get("image_size")
     if size is None:
         size = (_SIDE, _SIDE)
