@@ -21,7 +21,9 @@ import wordy
 from photos import noise, save
 from tiny import largest_difference, randomise
 from vitkit.errors import VitkitError
+from vitkit.language.text_files import read_words
 from vitkit.language.zero_shot import SEVEN, TEMPLATES, read_images_and_words, zero_shot
+from vitkit.weights.read import read_checkpoint
 
 CLASSES = ("daisy", "rose", "red tulip")
 BATCH = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -136,11 +138,11 @@ def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: P
         tokens = "token_embedding" in spoiled
         save_file({name: own for name, own in state.items() if name != spoiled}, tmp_path / "model.safetensors")
         with pytest.raises(VitkitError, match="no text encoder" if tokens else spoiled):
-            read_images_and_words(tmp_path)
+            read_words(read_checkpoint(tmp_path), "erf")
         longer = torch.cat([state[spoiled]] * 2, dim=-1)
         save_file({**state, spoiled: longer}, tmp_path / "model.safetensors")
         with pytest.raises(VitkitError, match="does not fit" if tokens else spoiled.rpartition(".")[0]):
-            read_images_and_words(tmp_path)
+            read_words(read_checkpoint(tmp_path), "erf")
     spoiled = "text_model.final_layer_norm.bias"
     save_file({**state, spoiled: state[spoiled] * torch.nan}, tmp_path / "model.safetensors")
     with pytest.raises(VitkitError, match=f"{spoiled} holds numbers that are NaN"):
@@ -204,3 +206,13 @@ def test_graphs_for_other_runtimes_compute_cosines(folder: Path) -> None:
     for backend in ("openvino", "onnx"):
         found = classifier.use(backend, "float32").logits(BATCH).numpy()
         assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_it_is_exported_as_a_program_of_pytorch(folder: Path, tmp_path: Path) -> None:
+    classifier = zero_shot(folder, CLASSES)
+    classifier.save(tmp_path / "saved")
+    vitkit.export(tmp_path / "saved", "torch", out=tmp_path / "model.pt2")
+    save(noise(16, 16, 1), tmp_path / "photo.png")
+    (found,) = vitkit.predict(tmp_path / "model.pt2", tmp_path / "photo.png")
+    (expected,) = vitkit.predict(classifier, tmp_path / "photo.png", backend="eager", precision="float32")
+    assert found.label == expected.label
