@@ -271,6 +271,26 @@ def test_a_damaged_label_file_is_told_in_a_line_and_left_as_it_is(client: TestCl
     assert place.labels.read_text() == "path,colour\nx,y\n"
 
 
+def test_without_a_label_file_that_was_there_nothing_is_shown_or_trained(place: Workspace, tmp_path: Path) -> None:
+    """A stick that was pulled out: the folders' classes would pass for what was said."""
+    first = TestClient(create_app(place), raise_server_exceptions=False)
+    ask(first, "labels", version=everything(first)["version"], images=[0], label="wasp")
+    kept = place.labels.rename(tmp_path / "kept.csv")
+    other = TestClient(create_app(place), raise_server_exceptions=False)
+    training = {"weights": "none", "method": "scratch", "time": "90s"}
+    for client in (first, other):
+        for answer in (
+            client.get("/api/data/all"),
+            client.post("/api/data/undo"),
+            client.post("/api/train/start", json=training),
+        ):
+            assert answer.status_code == 400
+            assert answer.json()["error"].startswith(f"the label file {place.labels} is gone: bring it back")
+    assert not place.labels.exists()
+    kept.rename(place.labels)
+    assert said(everything(other))[0] == "wasp"
+
+
 def test_photographs_that_come_later_are_seen_when_asked_for(place: Workspace, tmp_path: Path) -> None:
     shutil.copytree(place.photographs, tmp_path / "own")
     client = TestClient(create_app(Workspace(tmp_path / "own", place.runs, place.labels)))

@@ -185,6 +185,7 @@ class Photographs:
         except FileNotFoundError:
             stamp = None
         if self._seen is None or self._seen[0] != stamp:
+            see_label_file(self.workspace)
             file = labels_so_far(self.workspace.labels)
             self._seen = (stamp, file, tuple(labels_after(table, file)))
         return self._seen[2], self._seen[1]
@@ -211,7 +212,26 @@ class Photographs:
         write_json(file, {**stored, str(self.workspace.labels): sorted(set(names))})
 
 
-_CLASSES = "classes.json"
+_CLASSES, _SEEN = "classes.json", "label-files.json"
+
+
+def see_label_file(workspace: Workspace) -> None:
+    """Keep in mind that there is a label file; without one that there was, photographs must not pass for unlabelled.
+
+    Raises:
+        VitkitError: it is gone.
+    """
+    file, own = workspace.own / _SEEN, str(workspace.labels)
+    try:
+        seen = [name for name in from_json(file.read_text(encoding="utf-8")) if isinstance(name, str)]
+    except (OSError, ValueError, TypeError):
+        seen = []
+    if workspace.labels.exists():
+        if own not in seen:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, [*seen, own])
+    elif own in seen:
+        raise VitkitError(f"the label file {own} is gone: bring it back, or delete {file} to begin without any label")
 
 
 def checked_name(name: str, *, is_multi: bool) -> str:

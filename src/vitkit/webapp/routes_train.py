@@ -20,7 +20,7 @@ from vitkit.system.run_files import EVALUATION, LOG, METRICS, PICTURES, RECIPE, 
 from vitkit.training.metrics_file import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.offers import offered, offers
-from vitkit.webapp.photographs import read_photographs
+from vitkit.webapp.photographs import read_photographs, see_label_file
 from vitkit.webapp.workspace import Workspace
 
 _NONE = "none"  # weights of a training from scratch
@@ -131,6 +131,7 @@ def _arguments(workspace: Workspace, asked: Asked, run: str) -> list[str]:
 
 
 def _classes(workspace: Workspace) -> set[str]:
+    see_label_file(workspace)
     labels = labels_after(read_photographs(workspace), labels_so_far(workspace.labels))
     return set(labels) - {EXCLUDED, UNLABELLED}
 
