@@ -159,7 +159,7 @@ def zero_shot(
 
         import vitkit
 
-        flowers = vitkit.zero_shot("siglip2-base", ["daisy", "rose", "tulip"])
+        flowers = vitkit.zero_shot("siglip2-folder", ["daisy", "rose", "tulip"])
 
     Args:
         source: as of `read_images_and_words`.
