@@ -214,6 +214,7 @@ def test_statistics_that_came_with_weights_go_on_as_they_are(counted: int) -> No
     norm.num_batches_tracked.fill_(counted)
     plain, batch = copy.deepcopy(norm), torch.randn(8, 3)
     remembered = RunningStatistics(nn.Sequential(norm))
+    remembered.start()
     remembered.begin()
     norm(batch)
     plain(batch)

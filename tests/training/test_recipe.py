@@ -71,6 +71,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "split_from": st.none(),  # not together with folds
     "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
     "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
+    "select_time": st.none(),  # goes with several weights, which a settled recipe does not have
     "weights": st.sampled_from(["auto", "none"]),
     "lr": st.floats(1e-12, 1e3),
     "label_smoothing": st.floats(0, 0.999),

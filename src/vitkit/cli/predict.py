@@ -37,7 +37,7 @@ def predict(
         str | None,
         typer.Option("--classes", help="Classes by name, with CLIP or SigLIP: 'daisy, rose', or a .txt file."),
     ] = None,
-    template: Annotated[
+    templates: Annotated[
         list[str] | None, typer.Option("--template", help="With --classes: a sentence with {}; several are averaged.")
     ] = None,
     one: Annotated[
@@ -81,7 +81,7 @@ def predict(
             pictures=pictures,
             top=top,
             classes=classes,
-            templates=template or (),
+            templates=templates or (),
             one=one or None,
             reject=reject,
             backend=backend,

@@ -112,6 +112,7 @@ class Loop:
     def start(self) -> None:
         """Before the first epoch: the clock runs, and there are weights to go back to."""
         self.state.clock.start()
+        self._statistics.start()
         if not self.state.safe_point.is_doubtful:
             self.state.safe_point.remember()
 

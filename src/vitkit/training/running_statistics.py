@@ -36,9 +36,12 @@ class RunningStatistics:
         self._buffers = [buffer for norm in self._norms for buffer in norm.buffers()]
         self._team = team
         self._before: list[Tensor] = []
+
+    def start(self) -> None:
+        """Before the first step: what came with weights goes on as it is, also from a file that does not count."""
         for norm in self._norms:
             *remembered, counter = norm.buffers()
-            if norm.momentum and not counter and not _are_new(*remembered):  # a file without the counter
+            if norm.momentum and not counter and not _are_new(*remembered):
                 counter.fill_(math.ceil(1 / norm.momentum))
 
     @property
