@@ -195,6 +195,25 @@ def test_new_statistics_begin_as_the_mean_over_the_first_batches(momentum: float
         torch.testing.assert_close(norm.running_var, var)
 
 
+def test_once_the_beginnings_are_forgotten_nothing_is_computed_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, plain = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    remembered, corrected = RunningStatistics(nn.Sequential(norm)), []
+    forget = RunningStatistics._forget_beginnings
+    monkeypatch.setattr(RunningStatistics, "_forget_beginnings", lambda own: (corrected.append(1), forget(own)))
+    for step in range(110):
+        batch = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+        if step == 50:
+            plain.load_state_dict(norm.state_dict())
+        remembered.begin()
+        norm(batch)
+        remembered.end(8)
+        if step >= 50:
+            plain(batch)
+            assert torch.equal(norm.running_mean, plain.running_mean)
+            assert torch.equal(norm.running_var, plain.running_var)
+    assert len(corrected) == 100
+
+
 def test_batches_of_one_step_count_each() -> None:
     norm, pieces = nn.BatchNorm1d(3), torch.randn(3, 8, 3)
     remembered = RunningStatistics(nn.Sequential(norm))

@@ -20,13 +20,12 @@ from vitkit.errors import VitkitError
 from vitkit.language.text_files import Words, read_words
 from vitkit.language.text_tower import unit
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
-from vitkit.model.build import vit_of
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.system.progress import Progress, silent
 from vitkit.weights import load
 from vitkit.weights.loading import locate
 from vitkit.weights.meaning import split_timm
-from vitkit.weights.read import read_checkpoint
+from vitkit.weights.read import read_checkpoint, reading_once
 
 # CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
@@ -97,15 +96,19 @@ class ImagesAndWords:
         if not one and not self.words.is_sigmoid:
             raise VitkitError("this model was trained by softmax: it has no probability of a class by itself")
         bare = vit_of(self.images.model, "classes by name")
-        model = VisionTransformer(bare.config.replace(num_classes=len(names)))
         head = {
             "head.weight": self.words.scale * self.of_classes(names, templates),
             "head.bias": torch.full((len(names),), self.words.bias),
         }
-        model.load_state_dict({**bare.state_dict(), **head})
+        model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
         told = {**self.images.provenance, "templates": list(templates)}
         return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=told)
+
+
+def _copied(model: Model) -> dict[str, Tensor]:
+    """Its weights, for another model that shares none of them with it."""
+    return {name: own.clone() for name, own in stored_weights(model).items()}
 
 
 def _checked(classes: Sequence[str]) -> tuple[str, ...]:
@@ -132,15 +135,16 @@ def read_images_and_words(source: str | Path, progress: Progress = silent, **ove
     path, _ = locate(split_timm(str(source))[0], progress)
     if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
         raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
-    images = load(source, num_classes=0, progress=progress, **overrides)
-    model = vit_of(images.model, "classes by name")
-    words = read_words(read_checkpoint(path), model.config.gelu)
+    with reading_once():
+        images = load(source, num_classes=0, progress=progress, **overrides)
+        model = vit_of(images.model, "classes by name")
+        words = read_words(read_checkpoint(path), model.config.gelu)
     size = words.tower.config.projection_size
     projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
     if tuple(projection.shape) != (size, model.config.hidden_size):
         raise VitkitError(f"{source}: images have {len(projection)} features where texts have {size}")
-    shared = VisionTransformer(model.config.replace(representation_size=size, representation="unit"))
-    shared.load_state_dict({**model.state_dict(), "pre_logits.fc.weight": projection})
+    config = model.config.replace(representation_size=size, representation="unit")
+    shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
     folder = path if path.is_dir() else path.parent
     tokenizer = read_tokenizer(folder, words.tower.config.context, words.clean)
     return ImagesAndWords(replace(images, model=shared), words, tokenizer)

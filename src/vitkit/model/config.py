@@ -133,6 +133,12 @@ class ViTConfig:
         return self.prefix_tokens if self.prefix_positions else 0
 
     @property
+    def positions_in_layers(self) -> bool:
+        """Whether positions act in every layer, which needs each patch in its place, and not on the input alone."""
+        is_added_there = self.position != "none" and self.position_at != "input"
+        return self.position in RELATIVE or self.rotary != "none" or is_added_there
+
+    @property
     def head_size(self) -> int:
         """D_h of app. A."""
         return self.hidden_size // self.heads

@@ -17,7 +17,19 @@ from vitkit.model.config_checks import Pair
 _OF_TOKEN = 3  # from the class token to a patch, from a patch to it, and its own
 
 
-class BiasTable(nn.Module):
+class OffsetBias(nn.Module):
+    """What is added to the logits depends on the offset alone, not on the tokens."""
+
+    def bias(self, n: int) -> Tensor:
+        """What is added to the logits of the first n tokens' queries: (H, n, N)."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
+        """q and k as they are, and the bias (1, H, n, N)."""
+        return q, k, self.bias(q.shape[-2]).to(q.dtype).unsqueeze(0)
+
+
+class BiasTable(OffsetBias):
     """A learned number for each offset and head (BEiT, arXiv 2106.08254; Swin, arXiv 2103.14030, sec. 3.2).
 
     Key: table (O, H), with three more rows where there is a class token.
@@ -41,15 +53,10 @@ class BiasTable(nn.Module):
         self.register_buffer("index", index.to(like.device), persistent=False)
 
     def bias(self, n: int) -> Tensor:
-        """What is added to the logits of the first n tokens' queries: (H, n, N)."""
         return self.table[self.index[:n]].permute(2, 0, 1)
 
-    def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
-        """q and k as they are, and the bias (1, H, n, N)."""
-        return q, k, self.bias(q.shape[-2]).to(q.dtype).unsqueeze(0)
 
-
-class BiasMLP(nn.Module):
+class BiasMLP(OffsetBias):
     """The bias as a small MLP of the offset's logarithm, for any grid (Swin V2, arXiv 2111.09883, sec. 3.3).
 
     A class token has none. Keys: mlp.fc1 (R, 2), mlp.fc2 (H, R).
@@ -74,15 +81,10 @@ class BiasMLP(nn.Module):
         self.register_buffer("index", offset_index(self.grid).to(like.device), persistent=False)
 
     def bias(self, n: int) -> Tensor:
-        """What is added to the logits of the first n tokens' queries: (H, n, N)."""
         ahead = self.prefix_tokens
         by_offset = self.mlp(self.offsets)  # (O, H)
         rows = max(n - ahead, 0)
         return F.pad(by_offset[self.index[:rows]].permute(2, 0, 1), (ahead, 0, min(ahead, n), 0))
-
-    def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
-        """q and k as they are, and the bias (1, H, n, N)."""
-        return q, k, self.bias(q.shape[-2]).to(q.dtype).unsqueeze(0)
 
 
 def _offsets(grid: Pair) -> int:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.config_checks import RELATIVE
 from vitkit.model.layers import draw_keys, random_bits
 from vitkit.model.vit import VisionTransformer
 
@@ -63,11 +62,7 @@ def check_patch_dropout(config: ViTConfig) -> None:
 
 def needs_every_patch(config: ViTConfig) -> str | None:
     """Why a model cannot do without some of the patches; None where it can."""
-    if (
-        config.position in RELATIVE
-        or config.rotary != "none"
-        or (config.position != "none" and config.position_at != "input")
-    ):
+    if config.positions_in_layers:
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
         return "layers of this model convolve, which needs all patches"

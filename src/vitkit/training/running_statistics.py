@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from vitkit.training.distributed import ALONE, Team
 
+_AMPLE = 10  # the third step in a row that is left out ends a training, and batches of one picture are not seen
+
 
 class RunningStatistics:
     """The running means, variances and counters of a model's batch norms; of a model without any nothing is done.
@@ -36,6 +38,8 @@ class RunningStatistics:
         self._buffers = [buffer for norm in self._norms for buffer in norm.buffers()]
         self._team = team
         self._before: list[Tensor] = []
+        memory = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
+        self._young = _AMPLE * memory  # steps after which the beginnings are long forgotten, whatever was left out
 
     def start(self) -> None:
         """Before the first step: what came with weights goes on as it is, also from a file that does not count."""
@@ -57,7 +61,9 @@ class RunningStatistics:
         """The step's images have been seen, so many of them by this process: make it the same everywhere."""
         if not self._buffers:
             return
-        self._forget_beginnings()
+        if self._young:  # later it would change nothing, and each norm costs some small kernels
+            self._young -= 1
+            self._forget_beginnings()
         if self._team.size == 1:
             return
         floats = [buffer for buffer in self._buffers if buffer.is_floating_point()]

@@ -164,8 +164,8 @@ def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say
     except Interrupted:
         say(f"to go on: vitkit lab --resume --out {folder}")
         raise
-    for run, why in past_help.items():
-        raise VitkitError(f"{folder / run}: {why}")
+    if past_help:
+        raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
     found = figures_of(own, plan, begun["variants"], folder)
     figures = {**{name: begun[name] for name in ("vitkit", "experiment", "command")}, **found, "differs": own.differs}
     headings, rows = table_of(own, figures)

@@ -6,7 +6,7 @@ from typing import Generic
 
 from vitkit.inference.backends.pen import Pen, V
 from vitkit.model.position import Relative, RelativePosition
-from vitkit.model.relative import BiasMLP, BiasTable
+from vitkit.model.relative import OffsetBias
 from vitkit.model.rotary import Turn
 
 
@@ -35,7 +35,7 @@ class RelativeDrawing(Generic[V]):
 
     def added(self, relative: Relative | None, logits: V, q: V, n: int) -> V:
         """The logits (B, H, n, N) with what positions add to them."""
-        if isinstance(relative, (BiasTable, BiasMLP)):
+        if isinstance(relative, OffsetBias):
             return self.pen.add(logits, self.pen.constant(relative.bias(n).unsqueeze(0)))
         if isinstance(relative, RelativePosition) and relative.tokens > 1:
             return self.pen.add(logits, self._by_offset(relative, q, n))

@@ -17,7 +17,6 @@ from vitkit.inference.backends.optimized import Double, prepare
 from vitkit.inference.backends.prepared_layers import PreparedAttention, PreparedBlock
 from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
 from vitkit.model.config import ViTConfig
-from vitkit.model.config_checks import RELATIVE
 from vitkit.model.vit import VisionTransformer
 
 _KNOWN = OUTSIDE_BLOCKS | {
@@ -91,11 +90,7 @@ def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, 
     if config.pool == "map":
         raise VitkitError("--merge is not for pool 'map': its attention would count a merged patch once")
     refuse_unknown(config, _KNOWN, "token merging (vitkit.inference.backends.token_merging)")
-    if (
-        config.position in RELATIVE
-        or config.rotary != "none"
-        or (config.position != "none" and config.position_at != "input")
-    ):
+    if config.positions_in_layers:
         raise VitkitError(
             "tokens cannot be merged where positions act in every layer: this model needs each patch in its place"
         )
