@@ -47,6 +47,16 @@ VARIETY: dict[str, dict[str, Any]] = {
     "rotary axial": {"rotary": "axial", "rotary_offset": 1, "rotary_grid": (2, 2), "pool": "gap", "class_token": True},
     "rotary mixed": {"rotary": "mixed", "rotary_base": 10.0, "position": "none", "layer_scale": 0.1},
     "dinov3": {"rotary": "dinov3", "rotary_base": 100.0, "position": "none", "registers": 2, "qkv_bias": False},
+    "aimv2": {
+        "norm_kind": "rms",
+        "proj_bias": False,
+        "qkv_bias": False,
+        "mlp_kind": "swiglu",
+        "patch_norm": True,
+        "pool": "gap",
+    },
+    "rms": {"norm_kind": "rms", "embed_norm": True, "mlp_norm": True, "attention_norm": True},
+    "rms post-norm": {"norm_kind": "rms", "norm": "post", "proj_bias": False, "layer_scale": 0.1, "pool": "token+gap"},
     "sub-norms": {"attention_norm": True, "mlp_norm": True},
     "res-post": {"norm": "res-post"},
     "res-post gap conv": {"norm": "res-post", "pool": "gap", "fc_norm": True, "mlp_kind": "conv"},
@@ -109,7 +119,7 @@ FEW = frozenset({
     *("sincos_1d", "sincos_2d", "gap with a class token", "fc_norm", "registers without positions", "layer scale"),
     *("swiglu", "conv MLP distilled registers", "interleaved", "interleaved gap", "all mixtures post-norm"),
     *("relative_bias shared", "relative_mlp", "relative distilled", "clip", "map of all tokens"),
-    *("map of other sizes", "eva02", "rotary axial", "rotary mixed", "dinov3", "res-post gap conv"),
+    *("map of other sizes", "eva02", "aimv2", "rms", "rotary axial", "rotary mixed", "dinov3", "res-post gap conv"),
 })  # fmt: skip
 
 
@@ -223,6 +233,8 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         position=position,
         position_at=draw(st.sampled_from(["every_layer", "shared"] + ["input"] * (position != "relative"))),
         norm=norm,
+        norm_kind=draw(st.sampled_from(["layer", "rms"])),
+        proj_bias=draw(st.booleans()),
         norm_eps=draw(st.sampled_from([1e-6, 1e-2])),
         patch_norm=draw(st.booleans()),
         qkv_bias=draw(st.booleans()),

@@ -25,6 +25,8 @@ def linear(x: Array, w: Weights, name: str) -> Array:
 
 
 def layer_norm(x: Array, w: Weights, name: str, eps: float) -> Array:
+    if f"{name}.bias" not in w:  # an RMS norm
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 

@@ -46,6 +46,7 @@ MODERN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit_intern300m_patch14_448": ({"patch_size": 16}, {}),
     "vit_medium_patch16_gap_240": ({}, {}),
     "vit_betwixt_patch16_reg4_gap_256": ({}, {}),
+    "aimv2_large_patch14_224": ({"patch_size": 16}, {}),
     "vit_base_patch16_rpn_224": ({}, {"norm": "res-post"}),
     "test_vit3": ({}, {}),
     "beit_base_patch16_224": ({"init_values": 0.1}, {}),
@@ -60,7 +61,7 @@ ROTARY = [name for name in MODERN if any(word in name for word in ("eva02_t", "e
 QUICK = frozenset({  # one of each family
     *("eva02_base_patch16_clip_224", "vit_small_plus_patch16_dinov3_qkvb", "vit_pe_core_base_patch16_224"),
     *("vit_small_patch16_rope_mixed_224", "beit_base_patch16_224", "vit_relpos_medium_patch16_cls_224"),
-    "vit_base_patch16_radio_v3",
+    *("vit_base_patch16_radio_v3", "aimv2_large_patch14_224"),
 })  # fmt: skip
 EXPORTED = (
     "beit_base_patch16_224",
@@ -68,9 +69,10 @@ EXPORTED = (
     "eva02_base_patch16_clip_224",
     "vit_small_plus_patch16_dinov3_qkvb",
     "vit_pe_core_gigantic_patch14_448",
+    "aimv2_large_patch14_224",
 )
 
-EXPORTED_QUICKLY = {(EXPORTED[0], "openvino"), (EXPORTED[2], "onnx"), (EXPORTED[3], "torch")}
+EXPORTED_QUICKLY = {(EXPORTED[5], "openvino"), (EXPORTED[2], "onnx"), (EXPORTED[3], "torch")}
 
 
 def theirs(name: str, side: int = SIDE) -> Any:
@@ -184,7 +186,9 @@ class _Watch(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [name for name in MODERN if name in ROTARY or "beit" in name or "relpos" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in MODERN if name in ROTARY or any(word in name for word in ("beit", "relpos", "aimv2"))]
+)
 def test_attention_maps_are_timms(tmp_path: Path, name: str) -> None:
     watch = _Watch()
     with torch.inference_mode(), watch:

@@ -25,7 +25,7 @@ _WRITTEN = (
     "conv2d.default cos.default div.Tensor dropout.default expand.default flatten.using_ints flip.default "
     "gather.default gelu.default index.Tensor neg.default repeat_interleave.self_int sin.default stack.default "
     "group_norm.default layer_norm.default linear.default matmul.default max_pool2d.default mean.dim mul.Tensor "
-    "pad.default permute.default promote_types.default relu.default reshape.default "
+    "pad.default permute.default promote_types.default relu.default reshape.default rms_norm.default "
     "scaled_dot_product_attention.default select.int silu.default slice.Tensor std_mean.correction sub.Tensor "
     "sym_size.int t.default tanh.default to.dtype transpose.int unbind.int unflatten.int unsqueeze.default "
     "view.default view_as.default clamp_min.default expand_as.default linalg_vector_norm.default"

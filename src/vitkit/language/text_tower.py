@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
-from vitkit.model.layers import layer_norm
+from vitkit.model.layers import norm_layer
 from vitkit.model.vit import Block
 
 
@@ -70,7 +70,7 @@ class TextTower(nn.Module):
         self.token_embed = nn.Embedding(config.vocabulary, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.zeros(config.context, config.hidden_size))
         self.blocks = nn.ModuleList(Block(blocks, layer) for layer in range(config.layers))
-        self.norm = layer_norm(blocks)
+        self.norm = norm_layer(blocks)
         self.head = nn.Linear(config.hidden_size, config.projection_size, bias=config.projection_bias)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import nn
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
-from vitkit.model.layers import Dropout, DropPath, LayerScale, QuickGELU, SwiGLU, TokenConvolution
+from vitkit.model.layers import Dropout, DropPath, LayerScale, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
 from vitkit.model.vit import MLP, Attention, Block
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
     ConvMixer: {"depthwise", "act", "proj", "proj_drop"},
     MLP: {"fc1", "conv", "act", "drop1", "drop2", "norm", "fc2"},
     TokenConvolution: {"conv"},
-    **dict.fromkeys((nn.Linear, nn.LayerNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
+    **dict.fromkeys((nn.Linear, nn.LayerNorm, RMSNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
     **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, QuickGELU, SwiGLU), frozenset[str]()),
 }
 
@@ -54,7 +54,7 @@ class Branch:
         order: see `in_order`.
     """
 
-    norm: nn.LayerNorm
+    norm: Norm
     mix: nn.Module
     scale: nn.Module
     order: str

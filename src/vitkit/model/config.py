@@ -73,6 +73,7 @@ class ViTConfig:
     prefix_positions: bool = True  # False: class token and registers get none (DeiT III, arXiv 2204.07118)
     # eqs. 2-3; the original Transformer's order; of each branch's result (Swin V2, arXiv 2111.09883, sec. 3.2)
     norm: Literal["pre", "post", "res-post"] = "pre"
+    norm_kind: Literal["layer", "rms"] = "layer"  # "rms": no mean is taken off, nothing added (arXiv 1910.07467)
     norm_eps: float = 1e-6
     patch_norm: bool = False
     patch_bias: bool = True  # of E in eq. 1; CLIP has none
@@ -84,6 +85,7 @@ class ViTConfig:
     layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
     gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
     qkv_bias: bool = True
+    proj_bias: bool = True  # of attention's projection and the MLP; AIMv2, arXiv 2411.14402, has none
     qk_scale: float | None = None  # None: 1 / sqrt(head size), app. A eq. 6
     dropout: float = 0.0  # after the attention's projection and in the MLP (app. B.1)
     attention_dropout: float = 0.0

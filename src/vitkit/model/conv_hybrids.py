@@ -43,7 +43,7 @@ class ConvMixer(nn.Module):
         super().__init__()
         self.depthwise = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
         self.act = gelu(config)
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.proj_bias)
         self.proj_drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002

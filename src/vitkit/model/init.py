@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitkit.model.layers import LayerScale
+from vitkit.model.layers import LayerScale, RMSNorm
 from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import Learned2D, RelativePosition
 from vitkit.model.relative import BiasTable
@@ -27,9 +27,10 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
     if patches.weight.is_meta:
         return
     for module in model.modules():
-        if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
+            if not isinstance(module, RMSNorm):
+                nn.init.zeros_(module.bias)
         elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
@@ -50,8 +51,7 @@ def _trunc_normal(model: nn.Module, patches: nn.Conv2d) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.01)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+            _zero_bias(module)
     nn.init.kaiming_normal_(patches.weight, mode="fan_out")
     _zero_bias(patches)
     for parameter in model.parameters(recurse=False):  # tokens and positions
@@ -85,7 +85,7 @@ def _reference_linear(name: str, linear: nn.Linear) -> None:
             nn.init.xavier_uniform_(part)
     else:
         nn.init.xavier_uniform_(linear.weight)
-        if ".mlp." in name:
+        if ".mlp." in name and linear.bias is not None:
             nn.init.normal_(linear.bias, std=1e-6)
 
 

@@ -13,6 +13,19 @@ from vitkit.model.config import ViTConfig
 QUICK = 1.702
 
 
+class RMSNorm(nn.RMSNorm):
+    """x divided by its root mean square: no mean is taken off and nothing is added (arXiv 1910.07467)."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.weight is None else x.to(self.weight.dtype)  # autocast has it in float32, as LayerNorm
+        return super().forward(x)
+
+
+Norm = nn.LayerNorm | RMSNorm
+
+
 class DropPath(nn.Module):
     """Stochastic depth (arXiv 1603.09382): drops a residual branch for whole samples, keeping the expectation.
 
@@ -156,9 +169,10 @@ def gelu(config: ViTConfig) -> nn.Module:
     return QuickGELU() if config.gelu == "quick" else nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
-def layer_norm(config: ViTConfig, size: int | None = None) -> nn.LayerNorm:
-    """LN of eqs. 2-4, of tokens or of vectors of another size."""
-    return nn.LayerNorm(config.hidden_size if size is None else size, config.norm_eps)
+def norm_layer(config: ViTConfig, size: int | None = None) -> Norm:
+    """LN of eqs. 2-4, of tokens or of vectors of another size; or the norm that stands in its place."""
+    kind = RMSNorm if config.norm_kind == "rms" else nn.LayerNorm
+    return kind(config.hidden_size if size is None else size, config.norm_eps)
 
 
 def layer_scale(config: ViTConfig) -> nn.Module:

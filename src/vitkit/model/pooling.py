@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.model.config import ViTConfig
-from vitkit.model.layers import layer_norm
+from vitkit.model.layers import norm_layer
 
 
 def pooling_mlp(config: ViTConfig) -> ViTConfig:
     """The configuration that attention pooling's own MLP is of."""
-    return config.replace(mlp_size=config.pool_mlp_size or config.mlp_size, mlp_norm=False)
+    return config.replace(mlp_size=config.pool_mlp_size or config.mlp_size, mlp_norm=False, proj_bias=True)
 
 
 class AttentionPool(nn.Module):
@@ -32,7 +32,7 @@ class AttentionPool(nn.Module):
         self.scale = (D // self.heads) ** -0.5
         self.latent = nn.Parameter(torch.zeros(1, 1, D))
         self.q, self.kv, self.proj = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, D)
-        self.norm, self.mlp = layer_norm(config), mlp
+        self.norm, self.mlp = norm_layer(config), mlp
 
     def query(self) -> Tensor:
         """What is asked, the same of every image: (1, H, 1, D_h)."""

@@ -31,8 +31,8 @@ from vitkit.model.layers import (
     extra_tokens,
     gelu,
     heads,
-    layer_norm,
     layer_scale,
+    norm_layer,
 )
 from vitkit.model.pooling import AttentionPool, pooling_mlp
 from vitkit.model.position import Relative, build_positions
@@ -56,7 +56,7 @@ class PatchEmbed(nn.Module):
             channels = self.backbone.out_channels
         size = config.patch_size
         self.proj = nn.Conv2d(channels, config.hidden_size, size, stride=size, bias=config.patch_bias)
-        self.norm = layer_norm(config) if config.patch_norm else nn.Identity()
+        self.norm = norm_layer(config) if config.patch_norm else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.proj(self.backbone(images))  # (B, D, h, w)
@@ -74,8 +74,8 @@ class Attention(nn.Module):
         self.fused = True  # one kernel for eqs. 6-7; False: written out, the same numbers
         self.convolve = ConvProjection(config, patches_read) if config.projection == "conv" else None
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
-        self.norm = layer_norm(config) if config.attention_norm else nn.Identity()
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = norm_layer(config) if config.attention_norm else nn.Identity()
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.proj_bias)
         self.attn_drop, self.proj_drop = Dropout(config.attention_dropout), Dropout(config.dropout)
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,14 +114,14 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
         super().__init__()
         gated = config.mlp_kind == "swiglu"
-        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size * (2 if gated else 1))
+        self.fc1 = nn.Linear(config.hidden_size, config.mlp_size * (2 if gated else 1), bias=config.proj_bias)
         self.conv: nn.Module = nn.Identity()
         if config.mlp_kind == "conv" and patches_read:
             self.conv = TokenConvolution(config.mlp_size, config.grid, config.prefix_tokens)
         self.act = SwiGLU() if gated else gelu(config)
         self.drop1, self.drop2 = Dropout(config.dropout), Dropout(config.dropout)
-        self.norm = layer_norm(config, config.mlp_size) if config.mlp_norm else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_size, config.hidden_size)
+        self.norm = norm_layer(config, config.mlp_size) if config.mlp_norm else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_size, config.hidden_size, bias=config.proj_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop1(self.act(self.conv(self.fc1(x))))  # (B, n, mlp)
@@ -134,11 +134,11 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, layer: int) -> None:
         super().__init__()
         self.order = config.norm
-        self.norm1 = layer_norm(config)
+        self.norm1 = norm_layer(config)
         patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them is in vain
         self.attn = ConvMixer(config) if layer in config.conv_layers else Attention(config, patches_read)
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
-        self.norm2 = layer_norm(config)
+        self.norm2 = norm_layer(config)
         self.mlp = MLP(config, patches_read)
         rate = config.drop_path * layer / max(config.layers - 1, 1)  # the linear rule
         self.drop_path1, self.drop_path2 = DropPath(rate), DropPath(rate)
@@ -174,13 +174,13 @@ class VisionTransformer(Computing, TimmHabits, nn.Module):
         self.pos_embed, self.rel_pos = build_positions(config)
         self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
-        self.norm_pre = layer_norm(config) if config.embed_norm else nn.Identity()
+        self.norm_pre = norm_layer(config) if config.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         # In post-norm order the last block has normalised its output already; with fc_norm the pooled vector is.
         is_normalised = config.norm == "post" or config.fc_norm or not config.last_norm
-        self.norm = nn.Identity() if is_normalised else layer_norm(config)
+        self.norm = nn.Identity() if is_normalised else norm_layer(config)
         self.attn_pool = AttentionPool(config, MLP(pooling_mlp(config))) if config.pool == "map" else None
-        self.fc_norm = layer_norm(config) if config.fc_norm else nn.Identity()
+        self.fc_norm = norm_layer(config) if config.fc_norm else nn.Identity()
         self.pre_logits, self.head, self.head_dist = heads(config)
         initialise(self, self.patch_embed.proj, config.init)
 

@@ -121,6 +121,15 @@ class _LayerNorm(torch.autograd.Function):
         return x.new_empty(x.shape)
 
 
+class _RMSNorm(torch.autograd.Function):
+    """Written out by torch on CPUs: the input is kept, and what its weight scales."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape), weight)
+        return x.new_empty(x.shape)
+
+
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, groups: int, weight: Tensor) -> Tensor:
@@ -252,6 +261,7 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     Tensor.mean: _mean,
     Tensor.var: lambda x, dims, **_: _Variance.apply(x, dims),
     F.layer_norm: lambda x, _shape, weight, **_: _LayerNorm.apply(x, weight),
+    F.rms_norm: lambda x, _shape, weight, *_, **__: _RMSNorm.apply(x, weight),
     F.group_norm: lambda x, groups, weight, *_, **__: _GroupNorm.apply(x, groups, weight),
     torch.cat: _concatenate,
     Tensor.add: _add,

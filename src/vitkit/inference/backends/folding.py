@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitkit.model.layers import LayerScale
+from vitkit.model.layers import LayerScale, Norm, RMSNorm
 
 
-def after_norm(linear: nn.Linear, norm: nn.LayerNorm | None, times: int = 1) -> tuple[Tensor, Tensor]:
+def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
     """Weight (out, in) and bias (out,), float64, of the layer that also does the affine part of the norm before it.
 
     W (x * g + b) + c = (W * g) x + (W b + c)
@@ -22,11 +22,11 @@ def after_norm(linear: nn.Linear, norm: nn.LayerNorm | None, times: int = 1) -> 
     bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
     if norm is None:
         return weight, bias
-    scale, shift = norm.weight.double().repeat(times), norm.bias.double().repeat(times)
-    return weight * scale, bias + weight @ shift
+    bias = bias if isinstance(norm, RMSNorm) else bias + weight @ norm.bias.double().repeat(times)
+    return weight * norm.weight.double().repeat(times), bias
 
 
-def qkv_after_norm(qkv: nn.Linear, norm: nn.LayerNorm | None, scale: float) -> tuple[Tensor, Tensor]:
+def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
     """As `after_norm` of the layer that makes q, k and v, with the scale of the attention's logits in q."""
     weight, bias = after_norm(qkv, norm)
     scaling = torch.ones_like(bias)
@@ -36,13 +36,14 @@ def qkv_after_norm(qkv: nn.Linear, norm: nn.LayerNorm | None, scale: float) -> t
 
 def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
     """Weight and bias, float64, of the layer with the LayerScale after it and the norm before it, if they are such."""
-    weight, bias = after_norm(linear, norm if isinstance(norm, nn.LayerNorm) else None)
+    weight, bias = after_norm(linear, norm if isinstance(norm, Norm) else None)
     gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
     return weight * gamma[:, None], bias * gamma
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
     """What is left of a norm whose affine part is folded into the next layer; anything else as it is."""
-    if not isinstance(norm, nn.LayerNorm):
+    if not isinstance(norm, Norm):
         return norm
-    return nn.LayerNorm(norm.normalized_shape, norm.eps, elementwise_affine=False)
+    kind = RMSNorm if isinstance(norm, RMSNorm) else nn.LayerNorm
+    return kind(norm.normalized_shape, norm.eps, elementwise_affine=False)

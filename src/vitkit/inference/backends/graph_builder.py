@@ -23,7 +23,7 @@ from vitkit.inference.backends.graph_stem import StemDrawing
 from vitkit.inference.backends.pen import Pen, V
 from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
 from vitkit.model.conv_hybrids import ConvMixer
-from vitkit.model.layers import QUICK, QuickGELU, SwiGLU, TokenConvolution
+from vitkit.model.layers import QUICK, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
 from vitkit.model.pooling import AttentionPool
 from vitkit.model.position import Relative
 from vitkit.model.stem import ResNetStem
@@ -43,7 +43,8 @@ _KNOWN = frozenset(  # nothing here is computed by the model itself
         *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
     }  # tokens
     | {"layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers"}  # eqs. 2-3
-    | {"norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"}
+    | {"norm", "norm_kind", "norm_eps", "layer_scale", "gelu", "qkv_bias", "proj_bias", "qk_scale"}
+    | {"attention_norm", "mlp_norm"}
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
     | {"fc_norm", "last_norm", "representation"}
 )
@@ -91,14 +92,14 @@ class _Drawing(Generic[V]):
             n = config.prefix_tokens
             own = positions[None, n:]
             prefix = None if prefix is None else prefix + positions[None, :n]
-        if isinstance(embed.norm, nn.LayerNorm):
+        if isinstance(embed.norm, Norm):
             x = self.affine(self.norm(self.linear(x, embed.proj.weight.flatten(1), bias), embed.norm), embed.norm)
             x = x if positions is None else pen.add(x, pen.constant(own))
         else:  # bias and positions in one sum
             x = pen.add(pen.linear(x, embed.proj.weight.flatten(1)), pen.constant(own + bias))
         x = x if prefix is None else pen.concat([pen.repeat(prefix, images), x], 1)
         ahead = self.model.norm_pre
-        return self.affine(self.norm(x, ahead), ahead) if isinstance(ahead, nn.LayerNorm) else x
+        return self.affine(self.norm(x, ahead), ahead) if isinstance(ahead, Norm) else x
 
     def _prefix(self) -> Tensor | None:
         tokens = (self.model.cls_token, self.model.dist_token, self.model.reg_token)
@@ -112,7 +113,7 @@ class _Drawing(Generic[V]):
         x = self.branch(mixing, x, queries, lambda x, norm: self.mix(mixing, x, norm, queries, relative))
         return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens))
 
-    def branch(self, branch: Branch, x: V, queries: int | None, compute: Callable[[V, nn.LayerNorm | None], V]) -> V:
+    def branch(self, branch: Branch, x: V, queries: int | None, compute: Callable[[V, Norm | None], V]) -> V:
         """Where a norm comes first, its affine part is left to what it is computed with."""
         is_first, norm = branch.order == "pre", branch.norm
 
@@ -131,7 +132,7 @@ class _Drawing(Generic[V]):
     def first(self, x: V, queries: int | None) -> V:
         return x if queries is None else self.pen.slice(x, 1, 0, queries)
 
-    def mix(self, branch: Branch, x: V, norm: nn.LayerNorm | None, queries: int | None, relative: Relative | None) -> V:
+    def mix(self, branch: Branch, x: V, norm: Norm | None, queries: int | None, relative: Relative | None) -> V:
         """Attention, or a convolution in its place; the affine part of `norm` is still to be applied to x."""
         mix = branch.mix
         if isinstance(mix, Attention):
@@ -142,7 +143,7 @@ class _Drawing(Generic[V]):
         return self.linear(self.gelu(x, mix.act), *with_scale(mix.proj, branch.scale))
 
     def attention(
-        self, attention: Attention, x: V, norm: nn.LayerNorm | None, queries: int | None,
+        self, attention: Attention, x: V, norm: Norm | None, queries: int | None,
         relative: Relative | None, scale: nn.Module,
     ) -> V:  # fmt: skip
         pen, N, D = self.pen, self.config.tokens, self.config.hidden_size
@@ -166,7 +167,7 @@ class _Drawing(Generic[V]):
         x = pen.reshape(pen.transpose(x, 0, 2, 1, 3), 0, 0, D)  # eq. 8: (B, n, D)
         return self.linear(self.plain_norm(x, attention.norm), *with_scale(attention.proj, scale, attention.norm))
 
-    def mlp(self, branch: Branch, x: V, norm: nn.LayerNorm | None, n: int) -> V:
+    def mlp(self, branch: Branch, x: V, norm: Norm | None, n: int) -> V:
         mlp = branch.mix
         assert isinstance(mlp, MLP)
         weight, bias = after_norm(mlp.fc1, norm)
@@ -195,7 +196,7 @@ class _Drawing(Generic[V]):
 
     def head(self, x: V) -> V:
         model, config, pen = self.model, self.config, self.pen
-        norm = model.norm if isinstance(model.norm, nn.LayerNorm) else None
+        norm = model.norm if isinstance(model.norm, Norm) else None
         x = x if norm is None else self.norm(x, norm)
         if config.distill_head:
             first, second = (
@@ -206,7 +207,7 @@ class _Drawing(Generic[V]):
         if model.attn_pool is not None:
             x, norm = self.attend_all(model.attn_pool, x if norm is None else self.affine(x, norm)), None
         pooled = x if model.attn_pool is not None else self._pooled(x)
-        if isinstance(model.fc_norm, nn.LayerNorm):
+        if isinstance(model.fc_norm, Norm):
             norm = model.fc_norm
             pooled = self.norm(pooled, norm)
         if isinstance(model.pre_logits, nn.Sequential):
@@ -215,11 +216,9 @@ class _Drawing(Generic[V]):
         return self._read(pooled, norm, model.head)
 
     def unit(self, x: V) -> V:
-        """(B, P) divided by its length: side by side with its negative it has mean 0, and that deviation but for P."""
-        pen, size = self.pen, self.config.feature_size
-        both = pen.concat([x, pen.multiply(x, pen.constant(torch.full((1, 1), -1.0)))], 1)  # (B, 2P)
-        x = pen.slice(pen.normalise(both, 2 * size, _TINY), 1, 0, size)
-        return pen.multiply(x, pen.constant(torch.full((1, 1), size**-0.5)))
+        """(B, P) divided by its length."""
+        size = self.config.feature_size
+        return self.pen.multiply(self.rms(x, 1, size, _TINY), self.pen.constant(torch.full((1, 1), size**-0.5)))
 
     def attend_all(self, pool: AttentionPool, x: V) -> V:
         """`AttentionPool`: (B, N, D) -> (B, D)."""
@@ -245,7 +244,7 @@ class _Drawing(Generic[V]):
     def _token(self, x: V, i: int) -> V:
         return self.pen.reshape(self.pen.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
-    def _read(self, x: V, norm: nn.LayerNorm | None, layer: nn.Module | None) -> V:
+    def _read(self, x: V, norm: Norm | None, layer: nn.Module | None) -> V:
         """(B, D) or both poolings (B, 2D), normalised -> through the layer, if there is one."""
         twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
@@ -266,14 +265,21 @@ class _Drawing(Generic[V]):
         assert isinstance(act, nn.GELU)
         return self.pen.activate(x, "gelu_tanh" if act.approximate == "tanh" else "gelu")
 
-    def norm(self, x: V, norm: nn.LayerNorm) -> V:
+    def norm(self, x: V, norm: Norm) -> V:
         """Without the affine part, which `affine` applies, or `after_norm` puts into the next layer."""
-        return self.pen.normalise(x, norm.normalized_shape[0], norm.eps)
+        size = norm.normalized_shape[0]
+        return self.rms(x, -1, size, norm.eps) if isinstance(norm, RMSNorm) else self.pen.normalise(x, size, norm.eps)
+
+    def rms(self, x: V, axis: int, size: int, eps: float) -> V:
+        """The last axis divided by its root mean square: beside its negative it has mean 0, and that deviation."""
+        pen = self.pen
+        both = pen.concat([x, pen.multiply(x, pen.constant(torch.full((1,), -1.0)))], axis)
+        return pen.slice(pen.normalise(both, 2 * size, eps), axis, 0, size)
 
     def plain_norm(self, x: V, norm: nn.Module) -> V:
         """`norm`, whose affine part is in the next layer; nothing where there is none."""
-        return self.norm(x, norm) if isinstance(norm, nn.LayerNorm) else x
+        return self.norm(x, norm) if isinstance(norm, Norm) else x
 
-    def affine(self, x: V, norm: nn.LayerNorm, times: int = 1) -> V:
+    def affine(self, x: V, norm: Norm, times: int = 1) -> V:
         x = self.pen.multiply(x, self.pen.constant(norm.weight.repeat(times)))
-        return self.pen.add(x, self.pen.constant(norm.bias.repeat(times)))
+        return x if isinstance(norm, RMSNorm) else self.pen.add(x, self.pen.constant(norm.bias.repeat(times)))

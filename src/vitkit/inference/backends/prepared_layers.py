@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale, without_affine
 from vitkit.model.branches import Branch, branches, in_order
+from vitkit.model.layers import Norm
 from vitkit.model.position import Relative
 from vitkit.model.stem import StandardisedConv2d
 from vitkit.model.vit import MLP, Attention, PatchEmbed
@@ -151,7 +152,7 @@ class PreparedBlock(nn.Module):
         return in_order(self.order, x, self.norm2, self.mlp, torch.add)
 
 
-def _fold(branch: Branch) -> tuple[nn.Module, nn.LayerNorm | None]:
+def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
     """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
     return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
 
@@ -172,9 +173,7 @@ class _Mixing(nn.Module):
 class PreparedAttention(nn.Module):
     """`Attention` of the tokens that `residual` has, with the residual sum; of all of them, unless q is split off."""
 
-    def __init__(
-        self, attention: Attention, norm: nn.LayerNorm | None, scale: nn.Module, way: Way, *, is_split: bool
-    ) -> None:
+    def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
         self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
         weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
@@ -208,7 +207,7 @@ class PreparedAttention(nn.Module):
 class _PreparedMLP(nn.Module):
     """`MLP` with the residual sum."""
 
-    def __init__(self, mlp: MLP, norm: nn.LayerNorm | None, scale: nn.Module, way: Way) -> None:
+    def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, way: Way) -> None:
         super().__init__()
         self.dtype = way.dtype
         fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None

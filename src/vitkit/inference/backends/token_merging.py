@@ -21,7 +21,8 @@ from vitkit.model.vit import VisionTransformer
 
 _KNOWN = OUTSIDE_BLOCKS | {
     *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),
-    *("norm", "norm_eps", "layer_scale", "gelu", "qkv_bias", "qk_scale", "attention_norm", "mlp_norm"),
+    *("norm", "norm_kind", "norm_eps", "layer_scale", "gelu", "qkv_bias", "proj_bias", "qk_scale"),
+    *("attention_norm", "mlp_norm"),
     *("relative_size", "rotary", "rotary_base", "rotary_grid", "rotary_offset"),
 }
 

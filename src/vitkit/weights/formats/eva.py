@@ -1,5 +1,7 @@
 """timm's class `Eva`: EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, which share names of tensors.
 
+AIMv2 has some of these names, too.
+
 Rotary positions have no tensors (but for "mixed"), so that what they are is taken from the family, and said.
 """
 
@@ -105,14 +107,21 @@ def _family(names: Names, architecture: str) -> Family | None:
         return _rope_gap()
     if is_scaled:
         return _dinov3(names, architecture)
-    if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj|k_proj|v_proj)") or has(names, r"blocks\.\d+\.mlp\.fc1_"):
+    if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
         return _eva(names, architecture)
-    return None
+    return _aimv2(names) if has(names, r"blocks\.\d+\.mlp\.fc1_") else None
 
 
-def _eva(names: Names, architecture: str) -> Family | None:
-    if not has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
-        return None  # AIMv2
+def _aimv2(names: Names) -> Family:
+    """AIMv2, arXiv 2411.14402: 128 features a head, of which no tensor tells."""
+    fields = {
+        "norm_kind": "rms", "norm_eps": 1e-5, "proj_bias": False, "class_token": False, "pool": "gap",
+        "heads": max(_sizes(names)[1] // 128, 1),
+    }  # fmt: skip
+    return Family("AIMv2", fields, _CROP | {"mean": CLIP_MEAN, "std": CLIP_STD}, needs=("patch_embed.norm.weight",))
+
+
+def _eva(names: Names, architecture: str) -> Family:
     needs = ("cls_token", "pos_embed")
     fields = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
     if _is_gated(names):

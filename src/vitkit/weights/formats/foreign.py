@@ -31,6 +31,8 @@ from vitkit.weights.safetensors_file import PICTURES
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
 _PLAIN: dict[str, Any] = {  # what no foreign layout can say
     "norm": "pre",
+    "norm_kind": "layer",
+    "proj_bias": True,
     "qk_scale": None,
     "patch_norm": False,
     "patch_bias": True,
