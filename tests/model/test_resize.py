@@ -48,6 +48,7 @@ SIZES = FROM_SQUARE + FROM_OBLONG
 sides = st.integers(1, 20)
 grids = st.tuples(sides, sides)
 conventions = st.sampled_from(CONVENTIONS)
+by_axis = st.sampled_from([one for one in CONVENTIONS if not one.startswith("linear")])  # which go by the longer one
 
 
 def by_name(value: object) -> str | None:
@@ -206,7 +207,7 @@ def test_dinov2_gives_the_size_asked_for_whatever_its_scale_rounds_to() -> None:
             assert resize_grid(table, (before, 1), (after, 1), "dinov2").shape == (after, 1)
 
 
-@pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 12)), ((24, 24), (14, 14))], ids=by_name)
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 9)), ((24, 24), (14, 10))], ids=by_name)
 def test_no_two_conventions_agree(old: Grid, new: Grid) -> None:
     table = positions(old)
     resized = [resize_grid(table, old, new, convention) for convention in CONVENTIONS]
@@ -257,7 +258,7 @@ def test_each_feature_is_resized_by_itself(convention: PositionResize, old: Grid
 
 
 @REPRODUCIBLE
-@given(convention=conventions, old=grids, new=grids)
+@given(convention=by_axis, old=grids, new=grids)
 def test_rows_and_columns_are_not_swapped(convention: PositionResize, old: Grid, new: Grid) -> None:
     profile = noise(old[0], 2)
     grid = profile[:, None].expand(-1, old[1], -1)  # varies from row to row only

@@ -19,7 +19,6 @@ from vitkit.errors import VitkitError
 from vitkit.weights import inspect
 
 TIMM = {
-    "naflexvit_base_patch16_gap": "NaFlexViT",
     "vit_base_patch16_sapiens2": "Sapiens",
     "vit_pwee_patch16_reg1_gap_256": "side by side",
     "vit_base_mci_224": "MobileCLIP",

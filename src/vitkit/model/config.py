@@ -20,7 +20,9 @@ Position = Literal[
     "learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "relative_bias", "relative_mlp", "none"
 ]
 PositionAt = Literal["input", "every_layer", "shared"]
-PositionResize = Literal["reference", "timm", "torchvision", "huggingface", "dinov2"]
+PositionResize = Literal[
+    "reference", "timm", "torchvision", "huggingface", "dinov2", "siglip2", "linear", "linear_aligned"
+]
 StemKind = Literal["reference", "timm"]
 Rotary = Literal["none", "eva", "axial", "mixed", "dinov3"]
 IMAGENET_1K = 1000

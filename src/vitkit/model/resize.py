@@ -26,7 +26,9 @@ def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionRes
         convention: `reference`, scipy's `zoom` of order 1: bilinear, corners aligned (without the zeros that it leaves
             in the last row or column when it rounds past the edge, as from 28 to 14); `timm`, bicubic and antialiased,
             as are the register models of DINOv2; `torchvision`, bicubic, corners aligned; `huggingface`, bicubic;
-            `dinov2`, bicubic at a scale of (new + 0.1) / old.
+            `dinov2`, bicubic at a scale of (new + 0.1) / old; `siglip2`, bilinear and antialiased; `linear`, bilinear
+            to a square as long as the longer side, of which what is beyond the shorter one is cut off (C-RADIO's);
+            `linear_aligned`, the same with corners aligned.
 
     Returns:
         (..., h' * w', D) of the same type; computed in float32.
@@ -48,6 +50,11 @@ def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize)
         return F.interpolate(grid, new, mode="bicubic", align_corners=True)
     if convention == "huggingface":
         return F.interpolate(grid, new, mode="bicubic")
+    if convention == "siglip2":
+        return F.interpolate(grid, new, mode="bilinear", antialias=True)
+    if convention in ("linear", "linear_aligned"):
+        square = F.interpolate(grid, (max(new),) * 2, mode="bilinear", align_corners=convention == "linear_aligned")
+        return square[:, :, : new[0], : new[1]]
     scale = [(side + _DINOV2_OFFSET) / before for side, before in zip(new, old, strict=True)]
     return F.interpolate(grid, scale_factor=scale, mode="bicubic")
 

@@ -126,6 +126,7 @@ for _row in (  # from the one that is asked last to the one that is asked first
         is_folder=True,
         pixels={"augreg": "AUGREG", "deit": "DEIT"},
     ),
+    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.naflex"),
     CheckpointFormat("eva", "timm's EVA, EVA-02, Perception Encoder, DINOv3", reader=f"{_HOME}.eva"),
     CheckpointFormat("beit", "timm's BEiT and ViTs with relative positions", reader=f"{_HOME}.beit"),
     CheckpointFormat("dino", "DINO and DINOv2, by their authors", f"{_HOME}.dino", pixels={"dinov2": "PIXELS"}),
