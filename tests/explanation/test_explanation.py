@@ -21,7 +21,7 @@ from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explanation.draw import spread
-from vitkit.explanation.explanation import Explanation, find_class
+from vitkit.explanation.explanation import Explanation, explain_classes, find_class
 from vitkit.explanation.methods import METHODS
 from vitkit.explanation.mistakes import worst_mistakes_page
 from vitkit.model.vit import VisionTransformer
@@ -202,6 +202,18 @@ def test_a_map_is_the_methods_own(photograph: Path, method: str) -> None:
     expected = METHODS[method](asked.model, asked.read(photograph)[None], **kind)[0]
     np.testing.assert_allclose(found.maps[method], expected.cpu().numpy(), atol=1e-6)
     assert found.heads is None
+
+
+def test_several_classes_at_once_are_explained_as_each_by_itself(photograph: Path) -> None:
+    asked, targets = classifier(), ("oak", "rose", "oak")
+    together = explain_classes(asked, photograph, targets, "all")
+    assert not np.allclose(together[0].maps["gradient"], together[1].maps["gradient"])
+    for target, found in zip(targets, together, strict=True):
+        alone = asked.explain(photograph, "all", target)
+        assert (found.target, found.probability) == (alone.target, alone.probability)
+        assert found.maps.keys() == alone.maps.keys()
+        for name, own in alone.maps.items():
+            np.testing.assert_allclose(found.maps[name], own, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])

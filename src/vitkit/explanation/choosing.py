@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attending, find_layer
 from vitkit.explanation.class_maps import check_map
+from vitkit.explanation.gradient import Target
 from vitkit.explanation.methods import METHODS, OF_NETWORKS, by_layer, method_names
 from vitkit.model.build import Model
 from vitkit.model.network import Network
@@ -54,7 +57,7 @@ def _methods_of_network(method: str, layer: int | None, model: Network) -> list[
     return methods
 
 
-def options_of(method: str, target: int, layer: int | None) -> dict[str, int]:
+def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
     """What a method is to be called with, of what it takes."""
     of_class = {"target": target} if METHODS[method].of_class else {}
     of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}

@@ -193,43 +193,65 @@ def explain(
     layer: int | None = None,
 ) -> Explanation:
     """Where in an image a class comes from; see `Classifier.explain`."""
+    return explain_classes(classifier, source, (target,), method, layer)[0]
+
+
+def explain_classes(
+    classifier: Explainable,
+    source: str | Path | bytes | Image.Image,
+    targets: Sequence[str | int],
+    method: str = "gradient",
+    layer: int | None = None,
+) -> list[Explanation]:
+    """Where in an image each of several classes comes from: it is read and answered once; see `Classifier.explain`."""
     model = classifier.model
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
-    methods = choose_methods(method, layer, model)
-    known = methods_for(is_network=isinstance(model, Network))
-    if classifier.task == "multi":
-        if method != "all" and known[method].of_rivals:
-            raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
-        methods = [name for name in methods if not known[name].of_rivals]
+    methods = _methods(classifier, method, layer)
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
     images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
     probabilities = classifier.probabilities(images)[0].cpu().numpy()
     if not np.isfinite(probabilities).all():
         raise UnansweredError(NOT_FINITE)
-    chosen = find_class(classifier.classes, target, probabilities)
-    order = np.argsort(-probabilities, kind="stable")
-    maps: dict[str, FloatArray] = {}
-    heads: FloatArray | None = None
-    layers: tuple[int, ...] = ()
-    for name in methods:
-        if name == HEADS:
-            heads, layers = _heads(model, images, layer)
-        else:
-            asked = options_of(name, chosen, layer)
-            maps[name] = known[name](model, images, **asked)[0].cpu().numpy()
-    return Explanation(
-        path=path,
-        photograph=photograph,
-        target=classifier.classes[chosen],
-        probability=float(probabilities[chosen]),
-        ranking=tuple((classifier.classes[i], float(probabilities[i])) for i in order),
-        maps=maps,
-        box=box,
-        heads=heads,
-        layers=layers,
-        is_network=isinstance(model, Network),
-    )
+    chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
+    ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
+    maps = {name: _maps(model, images, name, chosen, layer) for name in methods if name != HEADS}  # (T, h, w) each
+    heads, layers = _heads(model, images, layer) if HEADS in methods else (None, ())
+    return [
+        Explanation(
+            path=path,
+            photograph=photograph,
+            target=classifier.classes[number],
+            probability=float(probabilities[number]),
+            ranking=ranking,
+            maps={name: own[i] for name, own in maps.items()},
+            box=box,
+            heads=heads,
+            layers=layers,
+            is_network=isinstance(model, Network),
+        )
+        for i, number in enumerate(chosen)
+    ]
+
+
+def _methods(classifier: Explainable, method: str, layer: int | None) -> list[str]:
+    """Those that are meant, of which a multi-label model leaves out what asks about rivals."""
+    methods = choose_methods(method, layer, classifier.model)
+    if classifier.task != "multi":
+        return methods
+    known = methods_for(is_network=isinstance(classifier.model, Network))
+    if method != "all" and known[method].of_rivals:
+        raise VitkitError(f"{method} asks how one class gives way to others, which here they do not: take gradient")
+    return [name for name in methods if not known[name].of_rivals]
+
+
+def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: int | None) -> FloatArray:
+    """One image's map for each of T classes, (T, h, w)."""
+    found = methods_for(is_network=isinstance(model, Network))[method]
+    if found.of_class:
+        images = images.expand(len(targets), -1, -1, -1)
+    maps: FloatArray = found(model, images, **options_of(method, torch.tensor(targets), layer)).cpu().numpy()
+    return maps if found.of_class else np.repeat(maps, len(targets), axis=0)
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitkit.data.decode import UnreadableImageError
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation import draw
-from vitkit.explanation.explanation import ON_PAGE, Explainable, explain
+from vitkit.explanation.explanation import ON_PAGE, Explainable, explain_classes
 from vitkit.explanation.methods import class_specific, methods_for
 from vitkit.model.network import Network
 from vitkit.system.files import without_place
@@ -61,7 +61,7 @@ def explain_mistake(
         VitkitError: a class is not the classifier's, or the method is unknown.
     """
     try:
-        for_predicted, for_true = (explain(classifier, path, method, name) for name in (predicted, true))
+        for_predicted, for_true = explain_classes(classifier, path, (predicted, true), method)
     except (UnreadableImageError, UnansweredError) as error:
         return str(error)
     pictures = {
