@@ -185,7 +185,7 @@ def test_processes_are_started_for_the_device(asked: str, monkeypatch: pytest.Mo
         started.append(options["accelerator"])
         raise Started
 
-    monkeypatch.setattr(distributed, "Fabric", fabric)
+    monkeypatch.setattr("lightning_fabric.Fabric", fabric)
     with pytest.raises(Started if asked == "cpu" else VitkitError, match=None if asked == "cpu" else "machine has 1$"):
         distributed.assemble(2, 1, setup.choose_device(Recipe(device=asked)))
     assert started == (["cpu"] if asked == "cpu" else [])

@@ -79,20 +79,21 @@ def test_no_verb_shows_the_help(vitkit: Any) -> None:
 # --- What starts fast -------------------------------------------------------------------------------
 
 
-def modules_after(*commands: list[object]) -> list[set[str]]:
-    """The modules that a fresh interpreter has loaded after each of the commands."""
-    code = (
+def modules_after(*commands: list[object], code: int = 0) -> list[set[str]]:
+    """The modules that a fresh interpreter has loaded after each of the commands, which end with this code."""
+    program = (
         "import sys\n"
         "from vitkit.cli.app import main\n"
         f"for arguments in {[list(map(str, arguments)) for arguments in commands]!r}:\n"
         "    sys.argv = ['vitkit', *arguments]\n"
         "    try:\n        main()\n"
-        "    except SystemExit as end:\n        assert not end.code, end.code\n"
+        f"    except SystemExit as end:\n        assert (end.code or 0) == {code}, end.code\n"
         "    sys.stderr.write('\\nloaded ' + ' '.join(list(sys.modules)) + '\\n')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+        [sys.executable, "-c", program],
+        env=runs.environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [set(line.split()[1:]) for line in done.stderr.splitlines() if line.startswith("loaded ")]
 
@@ -118,6 +119,21 @@ def test_help_loads_neither_torch_nor_numpy() -> None:
             verb for verb in VERBS if f"vitkit.cli.{verb}" in loaded
         ] == verbs  # one is imported when it is asked for
         assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
+
+
+def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    refused = modules_after(
+        ["train", tmp_path, "--epochs", 0],
+        ["train", nowhere],
+        ["train", tmp_path, "--resume", tmp_path],
+        ["pretrain", nowhere],
+        ["compare", nowhere, "--models", "a,b"],
+        ["compare", tmp_path, "--models", "a,,b"],
+        code=2,
+    )
+    assert len(refused) == 6
+    assert refused[-1] & (SLOW | {"torch", "matplotlib", "sklearn", "scipy"}) == set()
 
 
 def test_the_sentence_of_a_verb_begins_its_help() -> None:

@@ -228,7 +228,7 @@ def test_a_process_parts_from_the_others_before_its_interpreter_ends(monkeypatch
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     farewells: list[Callable[[], None]] = []
-    monkeypatch.setattr("vitkit.training.distributed.Fabric", Launcher)
+    monkeypatch.setattr("lightning_fabric.Fabric", Launcher)
     monkeypatch.setattr("atexit.register", farewells.append)
     team = assemble(2, 1)
     assert team.gather("a") == ["a"]

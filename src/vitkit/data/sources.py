@@ -237,25 +237,39 @@ def read_table(data: str | Path, progress: Progress | None = None, layout: Layou
         VitkitError: there is no such folder or name, it is not clear what its folders mean, or there is no image
             in it.
     """
-    if not str(data):
-        raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
-    root = Path(data)
-    if not root.exists() and str(data) in DATASETS:
+    kind, root = find_source(data), Path(data)
+    if kind is None:
         from vitkit.data import named  # and with it what downloads
 
         root = named.materialise(str(data), progress=progress)
+        kind = kind_of(root)
+        assert kind is not None
         if layout == "auto":  # which is known of a named set, and need not be told by its folders
             layout = "splits" if DATASETS[str(data)].splits else "classes"
+    if layout != "auto" and not kind.has_layout:
+        raise VitkitError(f"--layout {layout} is about folders, and {data} is a {kind.name}; leave it out")
+    return kind.read(str(data), root, layout)
+
+
+def find_source(data: str | Path) -> SourceKind | None:
+    """The kind of source that a folder or file is, without a look into it; None: a named set.
+
+    Raises:
+        VitkitError: there is no such folder or name, or the file is of no kind.
+    """
+    if not str(data):
+        raise VitkitError('DATA is empty (""): name a folder, a CSV file or a data set; . is this folder')
+    root = Path(data)
     if not root.exists():
+        if str(data) in DATASETS:
+            return None
         known = ", ".join(sorted(DATASETS))
         raise VitkitError(f"no such folder: {data} (and no data set of that name; known: {known})")
     kind = kind_of(root)
     if kind is None:
         expected = " or ".join(own.tells for own in SOURCE_KINDS.values())
         raise VitkitError(f"{data} is a file; expected {expected}")
-    if layout != "auto" and not kind.has_layout:
-        raise VitkitError(f"--layout {layout} is about folders, and {data} is a {kind.name}; leave it out")
-    return kind.read(str(data), root, layout)
+    return kind
 
 
 def _within(table: ImageTable) -> str:

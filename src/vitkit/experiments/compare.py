@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments.comparison_plan import Plan, make_plan
 from vitkit.experiments.comparison_request import NOT_COMPARED, refuse_not_compared
 from vitkit.experiments.comparison_result import COMPARISON, HEADINGS, PAGE, TABLE, Comparison, cells, to_csv
 from vitkit.experiments.place import Place
@@ -19,6 +18,10 @@ from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.fields import tell_of_fields
+from vitkit.verbs.inputs import check_data
+
+if TYPE_CHECKING:
+    from vitkit.experiments.comparison_plan import Plan
 
 PLAN = "plan.json"  # what the comparison will do, written before it begins
 PLACE = Place(PLAN, "comparison")
@@ -74,8 +77,6 @@ def compare(
         Interrupted: a signal stopped it; `resume` goes on.
         OSError: the folder cannot be written.
     """
-    from vitkit.experiments.comparison_runs import make_all
-
     check_least("--seeds", seeds, 1)
     check_least("--devices", devices, 1)
     refuse_not_compared(fields, "a comparison")
@@ -85,6 +86,8 @@ def compare(
             folder, plan = _taken_up(out, asked, fields, hold)
         else:
             folder, plan = _begun(out, asked, fields, say, progress, hold)
+        from vitkit.experiments.comparison_runs import make_all
+
         try:
             past_help = make_all(plan.runs(), folder, devices, say, progress)
         except Interrupted:
@@ -125,13 +128,15 @@ def _begun(
     hold: ExitStack,
 ) -> tuple[Path, Plan]:
     """A folder that is held, with a plan in it."""
-    from vitkit.data.corrected import read_corrected
-    from vitkit.training.run_folder import check_place, hold_next
-    from vitkit.weights.read import reading_once
-
     for name in ("data", "models"):
         if asked[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
+    check_data(asked["data"])
+    from vitkit.data.corrected import read_corrected
+    from vitkit.experiments.comparison_plan import make_plan
+    from vitkit.training.run_folder import check_place, hold_next
+    from vitkit.weights.read import reading_once
+
     table = read_corrected(asked["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
@@ -150,6 +155,8 @@ def _taken_up(
     out: str | Path | None, asked: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
     """The folder of a comparison that was begun, held again, and its plan; what is said anew must be as it was."""
+    from vitkit.experiments.comparison_plan import Plan
+
     folder = PLACE.hold_again(out, hold)
     stored = PLACE.read(folder)
     try:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from vitkit.classifier import Classifier
@@ -48,6 +47,9 @@ from vitkit.training.sharding import share_out
 from vitkit.training.state import Trained, TrainingState
 from vitkit.training.teacher import Teacher
 from vitkit.training.writer import RunWriter
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 _MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should know
 

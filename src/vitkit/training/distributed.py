@@ -15,14 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -30,6 +26,9 @@ from vitkit.errors import VitkitError
 from vitkit.model.build import Model, build
 from vitkit.training.recipe import Recipe
 from vitkit.training.sharding import full_weights, is_sharded
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric  # a second to import, and more where torchmetrics is installed
 
 T = TypeVar("T")
 
@@ -162,6 +161,8 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     if devices > there:
         raise VitkitError(f"--devices {devices}, but this machine has {there}")
     if not dist.is_initialized():
+        from lightning_fabric import Fabric
+
         with _quiet_fabric():
             Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
@@ -177,6 +178,9 @@ def fabric_of(precision: str, accelerator: str = "auto", team: Team = ALONE) -> 
         accelerator: auto, cpu, cuda or mps.
         team: the processes that train together; one by itself has nothing to do with others that may be there.
     """
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
     mixed = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
     options: dict[str, Any] = {"accelerator": accelerator, "precision": mixed}
     with _quiet_fabric():
@@ -206,6 +210,9 @@ def _part() -> None:
 
 def _started() -> tuple[int, int] | None:
     """Processes on each machine, and machines, where a launcher has started them."""
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
     if TorchElasticEnvironment.detect():
         own = int(os.environ["LOCAL_WORLD_SIZE"])
         return own, int(os.environ["WORLD_SIZE"]) // own

@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from vitkit.data.augment import Mixing, mix_seeds
@@ -36,6 +35,9 @@ from vitkit.training.running_statistics import RunningStatistics
 from vitkit.training.sharding import is_sharded
 from vitkit.training.soundness import AskAtOnce, AskLater
 from vitkit.training.state import TrainingState, in_evaluation
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a callback may have
 
@@ -68,15 +70,13 @@ class Loop:
     ) -> None:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, callbacks
         self.objective = objective.to(fabric.device)
-        self.interruption = interruption or Interruption(Deferral(), team)
-        self.progress = progress
+        self.interruption, self.progress = interruption or Interruption(Deferral(), team), progress
         self.soundness: AskAtOnce | AskLater = AskAtOnce(state.guard, self._describe, team)
         if fabric.device.type == "cuda" and team.size == 1:
             self.soundness = AskLater(state.guard, self._describe_again)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
-        self._draws = Draws(state.model)
-        self._sums = EpochSums()
+        self._draws, self._sums = Draws(state.model), EpochSums()
         self._statistics = RunningStatistics(state.model, team)
         self._is_sharded = is_sharded(state.model)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 
 from vitkit.data.loading import ImageData
 from vitkit.model.build import Model
@@ -23,6 +23,9 @@ from vitkit.training.loop import Loop
 from vitkit.training.objective import Objective
 from vitkit.training.recipe import Recipe
 from vitkit.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the recipe's learning rate
 STEPS, WARMUP = 25, 5

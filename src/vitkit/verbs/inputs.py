@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitkit.data.sources import find_source
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.system.progress import Progress, Say, silent
@@ -78,6 +79,18 @@ def named(sources: str | Path | Iterable[str | Path]) -> list[str]:
 def path_of(place: str | Path | None) -> Path | None:
     """A place, if one was named."""
     return None if place is None else Path(place)
+
+
+def check_data(data: str | Path) -> None:
+    """Refuse data that are not there, seconds before torch and what trains are imported.
+
+    Where a launcher has started several processes, the first of them says so for all, once they know of each other.
+
+    Raises:
+        VitkitError: there is no such folder, file or named set.
+    """
+    if not {"LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():  # of torchrun, of srun
+        find_source(data)
 
 
 def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:

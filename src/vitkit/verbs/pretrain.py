@@ -18,7 +18,7 @@ from vitkit.training.recipe_files import load_fields
 from vitkit.training.recipe_model import overlay, unfold
 from vitkit.verbs.choices import watchers
 from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import path_of
+from vitkit.verbs.inputs import check_data, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ def pretrain(
         Interrupted: a signal stopped the run; the folder holds the best model so far.
         OSError: the folder cannot be written.
     """
-    from vitkit.training.pretraining import run
-
     common = {**watchers(callbacks, loggers), "say": say, "progress": progress}
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
+        from vitkit.training.pretraining import run
+
         return PretrainingRun(run.resume(resume, path_of(data_root), **common))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
@@ -147,6 +147,10 @@ def pretrain(
         fields["data"] = str(data)
     if recipe is not None:
         fields = overlay(load_fields(recipe), unfold(fields))
+    if fields.get("data") is not None:
+        check_data(fields["data"])
+    from vitkit.training.pretraining import run
+
     return PretrainingRun(run.pretrain(fields, out, force=force, **common))
 
 

@@ -19,7 +19,7 @@ from vitkit.training.recipe_files import departures, load_fields, published, res
 from vitkit.training.recipe_model import overlay, unfold
 from vitkit.verbs.choices import watchers
 from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import path_of
+from vitkit.verbs.inputs import check_data, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -169,8 +169,6 @@ def train(
         Interrupted: a signal stopped the run; the folder holds the best model so far.
         OSError: the folder cannot be written.
     """
-    from vitkit.training import run
-
     watching = watchers(callbacks, loggers)
     if train_dataset is not None:
         files = {"data": data, "data_root": data_root, "recipe": recipe if resume is not None else None}
@@ -184,15 +182,20 @@ def train(
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
+        from vitkit.training import run
+
         return TrainingRun(run.resume(resume, path_of(data_root), **watching, say=say, progress=progress))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     if data is not None:
         fields["data"] = str(data)
     resolved, notes = resolve(fields, recipe), departures(fields, recipe)
+    check_data(resolved["data"])
     if published(fields, recipe) is not None:
         resolved, left_out = _heeded(resolved, fields)
         notes = [*notes, *left_out]
+    from vitkit.training import run
+
     return TrainingRun(run.train(resolved, out, force=force, notes=notes, **watching, say=say, progress=progress))
 
 
