@@ -59,6 +59,52 @@ def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize)
     return F.interpolate(grid, scale_factor=scale, mode="bicubic")
 
 
+def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
+    """Biases by the offset of two patches of one grid to those of another; the same tensor when the grids are equal.
+
+    As BEiT's fine-tuning does it (arXiv 2106.08254) and timm: known offsets are spread over the new range in steps
+    that grow geometrically, so that near ones change least, and what lies between is interpolated linearly.
+
+    Args:
+        table: (O + e, H), offsets row by row, and e rows of the class token, which stay.
+        old: the grid that it was learned on, (h, w): O is (2h - 1) (2w - 1).
+        new: the grid that is wanted.
+
+    Returns:
+        (O' + e, H) of the same type; computed in float32.
+    """
+    if old == new:
+        return table
+    (h, w), H = (2 * side - 1 for side in old), table.shape[1]
+    grid = table[: h * w].view(h, w, H).float()
+    down, across = (_between(before, after).to(table.device) for before, after in zip(old, new, strict=True))
+    resized = torch.einsum("ih,jw,hwk->ijk", down, across, grid)  # (2h' - 1, 2w' - 1, H)
+    return torch.cat([resized.flatten(0, 1).to(table.dtype), table[h * w :]])
+
+
+def _between(old: int, new: int) -> Tensor:
+    """(2 new - 1, 2 old - 1): what each offset of the new range takes from those of the old one."""
+    known, wanted = _spread(old, new), torch.arange(1 - new, new, dtype=torch.float64)
+    if old == 1:
+        return torch.ones(len(wanted), 1)
+    above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)
+    share = (wanted - known[above - 1]) / (known[above] - known[above - 1])
+    share = share.clamp(0, 1)  # what is farther than all that is known is like the farthest
+    found = torch.zeros(len(wanted), len(known), dtype=torch.float64)
+    found.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
+    return found.float()
+
+
+def _spread(old: int, new: int) -> Tensor:
+    """Where the old offsets lie in the new range: 0, 1, 1 + q, 1 + q + q^2, ..., and the same below; (2 old - 1)."""
+    low, high = 1.01, 1.5  # BEiT's bounds of q
+    while high - low > 1e-6:
+        q = (low + high) / 2
+        low, high = (low, q) if (q ** (old - 1) - 1) / (q - 1) > new - 1 else (q, high)
+    steps = (q ** torch.arange(old - 1, dtype=torch.float64)).cumsum(0)
+    return torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
+
+
 def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
     """A patch embedding for patches of another size that answers resized patches as the old one answered the originals.
 

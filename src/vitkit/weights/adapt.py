@@ -12,7 +12,7 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.load_report import Resized
-from vitkit.model.resize import resize_grid, resize_patch
+from vitkit.model.resize import resize_grid, resize_offsets, resize_patch
 
 Read = Callable[[], Tensor]
 
@@ -65,7 +65,12 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
     if source.grid == target.grid or source.position in ("none", "sincos_1d", "sincos_2d", "relative_mlp"):
         return
     convention = target.position_resize
-    if source.position in ("relative", "relative_bias"):
+    if source.position == "relative_bias":
+        for name in [name for name in adapted.read if name.startswith("rel_pos.")]:
+            adapted.read[name] = _then(adapted.read[name], partial(resize_offsets, old=source.grid, new=target.grid))
+            adapted.resized.append(Resized(name, source.grid, target.grid, "BEiT"))
+        return
+    if source.position == "relative":
         raise VitkitError(
             f"relative positions were learned for {source.image_size[0]}x{source.image_size[1]} pixels and cannot be "
             f"resized: leave image_size as it is"

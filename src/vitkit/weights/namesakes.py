@@ -53,6 +53,14 @@ _TIMM = (
         ),
     ),
 )
+_UNREGISTERED = Namesake(
+    "registers",
+    lambda config: config.pool == "gap" and not config.class_token and not config.registers,
+    lambda _: (
+        "none, because there is no reg_token; timm's vit_*_reg*_gap_* have some: if the file has lost it, the answers "
+        "are wrong"
+    ),
+)
 _UNNORMED = Namesake(
     "last_norm",
     lambda config: not config.last_norm,
@@ -87,5 +95,5 @@ def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str
         names: of the file's tensors.
         settled: fields that the user gave.
     """
-    known = (*_TIMM, _CLIP, _UNNORMED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))
+    known = (*_TIMM, _CLIP, _UNNORMED, _UNREGISTERED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))
     return {each.field: each.says(config) for each in known if each.field not in settled and each.fits(config)}

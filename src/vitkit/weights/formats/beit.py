@@ -31,7 +31,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     name = "timm (BEiT)" if is_table else "timm (ViT with relative positions)"
     if "patch_embed.proj.weight" not in names:
         raise VitkitError(f"{checkpoint.path} ({name}): patch_embed.proj.weight is missing")
-    if is_table and "cls_token" not in names:
+    architecture = str((checkpoint.config or {}).get("architecture", ""))
+    if "cls_token" not in names and (is_table or "_cls" in architecture):
         raise VitkitError(f"{checkpoint.path} ({name}): cls_token is missing")
     described = beside(checkpoint)
     told = {**written(checkpoint), **described.get("fields", {})}
@@ -41,6 +42,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
             "preprocess='deit' says so"
         )
+    if not architecture and "cls_token" not in names:
+        says = "none, because there is no cls_token; timm's vit_relpos_*_cls_* and vit_relpos_*_clsgap_* have one"
+        assumed |= {"class_token": f"{says}: if the file has lost it, the answers are wrong"}
     size = _size_of_tables(names) if is_table else described.get("image_size")
     if size is None:
         size = (_SIDE, _SIDE)

@@ -104,7 +104,9 @@ def _family(names: Names, architecture: str) -> Family | None:
     if is_scaled and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
         return _rope_vit(names)
     if is_scaled and has(names, r"fc_norm\."):
-        return _rope_gap()
+        is_beit = "cls_token" in names  # whose tables are all gone, or `formats.beit` had recognised it
+        table = ("rel_pos_bias.relative_position_bias_table",)
+        return Family("BEiT", {}, _HALF, needs=table) if is_beit else _rope_gap()
     if is_scaled:
         return _dinov3(names, architecture)
     if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):

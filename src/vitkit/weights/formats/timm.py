@@ -40,6 +40,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
     }
     names = {*checkpoint.tensors, *(_ROOT if any(name in checkpoint.tensors for name in _ROOT) else ())}
+    architecture = str((checkpoint.config or {}).get("architecture", ""))
+    if re.search(r"_reg\d+_", architecture) and "reg_token" not in names:
+        raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing")
     described = beside(checkpoint)
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
