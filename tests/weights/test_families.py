@@ -20,6 +20,7 @@ from vitkit.weights import inspect
 
 TIMM = {
     "vit_base_patch16_sapiens2": "Sapiens",
+    "vit_dwee_patch16_reg1_gap_256": "a ViT whose attention is a difference of two",
     "vit_pwee_patch16_reg1_gap_256": "side by side",
     "vit_base_mci_224": "MobileCLIP",
     "samvit_base_patch16": "SAM",
@@ -119,6 +120,7 @@ def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str, has
         (("visual.transformer.resblocks.0.ln_1.weight", "visual.attn_pool.query", "text_decoder.ln.weight"), "CoCa"),
         (("transformer.resblocks.0.ln_1.weight", "ln_pre.weight", "conv1.weight"), "CLIP"),
         (("cls_token", "storage_tokens", "rope_embed.periods", "blocks.0.norm1.weight"), "DINOv3"),
+        (("cls_token", "blocks.0.norm1.bias", "blocks.0.attn.q_norm.weight"), "a ViT that normalises queries and keys"),
         (("image_encoder.blocks.0.attn.rel_pos_h", "prompt_encoder.x"), "SAM"),
     ],
 )

@@ -36,7 +36,12 @@ _FAMILIES = (
     # One stack of layers on patches
     Family("SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")),
     Family("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
-    Family("Sapiens, with rotary positions and RMS norms", (_BLOCK + r"attn\.q_norm\.",), (_BLOCK + r"norm1\.bias$",)),
+    Family(
+        "Sapiens, with rotary positions and RMS norms",
+        (_BLOCK + r"attn\.q_norm\.",),
+        (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
+    ),
+    Family("a ViT that normalises queries and keys", (_BLOCK + r"attn\.q_norm\.",)),
     Family("DINOv3, with rotary positions", (r"(storage_tokens|rope_embed\.)",)),
     Family(
         "DINOv3, with rotary positions",
