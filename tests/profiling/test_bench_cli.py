@@ -225,6 +225,18 @@ def test_peers_compares_libraries_with_the_same_weights(tmp_path: Path) -> None:
     assert {row["name"] for row in again if row["batch"] == "2"} == {"vitkit eager"}
 
 
+def test_later_compares_each_family_with_timm_on_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    rows = smoke("later.py", tmp_path)["later"]
+    assert (
+        [row["model"] for row in rows[::2]]
+        == [row["model"] for row in rows[1::2]]
+        == ["EVA-02-S", "DINOv3-S", "SigLIP-B"]
+    )
+    assert [row["name"] for row in rows] == ["vitkit eager", "timm"] * 3
+    assert all(float(row["largest_difference"]) < 1e-4 and float(row["times_timm"]) > 0 for row in rows)
+
+
 def test_training_measures_steps_and_memory(tmp_path: Path) -> None:
     rows = smoke("training.py", tmp_path)["training"]
     names = [row["name"] for row in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -86,10 +88,11 @@ EXPORTED = (
 EXPORTED_QUICKLY = {(EXPORTED[5], "openvino"), (EXPORTED[2], "onnx"), (EXPORTED[3], "torch")}
 
 
-def theirs(name: str, side: int = SIDE) -> Any:
+@functools.cache
+def theirs(name: str) -> Any:
     """timm's model with two small layers and random weights."""
     torch.manual_seed(0)
-    sizes = {"img_size": side, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 5}
+    sizes = {"img_size": SIDE, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 5}
     model = timm.create_model(name, **sizes | MODERN[name][0]).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -150,7 +153,7 @@ def test_the_report_names_the_family_and_says_what_rotary_positions_were_assumed
 @pytest.mark.parametrize("name", some(ROTARY, QUICK))
 @pytest.mark.parametrize("side", [48, 96, 112])
 def test_rotary_positions_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
-    reference = theirs(name)
+    reference = copy.deepcopy(theirs(name))
     ours = vitkit.load(folder_of(reference, name, tmp_path / "folder"), image_size=side).model
     reference.set_input_size(img_size=(side, side))
     if hasattr(reference.rope, "feat_shape") and reference.dynamic_img_size:
@@ -186,7 +189,7 @@ def test_learned_positions_of_an_oblong_grid_are_timms(tmp_path: Path, name: str
 @pytest.mark.parametrize("side", [32, 48, 112, 160])
 @pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of torch, on how timm's interpolation indexes
 def test_tables_of_biases_at_another_resolution_are_timms(tmp_path: Path, name: str, side: int) -> None:
-    reference = theirs(name)
+    reference = copy.deepcopy(theirs(name))
     ours = loaded(name, tmp_path, image_size=side)
     reference.set_input_size(img_size=(side, side))
     with torch.inference_mode():
