@@ -49,9 +49,9 @@ def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_pa
 
 
 def test_flags_go_before_the_recipe_file(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('data = "photos"\nepochs = 7\nhflip = false\nseed = 3\n')
+    (tmp_path / "mine.toml").write_text(f'data = "{tmp_path}"\nepochs = 7\nhflip = false\nseed = 3\n')
     assert vitkit("train", "--recipe", tmp_path / "mine.toml", "--epochs", 9, "--hflip").code == 0
-    assert asked[0][0] == {"data": "photos", "epochs": 9, "hflip": True, "seed": 3}
+    assert asked[0][0] == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
 
 
 def test_digits_are_trained_by_their_recipe(
