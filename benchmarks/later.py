@@ -56,9 +56,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--smoke", action="store_true", help="one layer each and two rounds, to see that all works")
+    parser.add_argument("--smoke", action="store_true", help="tiny models and two rounds, to see that all works")
     options = parser.parse_args()
-    batch, rounds, sizes = (1, 2, {"depth": 1}) if options.smoke else (options.batch, options.rounds, {})
+    batch, rounds, sizes = options.batch, options.rounds, dict[str, int]()
+    if options.smoke:
+        batch, rounds, sizes = 1, 2, {"depth": 1, "embed_dim": 64, "num_heads": 1}
     rows = []
     for label in MODELS:
         rows += measure(label, batch, rounds, sizes)

@@ -69,6 +69,15 @@ def test_loading_is_no_slower_than_timm_and_keeps_memory_low() -> None:
     assert all(float(row["peak_above_model_per_file_size"]) <= 1.3 for row in ours), ours
 
 
+def test_most_of_timms_tags_load_and_every_other_one_is_refused_by_its_name() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "published.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    *lines, total = done.stdout.splitlines()
+    refused = [line for line in lines if line.startswith("refused")]
+    assert all("this is " in line for line in refused), refused
+    assert total.startswith("of 463 tags ") and sum(int(line.split()[1]) for line in refused) <= 463 - 440, total
+
+
 @pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA is not set")
 def test_nine_of_twelve_planted_label_errors_are_among_the_25_most_doubtful() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "label_errors.py"

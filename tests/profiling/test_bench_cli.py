@@ -225,9 +225,10 @@ def test_peers_compares_libraries_with_the_same_weights(tmp_path: Path) -> None:
     assert {row["name"] for row in again if row["batch"] == "2"} == {"vitkit eager"}
 
 
-def test_later_compares_each_family_with_timm_on_the_same_weights(tmp_path: Path) -> None:
+def test_later_compares_each_family_with_timm_on_the_same_weights(tmp_path: Path, smoke_here: Any) -> None:
     pytest.importorskip("timm")
-    rows = smoke("later.py", tmp_path)["later"]
+    smoke_here("later.py", "--out", tmp_path)
+    rows = tables_in(tmp_path)["later"]
     assert (
         [row["model"] for row in rows[::2]]
         == [row["model"] for row in rows[1::2]]
