@@ -1,5 +1,7 @@
 """The names of ImageNet-21k's classes: `python benchmarks/class_names.py [--smoke]` writes them into the package.
 
+Beside them WordNet's ids of ImageNet-1k's classes, in the order of its heads.
+
 The order is that of Google's files (21,843 classes), as timm lists its synsets; a name is the first lemma that WordNet
 has for the synset. WordNet's licence, which stands beside the names, permits both.
 """
@@ -29,6 +31,8 @@ def main() -> None:
     if parser.parse_args().smoke:
         print(*found[:3], sep="\n")
         return
+    ids = ImageNetInfo("imagenet-1k").label_names()
+    FILE.with_name("imagenet_synsets.txt").write_text("".join(f"{own}\n" for own in ids), encoding="utf-8")
     FILE.write_text("".join(f"{name}\n" for name in found), encoding="utf-8")
     print(f"{FILE}: {len(found)} names")
 

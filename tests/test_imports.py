@@ -35,14 +35,14 @@ PLAN: dict[str, set[str]] = {
     "explanation": {"data", "errors", "model", "system", "text"},
     "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system"},
     "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
-    "language": {"classifier", "errors", "model", "system", "text", "weights"},
+    "language": {"classifier", "errors", "model", "model_folder", "system", "text", "weights"},
     "evaluation": {"classifier", "data", "errors", "system", "text"},
     "reporting": {"classifier", "data", "errors", "evaluation", "inference", "system", "text"},
     "exporting": {"classifier", "data", "errors", "inference", "model", "system", "text"},
     "profiling": {"errors", "inference", "model", "reporting", "system"},
     "training": {
-        *("classifier", "data", "errors", "evaluation", "explanation", "inference", "model", "model_folder"),
-        *("reporting", "system", "text", "weights"),
+        *("classifier", "data", "errors", "evaluation", "explanation", "inference", "language", "model"),
+        *("model_folder", "reporting", "system", "text", "weights"),
     },
 }
 PLAN["verbs"] = set(PLAN) - {"__init__", "recipes"}

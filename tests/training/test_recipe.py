@@ -73,6 +73,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
     "select_time": st.none(),  # goes with several weights, which a settled recipe does not have
     "weights": st.sampled_from(["auto", "none"]),
+    "head_from": st.sampled_from(["auto", "zero"]),  # names neither with lp_ft nor without weights
     "lr": st.floats(1e-12, 1e3),
     "label_smoothing": st.floats(0, 0.999),
     "crop_pct": st.floats(1e-3, 1),

@@ -9,8 +9,10 @@ from torch import Tensor
 _STEPS = 200  # of L-BFGS, at most
 
 
-def regress(x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Multinomial regression: least mean cross-entropy + penalty / 2 * |weight|^2, by L-BFGS.
+def regress(
+    x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor, anchor: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Multinomial regression: least mean cross-entropy + penalty / 2 * |weight - anchor|^2, by L-BFGS.
 
     Of targets it is one binary regression a class, one-vs-rest.
 
@@ -20,7 +22,9 @@ def regress(x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor) 
         penalty: on the weights; biases are free.
         weight: (K, D), to begin with.
         bias: (K,), to begin with.
+        anchor: (K, D), which the weights are to stay near; None: zeros.
     """
+    anchor = torch.zeros_like(weight) if anchor is None else anchor
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     optimizer = torch.optim.LBFGS((weight, bias), max_iter=_STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
@@ -28,7 +32,7 @@ def regress(x: Tensor, y: Tensor, penalty: float, weight: Tensor, bias: Tensor) 
         optimizer.zero_grad()
         # Over the classes a sum, so that each has the penalty that it would have alone.
         times = 1 if y.ndim == 1 else y.shape[1]
-        value = times * regression_loss(x @ weight.T + bias, y) + penalty / 2 * (weight**2).sum()
+        value = times * regression_loss(x @ weight.T + bias, y) + penalty / 2 * ((weight - anchor) ** 2).sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

@@ -53,6 +53,33 @@ class _Layout:
     clean: Clean
 
 
+@dataclass(frozen=True)
+class Glance:
+    """What names and shapes tell of a file with a text encoder.
+
+    Attributes:
+        size: P, of the space that images and texts share.
+        context: how many tokens a text has.
+        is_sigmoid, clean: as of `Words`.
+    """
+
+    size: int
+    context: int
+    is_sigmoid: bool
+    clean: Clean
+
+
+def glance(checkpoint: Checkpoint) -> Glance | None:
+    """What `read_words` would find, without reading numbers; None where there is no text encoder, or a broken one."""
+    layout = _layout(checkpoint)
+    head, positions = (
+        None if layout is None else _shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed")
+    )
+    if layout is None or head is None or positions is None:
+        return None
+    return Glance(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
+
+
 def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
     """The text encoder of a whole file.
 
@@ -63,12 +90,11 @@ def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
     Raises:
         VitkitError: there is none, or a tensor of it is missing, left over or of the wrong shape; it is named.
     """
-    names = checkpoint.tensors
-    if not any(name in names for name in (_HF_EMBEDDING, *_OPEN_EMBEDDINGS)):
+    names, layout = checkpoint.tensors, _layout(checkpoint)
+    if layout is None:
         raise VitkitError(
             f"{checkpoint.path} has no text encoder: words need a whole model of CLIP or SigLIP, with both halves"
         )
-    layout = _hugging_face(checkpoint) if _HF_EMBEDDING in names else _open_clip(checkpoint)
     scale = _number(checkpoint, "logit_scale")
     if scale is None:
         raise VitkitError(f"{checkpoint.path}: logit_scale is missing")
@@ -86,6 +112,12 @@ def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
+
+
+def _layout(checkpoint: Checkpoint) -> _Layout | None:
+    if _HF_EMBEDDING in checkpoint.tensors:
+        return _hugging_face(checkpoint)
+    return _open_clip(checkpoint) if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS) else None
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float | None:

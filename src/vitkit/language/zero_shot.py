@@ -7,6 +7,7 @@ Shapes: K classes, P the size of the space that texts share with images, D featu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +18,16 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import Words, read_words
+from vitkit.language.text_files import Glance, Words, glance, read_words
 from vitkit.language.text_tower import unit
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
 from vitkit.model.build import Model, filled, stored_weights, vit_of
+from vitkit.model.network_config import split_network
+from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.weights import load
 from vitkit.weights.loading import locate
-from vitkit.weights.meaning import split_timm
+from vitkit.weights.meaning import meaning_of, split_timm
 from vitkit.weights.read import read_checkpoint, reading_once
 
 # CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
@@ -39,6 +42,8 @@ SEVEN = (
     "art of the {}.",
     "a photo of the small {}.",
 )
+_HALF = ("vision_model.", "visual.")  # ahead of the tensors of an image encoder that has learned beside a text encoder
+_OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such
 _BATCH = 64  # texts at a time
 _THRESHOLD = 0.5
 
@@ -88,22 +93,35 @@ class ImagesAndWords:
             VitkitError: a name or template is unfit, or the model was not trained for a sigmoid.
         """
         names = _checked(classes)
-        templates = tuple(templates) or (TEMPLATES["siglip" if self.words.is_sigmoid else "clip"],)
-        for template in templates:
-            if template.count("{}") != 1:
-                raise VitkitError(f"--template {template!r} must have {{}} once, where the name of the class goes")
+        templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
         one = not self.words.is_sigmoid if one is None else one
         if not one and not self.words.is_sigmoid:
             raise VitkitError("this model was trained by softmax: it has no probability of a class by itself")
         bare = vit_of(self.images.model, "classes by name")
-        head = {
-            "head.weight": self.words.scale * self.of_classes(names, templates),
-            "head.bias": torch.full((len(names),), self.words.bias),
-        }
+        head = self.head(names, templates)
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
         told = {**self.images.provenance, "templates": list(templates)}
         return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=told)
+
+    def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
+        """The head of classes that are called so: its weight (K, P) and bias (K,), for an image's vector of length 1.
+
+        Raises:
+            VitkitError: a template is unfit.
+        """
+        for template in templates:
+            if template.count("{}") != 1:
+                raise VitkitError(f"--template {template!r} must have {{}} once, where the name of the class goes")
+        return {
+            "head.weight": self.words.scale * self.of_classes(texts, templates),
+            "head.bias": torch.full((len(texts),), self.words.bias),
+        }
+
+
+def published_templates(*, is_sigmoid: bool) -> tuple[str, ...]:
+    """What SigLIP (by sigmoids) and CLIP are asked by where nobody says otherwise."""
+    return (TEMPLATES["siglip" if is_sigmoid else "clip"],)
 
 
 def _copied(model: Model) -> dict[str, Tensor]:
@@ -145,9 +163,33 @@ def read_images_and_words(source: str | Path, progress: Progress = silent, **ove
         raise VitkitError(f"{source}: images have {len(projection)} features where texts have {size}")
     config = model.config.replace(representation_size=size, representation="unit")
     shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
-    folder = path if path.is_dir() else path.parent
-    tokenizer = read_tokenizer(folder, words.tower.config.context, words.clean)
+    tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)
     return ImagesAndWords(replace(images, model=shared), words, tokenizer)
+
+
+def look_for_words(source: str | Path, progress: Progress = silent) -> Glance | None:
+    """What a source has beside its image encoder, without reading numbers; None where it has no text encoder.
+
+    Raises:
+        VitkitError: it cannot be had; or it is half of a model of images and words, or lacks its tokenizer.
+    """
+    name = split_timm(str(source))[0]
+    if not Path(name).exists() and (meaning_of(name, "training") is not None or split_network(name) is not None):
+        return None  # an image encoder alone
+    path, _ = locate(name, progress)
+    if is_model_folder(path) or is_model_folder(path.parent):
+        return None
+    checkpoint = read_checkpoint(path)
+    found = glance(checkpoint)
+    if found is None and (_OF_TWO.search(name) or any(own.startswith(_HALF) for own in checkpoint.tensors)):
+        raise VitkitError(f"{source} is the image encoder of CLIP or SigLIP without its text encoder")
+    if found is not None:
+        read_tokenizer(_folder_of(path), found.context, found.clean)
+    return found
+
+
+def _folder_of(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
 
 
 def zero_shot(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.language.zero_shot import look_for_words
 from vitkit.model import build
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
@@ -74,7 +75,16 @@ def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[Confi
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _refuse_others(plan.config, changes, weights_of(recipe))
-    return started_from(plan.config, recipe, num_classes), plan
+    config = started_from(plan.config, recipe, num_classes)
+    return (_named(config, recipe, progress) if recipe.head_from == "names" else config), plan
+
+
+def _named(config: ViTConfig, recipe: Recipe, progress: Progress) -> ViTConfig:
+    """With what the head of class names reads: the vector of length 1 that images share with texts."""
+    found = look_for_words(weights_of(recipe), progress)
+    if found is None:
+        raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")
+    return config.replace(representation_size=found.size, representation="unit")
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
@@ -96,7 +106,8 @@ def started_from(own: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
     after = {name: changes[name] for name in _AFTER if name in changes}
     after["class_token"] = own.class_token  # which the mean of the patches need not read
     config = own.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
-    if recipe.method == "probe" and config.pool == "token" and not (config.fc_norm or config.distill_head):
+    reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
+    if recipe.method == "probe" and reads_token and recipe.head_from != "names":
         config = config if "pool" in changes else config.replace(pool="token+gap")
     return config
 

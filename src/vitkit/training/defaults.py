@@ -92,7 +92,8 @@ def settle(fields: dict[str, Any], each: float, *, is_multi: bool) -> tuple[Reci
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
     network = network_of(asked)
     own = {} if network is None else presets_of(network)
-    settled = {**PRESETS[method], **own, **(_MULTI if is_multi else {}), **fields, "method": method}
+    chosen = {"lp_ft": False} if asked.head_from == "names" else {}  # which then begins as more than noise
+    settled = {**PRESETS[method], **own, **(_MULTI if is_multi else {}), **chosen, **fields, "method": method}
     if method == "scratch":
         settled["weights"] = "none"
     if method == "probe" and asked.balance == "auto":

@@ -25,20 +25,21 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
-from vitkit.training.balance import class_weights, log_weights, settle_balance, shift_answers, stand
+from vitkit.training.balance import class_weights, give_heads, log_weights, settle_balance, shift_answers, stand
 from vitkit.training.checkpoint import identity, read
 from vitkit.training.distributed import Team, fabric_of
 from vitkit.training.divergence import DivergedError, Guard
 from vitkit.training.finalize import keep_standing
+from vitkit.training.first_head import JudgeStart
 from vitkit.training.interruption import Interruption
 from vitkit.training.linear import freeze_backbone
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Loop
-from vitkit.training.lora import add_low_rank
+from vitkit.training.lora import add_low_rank, count_trained
 from vitkit.training.lr_finder import STEPS, find_lr
 from vitkit.training.objective import Learning, Objective
 from vitkit.training.patches import drop_patches
-from vitkit.training.probe import start_head
+from vitkit.training.probe import UNBEATEN, start_head
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run_folder import Run
@@ -81,6 +82,8 @@ def learn(
     model, is_multi, has_teacher = classifier.model, table.is_multi, teacher is not None
     standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
     keep_standing(classifier, standing)
+    if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
+        give_heads(model, standing, [-own for own in standing.in_head])
     if data is None:
         data = data_of(recipe, table, classifier, run.team, is_balanced=balance == "sampler")
     fabric = begin(run, recipe, classifier, data)
@@ -91,7 +94,7 @@ def learn(
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
         adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
-        run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {_count_trained(classifier)} trained")
+        run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
     objective = Objective(
         recipe,
         len(table.classes),
@@ -102,7 +105,6 @@ def learn(
     )
     if recipe.find_lr:
         began = time.monotonic()
-        assert isinstance(data, ImageData)
         recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data, objective))
         spent += run.team.by_first(lambda: time.monotonic() - began)
     own = _identity(run, recipe, table, classifier, contents)
@@ -155,13 +157,9 @@ def data_of(
     )
 
 
-def _count_trained(classifier: Classifier) -> str:
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in classifier.model.parameters()]
-    return f"{sum(size for size, is_trained in sizes if is_trained):,} of {sum(size for size, _ in sizes):,} parameters"
-
-
-def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData, objective: Objective) -> Recipe:
+def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
     """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
+    assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     progress = partial(run.progress, "trying learning rates")
     outcome = find_lr(classifier.model, recipe, data, objective, fabric, progress)
@@ -180,8 +178,10 @@ def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: ImageData
 def _describe(recipe: Recipe, steps: int) -> str:
     batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
     spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
-    precision = choose_precision(recipe.precision, recipe.device)
-    return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
+    batch += f", lr {recipe.lr:g}{spared}"
+    return (
+        f"{recipe.epochs} epochs of {steps} steps in {choose_precision(recipe.precision, recipe.device)}; batch {batch}"
+    )
 
 
 def descend(
@@ -234,6 +234,8 @@ def descend(
     )
     if choose_compile(recipe):
         loop.compile_steps()
+    if recipe.head_from == "names" and data.has_val:
+        loop.callbacks.insert(0, JudgeStart(loop.validate, writer))
     status = "failed"
     try:
         with _telling_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
@@ -244,9 +246,9 @@ def descend(
         data.close()
         curves.close(status)
     if not writer.has_kept:
-        raise DivergedError(
-            "no epoch led to a model worth keeping: try a lower --lr, a longer --warmup or more --epochs"
-        )
+        raise DivergedError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup, more --epochs")
+    if writer.keeps_start:
+        run.say(UNBEATEN)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from torch import nn
 
 from vitkit.model.build import Model
 from vitkit.model.network import Network
+from vitkit.model.vit import VisionTransformer
 
 _HEADS = ("pre_logits", "head", "head_dist")
 
@@ -14,7 +15,10 @@ def heads_of(model: nn.Module) -> list[nn.Module]:
     """What makes logits of features: the head, a distilled model's second one, the representation layer if kept."""
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]
-    return [module for name, module in model.named_children() if name in _HEADS]
+    # Into the space of texts leads a layer of the backbone's.
+    is_shared = isinstance(model, VisionTransformer) and model.config.representation == "unit"
+    heads = _HEADS[1:] if is_shared else _HEADS
+    return [module for name, module in model.named_children() if name in heads]
 
 
 def freeze_backbone(model: Model) -> list[str]:

@@ -68,7 +68,7 @@ class Loop:
         interruption: Interruption | None = None,
         progress: Progress = silent,
     ) -> None:
-        self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, callbacks
+        self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
         self.interruption, self.progress = interruption or Interruption(Deferral(), team), progress
         self.soundness: AskAtOnce | AskLater = AskAtOnce(state.guard, self._describe, team)

@@ -50,6 +50,12 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
     return adapted
 
 
+def count_trained(model: Model) -> str:
+    """`294,912 of 22,000,000 parameters`."""
+    own = list(model.parameters())
+    return f"{sum(p.numel() for p in own if p.requires_grad):,} of {sum(p.numel() for p in own):,} parameters"
+
+
 def merged(model: Model) -> Model:
     """A plain model in which the changes are part of the matrices; the model itself where there are none."""
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}

@@ -12,6 +12,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_text
 
+ZERO_SHOT = -1  # the row of a model that has learned nothing yet but what its classes are called; epochs count from 0
 COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds")
 
 

@@ -6,6 +6,7 @@ say more than either (docs/log.md). Its penalty is chosen on the validation imag
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,13 +29,14 @@ from vitkit.system import devices
 from vitkit.system.run_files import METRICS
 from vitkit.training.balance import give_heads, stand
 from vitkit.training.finalize import keep_standing
-from vitkit.training.metrics_file import append_metrics
+from vitkit.training.metrics_file import ZERO_SHOT, append_metrics, truncate_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.setup import augment_of, choose_precision, choose_workers
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
 MIDDLE = PENALTIES[len(PENALTIES) // 2]
+UNBEATEN = "nothing learned from photographs suits the validation images better: the model is the zero-shot one"
 _WORSE = 1.1  # the validation loss that ends the search, beside the best one
 
 
@@ -44,7 +46,7 @@ class Fit:
 
     Attributes:
         weight, bias: (K, D) and (K,), for features as they are.
-        penalty: the one of PENALTIES that was chosen.
+        penalty: the one of PENALTIES that was chosen; infinite of a head that was not fitted.
         train_loss, val_loss, val_accuracy: of the head; the last two None without validation images.
         val_map: mean average precision on them, where an image may have several classes.
     """
@@ -56,6 +58,13 @@ class Fit:
     val_loss: float | None
     val_accuracy: float | None
     val_map: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """By the names of metrics.csv, those that are known."""
+        values = (self.train_loss, self.val_loss, self.val_accuracy, self.val_map)
+        named = zip(("train_loss", "val_loss", "val_acc", "val_map"), values, strict=True)
+        return {name: value for name, value in named if value is not None}
 
 
 _BEGAN_FROM = (
@@ -94,11 +103,11 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
-    fitted, features = _put_best_head(run, recipe, table, classifier)
+    begun, fitted, features = _put_best_head(run, recipe, table, classifier)
     standing = stand(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     keep_standing(classifier, standing)
     give_heads(classifier.model, standing, standing.in_head)
-    _keep(run, classifier, fitted, time.monotonic() - started)
+    _keep(run, classifier, begun, fitted, time.monotonic() - started)
     return features
 
 
@@ -111,18 +120,21 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds it took.
     """
     started = time.monotonic()
-    fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier)
+    _, fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier)
     reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
     return seconds
 
 
-def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> tuple[Fit, Features]:
+def _put_best_head(
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
+) -> tuple[Fit | None, Fit, Features]:
     """Fit a head to the features of the training images and of their views, and give it to the model.
 
     Returns:
-        The head, and the features of training and validation images as they are.
+        The head of the class names, if it began from these, the fitted head, and the features of training and
+        validation images as they are.
     """
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
@@ -141,26 +153,32 @@ def _put_best_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Clas
     if table.is_multi:
         targets = torch.tensor(table.set_targets())
         y, held_out = targets[y], held_out and (held_out[0], targets[held_out[1]])
-    fitted = choose_head(x, y, held_out, len(table.classes))
+    head = [classifier.model.get_parameter(f"head.{name}") for name in ("weight", "bias")]
+    begun = None
+    if recipe.head_from == "names":
+        weight, bias = (own.detach().clone() for own in head)
+        begun = _judge(weight, bias, math.inf, (x, y), held_out)
+    fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
     with torch.no_grad():
-        classifier.model.get_parameter("head.weight").copy_(fitted.weight)
-        classifier.model.get_parameter("head.bias").copy_(fitted.bias)
-    return fitted, Features((*train.paths, *val.paths), plain)
+        for own, found in zip(head, (fitted.weight, fitted.bias), strict=True):
+            own.copy_(found)
+    return begun, fitted, Features((*train.paths, *val.paths), plain)
 
 
-def _keep(run: Run, classifier: Classifier, fitted: Fit, seconds: float) -> None:
-    metrics = {
-        "train_loss": fitted.train_loss,
-        "val_loss": fitted.val_loss,
-        "val_acc": fitted.val_accuracy,
-        "val_map": fitted.val_map,
-    }
-    known = {name: value for name, value in metrics.items() if value is not None}
-    append_metrics(run.folder / METRICS, {"epoch": 0, "step": 0, **known, "seconds": round(seconds, 1)})
-    classifier.provenance["metrics"] = {"epoch": 0, **known}
+def _keep(run: Run, classifier: Classifier, begun: Fit | None, fitted: Fit, seconds: float) -> None:
+    truncate_metrics(run.folder / METRICS, ZERO_SHOT)  # of a fit that was cut short
+    heads = {"zero-shot": begun, f"head fitted, penalty {fitted.penalty:g}": None if fitted is begun else fitted}
+    for what, own in heads.items():
+        if own is not None:
+            epoch = ZERO_SHOT if own is begun else 0
+            row = {"epoch": epoch, "step": 0, **own.figures, "seconds": round(seconds, 1)}
+            append_metrics(run.folder / METRICS, row)
+            classifier.provenance["metrics"] = {"epoch": epoch, **own.figures}
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in own.figures.items())
+            run.say(f"{what}: {shown}  {seconds:.0f} s")
     classifier.save(run.folder)
-    shown = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
-    run.say(f"head fitted, penalty {fitted.penalty:g}: {shown}  {seconds:.0f} s")
+    if fitted is begun:
+        run.say(UNBEATEN)
 
 
 def compute_features(
@@ -205,7 +223,12 @@ def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tup
 
 
 def choose_head(
-    x: Tensor, y: Tensor, held_out: tuple[Tensor, Tensor] | None, classes: int, penalty: float = MIDDLE
+    x: Tensor,
+    y: Tensor,
+    held_out: tuple[Tensor, Tensor] | None,
+    classes: int,
+    penalty: float = MIDDLE,
+    begun: Fit | None = None,
 ) -> Fit:
     """The head whose regularisation suits the held-out images best, by their log loss.
 
@@ -215,13 +238,18 @@ def choose_head(
         held_out: the same of validation images.
         classes: K.
         penalty: what is taken without held-out images.
+        begun: a head that was not fitted to these images; the penalty is then on how far the head goes from it, and
+            it is chosen itself where it suits the held-out images better than any other.
     """
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     standard = (x - mean) / scale
-    best: Fit | None = None
+    best = None if held_out is None else begun
     weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
+    if begun is not None:
+        weight, bias = begun.weight * scale, begun.bias + begun.weight @ mean
+    anchor = weight
     for tried in PENALTIES if held_out is not None else (penalty,):
-        weight, bias = regress(standard, y, tried, weight, bias)
+        weight, bias = regress(standard, y, tried, weight, bias, anchor)
         fitted = _judge(weight / scale, bias - (weight / scale) @ mean, tried, (x, y), held_out)
         if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
             best = fitted

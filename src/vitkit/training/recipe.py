@@ -54,10 +54,12 @@ class Recipe:
     ] = "auto"
     lora_rank: Annotated[int, "Rank of the changes that lora learns.", Between(1, 1e4)] = 8
     lp_ft: Annotated[
-        bool,
-        "Fit the new head to frozen features before the rest learns; by default when tuning weights.",
-        BY_METHOD,
+        bool, "Fit the new head to frozen features before the rest learns; the default of full and lora.", BY_METHOD
     ] = False
+    head_from: Annotated[
+        Literal["auto", "names", "zero"],
+        "What the head begins as: what CLIP or SigLIP say of the class names, or zeros; auto: names, if words.",
+    ] = "auto"
     views: Annotated[
         int, "Augmented views of each training image that a head on frozen features sees too.", Between(0, 1e4)
     ] = 0
@@ -75,10 +77,7 @@ class Recipe:
     ] = 0.05
     decay_all: Annotated[bool, "Let biases, norms, tokens and positions decay too."] = False
     layer_decay: Annotated[
-        float,
-        "Each layer learns at this part of the rate of the one above it; 1 is the same rate for all.",
-        Between(1e-3, 1),
-        BY_METHOD,
+        float, "Rate of each layer, as a part of the one above; 1: all alike.", Between(1e-3, 1), BY_METHOD
     ] = 1.0
     momentum: Annotated[float, "Of sgd; the first beta of adam and adamw.", Between(0, 0.999999)] = 0.9
     beta2: Annotated[float, "Second beta of adam and adamw.", Between(0, 0.999999)] = 0.999

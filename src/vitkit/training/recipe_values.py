@@ -128,6 +128,9 @@ def check_together(recipe: Any) -> None:
                 f"method probe takes no steps, so {asked[0]} has nothing to act on; leave it out or take "
                 "--method probe-sgd"
             )
+    if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
+        what = "lp_ft fits it to photographs" if recipe.lp_ft else "there are no weights whose text encoder knows them"
+        raise VitkitError(f"head_from names begins the head from the class names, and {what}; leave out one of the two")
     if recipe.method == "lora" and recipe.weights == "none":
         raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):

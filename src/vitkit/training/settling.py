@@ -16,6 +16,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config
 from vitkit.system.progress import Progress
 from vitkit.training.defaults import complete, spare_patches
+from vitkit.training.first_head import settle_head
 from vitkit.training.lineage import Divided, Images, ancestry_of, divide, of_ancestry, refuse_folds
 from vitkit.training.recipe import Recipe
 from vitkit.training.setup import start_of
@@ -72,6 +73,7 @@ def settle(
     check_distillation(recipe)
     if take_place is not None:
         take_place(table, recipe)
+    recipe, of_head = settle_head(recipe, fields, table, progress)
     # What cannot be built should fail before the images are read.
     config, preprocess = start_of(recipe, table.classes, progress)
     recipe = spare_patches(recipe, fields, config)
@@ -88,7 +90,9 @@ def settle(
     parts = _parts(images, recipe, before, progress)
     if recipe.max_images is not None:
         parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
-    return Settled(recipe, config, tuple(reasons), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
+    return Settled(
+        recipe, config, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn)
+    )
 
 
 def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> list[Divided]:

@@ -7,11 +7,12 @@ import importlib.util
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
@@ -30,6 +31,7 @@ from vitkit.system import devices
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.training.architecture import config_of, load_options, plan_of, weights_of
+from vitkit.training.first_head import start_from_names
 from vitkit.training.networks import check_network
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe
@@ -70,7 +72,7 @@ def _check(config: Config, recipe: Recipe) -> None:
 def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: Progress) -> Classifier:
     """A classifier for the table's classes before its training, the same for the same seed.
 
-    It starts from the recipe's weights with a head of zeros (paper, app. B.1.1), or from none.
+    It starts from the recipe's weights with a head of zeros (paper, app. B.1.1) or of the class names, or from none.
     """
     config, preprocess = start_of(recipe, table.classes, progress)
     torch.manual_seed(mix_seeds(recipe.seed))
@@ -83,16 +85,23 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     }
     report = None
     if recipe.weights != "none":
-        source = load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress)
+        if recipe.head_from == "names":
+            source, head, templates = start_from_names(recipe, table.classes, progress)
+            provenance["head"] = {"from": "names", "templates": list(templates)}
+        else:
+            source, head = (
+                load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress),
+                {},
+            )
         report = source.report
-        take_weights(model, source.model)
+        take_weights(model, source.model, head)
         provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
     thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
     return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
 
 
-def take_weights(model: Model, source: Model) -> None:
-    """Copy all but the heads, which become zeros: the first step then moves the head alone."""
+def take_weights(model: Model, source: Model, first_head: Mapping[str, Tensor]) -> None:
+    """Copy all but the heads, which become `first_head`, or zeros: the first step then moves the head alone."""
     is_ours = isinstance(model, VisionTransformer)
     head = "head" if is_ours else f"network.{anatomy_of(model.config).head}."
     heads = {name for name in model.state_dict() if name.startswith(head)}
@@ -100,7 +109,8 @@ def take_weights(model: Model, source: Model) -> None:
     assert set(left.missing_keys) == heads and not left.unexpected_keys, left
     with torch.no_grad():
         for name in heads:
-            model.get_parameter(name).zero_()
+            own = model.get_parameter(name)
+            own.copy_(first_head.get(name, torch.zeros_like(own)))
 
 
 def _plain_pixels(config: Config) -> Preprocess:

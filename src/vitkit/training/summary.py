@@ -49,7 +49,7 @@ from vitkit.system.run_files import (
 )
 from vitkit.training.confidences import calibrated, settle_and_open
 from vitkit.training.finalize import BALANCE
-from vitkit.training.metrics_file import read_metrics
+from vitkit.training.metrics_file import ZERO_SHOT, read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.selected import Selection
@@ -161,9 +161,11 @@ def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluatio
     return [own for split, own in both.items() if split in ("val", "test")]
 
 
-def _kept(recipe: Recipe, table: ImageTable) -> str:
+def _kept(recipe: Recipe, table: ImageTable, epoch: int) -> str:
     """What became the model, and what chose it."""
     has_val = "val" in table.splits
+    if epoch == ZERO_SHOT:
+        return "zero-shot: nothing learned from photographs suited the val images better"
     if recipe.method == "probe":
         return "a head, its penalty chosen by log loss on val images" if has_val else "a head of the middle penalty"
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
@@ -184,7 +186,19 @@ def _findings(path: Path) -> list[str]:
 def _spent(rows: list[dict[str, float]]) -> str:
     if not rows or "seconds" not in rows[-1]:  # metrics.csv was lost, or edited
         return ""
-    return f"{len(rows)} epochs in {rows[-1]['seconds']:.0f} s; "
+    epochs = sum(row["epoch"] > ZERO_SHOT for row in rows)
+    return f"{epochs} epochs in {rows[-1]['seconds']:.0f} s; "
+
+
+def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
+    """How good the model was before it had learned anything, where it began from the names of its classes."""
+    told = [
+        f"{name} {row[name]:.4f}"
+        for row in rows
+        for name in ("val_loss", "val_acc", "val_map")
+        if row["epoch"] == ZERO_SHOT and name in row
+    ]
+    return {"zero-shot": f"{', '.join(told)} by the class names alone, before any training"} if told else {}
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
@@ -208,12 +222,13 @@ def _facts(
     splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     h, w = config.image_size
     pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
-    kept = classifier.provenance["metrics"]["epoch"] + 1
+    kept = classifier.provenance["metrics"]["epoch"]
     return {
         "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.in_words}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
-        "training": f"{_spent(rows)}kept: epoch {kept}, {_kept(recipe, table)}",
+        "training": f"{_spent(rows)}kept: epoch {kept + 1}, {_kept(recipe, table, kept)}",
+        **_zero_shot(rows),
         **_unseen(record),
         "computed": classifier.computed,
         "seed": str(recipe.seed),

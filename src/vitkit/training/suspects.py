@@ -61,6 +61,8 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
             text = "the weights had been trained on them, and those before are not at hand"
             run.say(f"note: label errors are looked for among held-out images only: {text}")
             return None
+        if recipe.head_from == "names":
+            known = None  # what a head of the class names reads is not what `frozen` gives
         if source != weights_of(recipe):
             run.say(f"label errors are judged by {source}, which had not seen these images")
             begun, known = begun.replace(weights=source), None

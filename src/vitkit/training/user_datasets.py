@@ -37,6 +37,7 @@ from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
 from vitkit.training.distributed import Team, assemble, check_team
 from vitkit.training.finalize import settle_by, standing_of
+from vitkit.training.first_head import settle_head
 from vitkit.training.fit import before_training
 from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
@@ -79,6 +80,7 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
     recipe, reasons = complete(asked, found.table)
     check_distillation(recipe)
     check_team(recipe, team)
+    recipe, of_head = settle_head(recipe, asked, found.table, run_of.watch)
     config, preprocess = start_of(recipe, found.table.classes, run_of.watch)
     found.check(preprocess)
     recipe = spare_patches(recipe, asked, config)
@@ -86,7 +88,7 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
         folder = team.by_first(partial(_begin, out, force, recipe, hold))
         run = replace(run_of, folder=folder, team=team)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
-        for reason in reasons:
+        for reason in (*reasons, *of_head):
             run.say(reason)
         if found.shared:
             run.say(f"problem: {found.shared} validation images are training images too: their figures flatter")

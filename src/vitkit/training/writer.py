@@ -20,7 +20,7 @@ from vitkit.training.checkpoint import save
 from vitkit.training.distributed import ALONE, Team
 from vitkit.training.finalize import standing_of
 from vitkit.training.lora import merged
-from vitkit.training.metrics_file import append_metrics, truncate_metrics
+from vitkit.training.metrics_file import ZERO_SHOT, append_metrics, truncate_metrics
 from vitkit.training.optim import swa_start
 from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import Recipe
@@ -42,7 +42,7 @@ class RunWriter:
         identity: of the run, which its checkpoints carry (`checkpoint.identity`).
     """
 
-    _STATE = ("best", "last_rise", "has_kept", "finished", "limits")
+    _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class RunWriter:
         self.best: float | None = None
         self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here
         self.has_kept = False
+        self.keeps_start = False  # what is kept has learned nothing yet
         self.finished = False
         self.limits = [recipe.time, recipe.patience]
 
@@ -77,6 +78,21 @@ class RunWriter:
         """Forget rows of epochs that are done again."""
         if self.team.is_first:
             truncate_metrics(self.folder / METRICS, state.epoch)
+
+    def keep_start(self, state: TrainingState) -> None:
+        """Write down how good the model is by the names of its classes alone: zero-shot is epoch 0, and row -1."""
+        metrics = self._figures(state)
+        if self.team.is_first:
+            truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # of a start that was cut short
+            row = {"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)}
+            append_metrics(self.folder / METRICS, row)
+        is_best = self._note_best(ZERO_SHOT, metrics)
+        if is_best and self.recipe.keep != "last":
+            self.classifier.provenance["metrics"] = {"epoch": ZERO_SHOT, **metrics}
+            self.save(self.folder, state.kept)
+            self.has_kept = self.keeps_start = True
+        told = (f"{name} {metrics[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in metrics)
+        self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *told, "zero-shot"]) + ("  *" if is_best else ""))
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write down the epoch, and end the training where it is not worth going on."""
@@ -132,7 +148,7 @@ class RunWriter:
             self.save(self.folder / "checkpoints" / epoch_name(epoch, metrics), model)
         if is_best or self.recipe.keep == "last":
             self.save(self.folder, model)
-            self.has_kept = True
+            self.has_kept, self.keeps_start = True, False
 
     def save(self, folder: Path, trained: Trained) -> None:
         """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet.

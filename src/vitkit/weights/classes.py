@@ -25,6 +25,16 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
     return tuple(text.splitlines()), f"{whose}, as the head has {count} classes"
 
 
+def imagenet_synsets() -> dict[str, str]:
+    """The names of ImageNet's classes by WordNet's ids, `n01440764` and so on."""
+    folder = resources.files("vitkit.weights")
+    ids, names = (
+        folder.joinpath(f"imagenet_{what}.txt").read_text(encoding="utf-8").splitlines()
+        for what in ("synsets", "classes")
+    )
+    return dict(zip(ids, names, strict=True))
+
+
 def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
     """Names for a head of so many classes from the `class_indices.json` beside its weights, and a note on them.
 

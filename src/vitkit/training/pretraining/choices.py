@@ -113,7 +113,7 @@ def parted(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 # Fields of a recipe that say how labels are learned, or what only classifiers can do.
 OF_LABELS = (
-    *("labels", "method", "lora_rank", "lp_ft", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
+    *("labels", "method", "lora_rank", "lp_ft", "head_from", "views", "find_lr", "layer_decay", "ema", "swa", "swa_lr"),
     *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
     *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
 )
