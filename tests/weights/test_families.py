@@ -50,12 +50,10 @@ _SIZES = {
     "patch_size": 8,
 }
 HUGGING_FACE = {  # configuration and model
-    ("DINOv3ViT", "DINOv3ViTModel"): "DINOv3",
+    ("DINOv3ConvNext", "DINOv3ConvNextModel"): "ConvNeXt",
     ("Siglip2Vision", "Siglip2VisionModel"): "SigLIP 2 NaFlex",
     ("CLIPText", "CLIPTextModel"): "a text encoder alone",
     ("SiglipText", "SiglipTextModel"): "a text encoder alone",
-    ("Beit", "BeitForImageClassification"): "BEiT",
-    ("Data2VecVision", "Data2VecVisionForImageClassification"): "Data2Vec",
     ("Swin", "SwinForImageClassification"): "Swin",
     ("Swinv2", "Swinv2ForImageClassification"): "Swin V2",
     ("ConvNext", "ConvNextForImageClassification"): "ConvNeXt",
@@ -63,7 +61,7 @@ HUGGING_FACE = {  # configuration and model
     ("Levit", "LevitForImageClassification"): "LeViT",
     ("Sam", "SamModel"): "SAM",
 }
-_WITHOUT_SIZES = ("Swin", "Swinv2", "ConvNext", "ResNet", "Levit", "Sam")
+_WITHOUT_SIZES = ("DINOv3ConvNext", "Swin", "Swinv2", "ConvNext", "ResNet", "Levit", "Sam")
 
 
 def write_shapes(shapes: Mapping[str, tuple[int, ...]], path: Path) -> Path:

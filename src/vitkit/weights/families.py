@@ -24,7 +24,6 @@ class Family(NamedTuple):
 
 
 NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
-_LAYER = r"(?:\w+\.)?(?:model\.layer|layer|layers|encoder\.layer|encoder\.layers)\.\d+\."  # in transformers
 _BLOCK = r"blocks\.(?:\d+\.)?\d+\."
 # In this order: the first whose names are all there.
 _FAMILIES = (
@@ -43,12 +42,6 @@ _FAMILIES = (
     ),
     Family("a ViT that normalises queries and keys", (_BLOCK + r"attn\.q_norm\.",)),
     Family("DINOv3, with rotary positions", (r"(storage_tokens|rope_embed\.)",)),
-    Family(
-        "DINOv3, with rotary positions",
-        (r"(\w+\.)?embeddings\.register_tokens$", r"(\w+\.)?embeddings\.patch_embeddings\.weight$"),
-    ),
-    Family("BEiT or Data2Vec, with relative positions", (_LAYER + r"lambda_1$",)),
-    Family("BEiT, with relative positions", (r"beit\.",)),
     Family("EVA-02, with rotary positions and gated MLPs", (_BLOCK + r"(mlp\.w1\.|attn\.rope\.)", "pos_embed$")),
     Family("a ViT whose attention is a difference of two", (_BLOCK + r"(attn\.)?lambda_q1$",)),
     Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"in_proj\.",)),
@@ -90,12 +83,9 @@ _FAMILIES = (
 )
 # `model_type` in config.json, where its own spelling is not what people say.
 _TYPES = {
-    "dinov3_vit": "DINOv3, with rotary positions",
     "dinov3_convnext": "ConvNeXt, of DINOv3",
     "siglip2": NAFLEX,
     "siglip2_vision_model": NAFLEX,
-    "beit": "BEiT, with relative positions",
-    "data2vec-vision": "Data2Vec, with relative positions",
     "swin": "Swin, with shifted windows",
     "swinv2": "Swin V2, with shifted windows",
     "convnext": "ConvNeXt",

@@ -76,6 +76,16 @@ def joined(*names: str) -> Piece:
     return Piece(names, lambda *parts: torch.cat(parts), lambda ours, _: ours.chunk(len(names)))
 
 
+def without_keys(q: str, v: str) -> Piece:
+    """Biases of q and v alone: that of k stays at zero there."""
+
+    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
+        of_q, _, of_v = ours.chunk(3)
+        return of_q, of_v
+
+    return Piece((q, v), lambda q, v: torch.cat([q, torch.zeros_like(q), v]), split)
+
+
 def pair(ours: str, theirs: str, parts: tuple[str, ...] = ("weight", "bias")) -> dict[str, Piece]:
     """Weight and bias of a layer that has another name."""
     return {f"{ours}.{part}": same(f"{theirs}.{part}") for part in parts}

@@ -13,15 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.formats.timm import FIELDS, beside, written
-from vitkit.weights.layout import Layout, Piece, joined, same
+from vitkit.weights.layout import Layout, Piece, joined, same, without_keys
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
 Names = Mapping[str, Stored]
@@ -272,8 +268,8 @@ def _parts(block: str) -> list[tuple[str, Piece]]:
     )
     return [
         (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
-        (f"{block}.attn.qkv.bias", _without_keys(f"{q}.bias", f"{v}.bias")),
-        (f"{block}.attn.qkv.bias", _without_keys(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
+        (f"{block}.attn.qkv.bias", without_keys(f"{q}.bias", f"{v}.bias")),
+        (f"{block}.attn.qkv.bias", without_keys(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
         (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
         (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
         (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
@@ -282,13 +278,3 @@ def _parts(block: str) -> list[tuple[str, Piece]]:
         (f"{own}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
         *((f"{own}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
     ]
-
-
-def _without_keys(q: str, v: str) -> Piece:
-    """Biases of q and v alone: that of k stays at zero there."""
-
-    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
-        of_q, _, of_v = ours.chunk(3)
-        return of_q, of_v
-
-    return Piece((q, v), lambda q, v: torch.cat([q, torch.zeros_like(q), v]), split)

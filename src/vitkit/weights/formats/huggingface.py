@@ -16,7 +16,7 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.formats.huggingface_described import activation, cropped, labels, pixels
+from vitkit.weights.formats.huggingface_described import activation, cropped, labels, pixels, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, same
 
 _BLOCK = re.compile(
@@ -72,7 +72,6 @@ def _layout(
     dropped: dict[str, str],
 ) -> Layout:
     found = pixels(checkpoint.preprocessor)
-    image_size = config.get("image_size")
     return Layout(
         format=f"Hugging Face {family}",
         pieces=pieces,
@@ -82,7 +81,7 @@ def _layout(
         is_preprocess_known=found is not None,
         classes=labels(config),
         pixel_size=cropped(checkpoint.preprocessor) if family.startswith("dinov2") else None,
-        image_size=tuple(image_size) if isinstance(image_size, list) else image_size and (image_size, image_size),
+        image_size=sides(config.get("image_size")),
         dropped={name: reason for name, reason in dropped.items() if name in checkpoint.tensors},
     )
 

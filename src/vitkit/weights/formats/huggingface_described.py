@@ -85,6 +85,11 @@ def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, An
     return {"fit": fit, "crop_pct": side / resized, "floor_crop": True}
 
 
+def sides(written: Any) -> tuple[int, int] | None:
+    """`image_size` as (height, width), where it is written."""
+    return (written[0], written[1]) if isinstance(written, (list, tuple)) else written and (written, written)
+
+
 def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
     """(height, width) of what the image processor gives, where it crops."""
     if written is None or not written.get("do_center_crop", False) or "crop_size" not in written:

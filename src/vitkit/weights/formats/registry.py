@@ -133,6 +133,8 @@ for _row in (  # from the one that is asked last to the one that is asked first
     CheckpointFormat(
         "hf", "Hugging Face's", f"{_HOME}.huggingface", writer=f"{_HOME}.huggingface_files", is_folder=True
     ),
+    CheckpointFormat("hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_dinov3"),
+    CheckpointFormat("hf_beit", "Hugging Face's BEiT and Data2VecVision", f"{_HOME}.huggingface_beit"),
     CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers"),
     CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip"),
     CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision", pixels={"torchvision": "PIXELS"}),

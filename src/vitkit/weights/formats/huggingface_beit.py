@@ -1,0 +1,148 @@
+"""Hugging Face's BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555), whose attention has a bias for each offset.
+
+BEiT's layers have other names in the memory of transformers 5 than in files; both are read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.data.preprocess import HALF
+from vitkit.errors import VitkitError
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.formats.huggingface_described import activation, cropped, labels, pixels, sides
+from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
+
+_BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
+_OWN = re.compile(
+    r"(?:\w+\.)?(?:(?:encoder\.layer|layers)\.\d+\.(?:lambda_[12]$|.*relative_pos)|.*position_bias_table$)"
+)
+_PIXELS = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
+_TABLE = "relative_position_bias_table"
+_TYPES = ("beit", "data2vec-vision")
+_PARTS = {  # of a block: in files, and in memory
+    "qkv": (("query", "key", "value"), ("q_proj", "k_proj", "v_proj")),
+    "attention": ("attention.attention", "attention"),
+    "attn.proj": ("attention.output.dense", "attention.o_proj"),
+    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
+    "mlp.fc2": ("output.dense", "mlp.fc2"),
+    "table": (f"attention.attention.relative_position_bias.{_TABLE}", f"relative_position_bias.{_TABLE}"),
+}
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is one.
+
+    Raises:
+        VitkitError: it is, and has what vitkit's model has not.
+    """
+    names, config = checkpoint.tensors, checkpoint.config or {}
+    found = [match for name in names if (match := _BLOCK.match(name))]
+    prefix = next((match["prefix"] for match in found if match["prefix"]), "")
+    is_one = config.get("model_type", "beit") in _TYPES and any(map(_OWN.match, names))
+    if not found or not (prefix or is_one):
+        return None
+    family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
+    if any(name.startswith("decode_head.") for name in names):
+        raise VitkitError(f"{checkpoint.path}: this is {family} for segmentation, which gives a class to each pixel")
+    fields = _fields(names, prefix, config)
+    told = pixels(checkpoint.preprocessor)
+    dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
+    dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
+    dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
+    layers = prefix + found[0]["layers"]
+    return Layout(
+        format=f"Hugging Face {family}",
+        pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in found), names, fields),
+        fields=fields,
+        preprocess=told or _PIXELS,
+        is_preprocess_known=told is not None,
+        classes=labels(config) if "classifier.weight" in names else None,
+        image_size=sides(config.get("image_size")) or _size_of_table(names),
+        pixel_size=cropped(checkpoint.preprocessor),
+        assumed={} if checkpoint.config is not None else {"norm_eps": "1e-12", "gelu": "erf"},
+        dropped={name: reason for name, reason in dropped.items() if name in names},
+    )
+
+
+def _shared(prefix: str) -> tuple[str, str]:
+    """The table of all layers: in files, and in memory."""
+    return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
+
+
+def _fields(names: Mapping[str, Stored], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    is_shared = any(name in names for name in _shared(prefix)) or config.get("use_shared_relative_position_bias")
+    tables = [own.shape for name, own in names.items() if name.endswith(_TABLE) and len(own.shape) == 2]
+    is_relative = bool(tables or is_shared or config.get("use_relative_position_bias"))
+    is_placed = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
+    is_pooled = f"{prefix}pooler.layernorm.weight" in names or config.get("use_mean_pooling")
+    if not (is_relative or is_placed or config):
+        raise VitkitError(f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
+    if is_relative and is_placed:
+        raise VitkitError(
+            "use_absolute_position_embeddings beside relative positions is not supported: vitkit's model has one kind"
+        )
+    heads = config.get("num_attention_heads") or (tables[0][1] if tables else None)
+    return {
+        "position": "relative_bias" if is_relative else "learned_1d" if is_placed else "none",
+        "position_resize": "huggingface",
+        "class_token": True,
+        "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
+        "norm_eps": config.get("layer_norm_eps", 1e-12),
+        "gelu": activation(config.get("hidden_act", "gelu")),
+        **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
+        **({} if heads is None else {"heads": heads}),
+    }
+
+
+def _size_of_table(names: Mapping[str, Stored]) -> tuple[int, int] | None:
+    """(height, width) in pixels of the square grid that a table is of."""
+    rows = [own.shape[0] for name, own in names.items() if name.endswith(_TABLE) and own.shape]
+    kernel = next((own.shape for name, own in names.items() if name.endswith("patch_embeddings.projection.weight")), ())
+    across = math.isqrt(max(max(rows, key=rows.count) - 3, 0)) if rows else 0
+    return ((across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]) if across and len(kernel) == 4 else None
+
+
+def _pieces(
+    prefix: str, layers: str, depth: int, names: Mapping[str, Stored], fields: Mapping[str, Any]
+) -> dict[str, Piece]:
+    embeddings = f"{prefix}embeddings"
+    is_last = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names  # else the norm is the head's
+    norm = f"{prefix}layernorm" if is_last else "layernorm"
+    pieces = {
+        "cls_token": same(f"{embeddings}.cls_token"),
+        "pos_embed": same(f"{embeddings}.position_embeddings"),
+        **pair("patch_embed.proj", f"{embeddings}.patch_embeddings.projection"),
+        **(pair("fc_norm", f"{prefix}pooler.layernorm") if fields["pool"] == "gap" else pair("norm", norm)),
+        **pair("head", "classifier"),
+    }
+    is_new = any(".attention.q_proj." in name for name in names)
+    if fields.get("position_at") == "shared":
+        pieces["rel_pos.0.table"] = same(_shared(prefix)[is_new])
+    parts = {ours: theirs[is_new] for ours, theirs in _PARTS.items()}
+    for layer in range(depth):
+        pieces |= _block(layer, f"{layers}.{layer}", parts)
+        if fields.get("position_at") == "every_layer":
+            pieces[f"rel_pos.{layer}.table"] = same(f"{layers}.{layer}.{parts['table']}")
+    return pieces
+
+
+def _block(layer: int, theirs: str, parts: Mapping[str, Any]) -> dict[str, Piece]:
+    ours = f"blocks.{layer}"
+    q, k, v = (f"{theirs}.{parts['attention']}.{part}" for part in parts["qkv"])
+    return {
+        **pair(f"{ours}.norm1", f"{theirs}.layernorm_before"),
+        f"{ours}.attn.qkv.weight": joined(f"{q}.weight", f"{k}.weight", f"{v}.weight"),
+        f"{ours}.attn.qkv.bias": without_keys(f"{q}.bias", f"{v}.bias"),
+        f"{ours}.ls1.gamma": same(f"{theirs}.lambda_1"),
+        **pair(f"{ours}.norm2", f"{theirs}.layernorm_after"),
+        **{
+            name: piece
+            for part in ("attn.proj", "mlp.fc1", "mlp.fc2")
+            for name, piece in pair(f"{ours}.{part}", f"{theirs}.{parts[part]}").items()
+        },
+        f"{ours}.ls2.gamma": same(f"{theirs}.lambda_2"),
+    }

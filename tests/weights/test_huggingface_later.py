@@ -1,0 +1,165 @@
+"""Hugging Face's DINOv3, BEiT and Data2VecVision: transformers' answers from folders and from bare files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import vitkit
+import wordy
+from tiny import largest_difference, randomise
+from vitkit.errors import VitkitError
+
+SIDE = 32
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 8}
+DINO: dict[str, dict[str, Any]] = {
+    "DINOv3": {"num_register_tokens": 4},
+    "DINOv3, gated, of other base": {
+        "use_gated_mlp": True,
+        "hidden_act": "silu",
+        "num_register_tokens": 2,
+        "rope_theta": 40.0,
+        "key_bias": True,
+        "layer_norm_eps": 1e-3,
+    },
+    "DINOv3 without registers": {"query_bias": False, "value_bias": False},
+}
+BEIT: dict[str, tuple[str, dict[str, Any]]] = {
+    "BEiT": ("BeitForImageClassification", {"use_relative_position_bias": True, "use_mask_token": True}),
+    "BEiT, its class token": (
+        "BeitForImageClassification",
+        {"use_shared_relative_position_bias": True, "use_mean_pooling": False},
+    ),
+    "BEiT with positions": ("BeitForImageClassification", {"use_absolute_position_embeddings": True}),
+    "Data2Vec": (
+        "Data2VecVisionForImageClassification",
+        {"use_relative_position_bias": True, "hidden_act": "gelu_new"},
+    ),
+}
+
+
+def made(kind: str) -> Any:
+    wordy.quiet()
+    torch.manual_seed(0)
+    if kind in DINO:
+        config: Any = transformers.DINOv3ViTConfig(**SIZES, image_size=SIDE, **DINO[kind])
+        return randomise(transformers.DINOv3ViTModel(config)).eval()
+    name, fields = BEIT[kind]
+    config = getattr(transformers, name.replace("ForImageClassification", "Config"))
+    own = config(**SIZES, image_size=SIDE, num_labels=5, **fields)
+    return randomise(getattr(transformers, name)(own)).eval()
+
+
+def images(side: int = SIDE) -> Tensor:
+    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def answers(model: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens, and logits or what stands for the image."""
+    with torch.inference_mode():
+        base = getattr(model, model.base_model_prefix) if hasattr(model, "classifier") else model
+        found = base(batch)
+        return found.last_hidden_state, model(batch).logits if hasattr(model, "classifier") else found.pooler_output
+
+
+def assert_same(ours: Any, model: Any, side: int = SIDE) -> None:
+    tokens, answer = answers(model, images(side))
+    with torch.inference_mode():
+        assert largest_difference(ours.forward_features(images(side)), tokens) <= 1e-5
+        assert largest_difference(ours(images(side)), answer) <= 1e-5
+    assert answer.std() > 0.01
+
+
+@pytest.mark.parametrize("kind", [*DINO, *BEIT])
+def test_answers_are_transformers(tmp_path: Path, kind: str) -> None:
+    model = made(kind)
+    model.save_pretrained(tmp_path / "folder")
+    found = vitkit.load(tmp_path / "folder")
+    assert_same(found.model, model)
+    assert "Hugging Face" in found.report.format
+    assert found.classes == tuple(f"LABEL_{i}" for i in range(5)) * (kind in BEIT)
+    in_memory = {name: own.contiguous() for name, own in model.state_dict().items()}
+    save_file(in_memory, tmp_path / "folder" / "model.safetensors")
+    assert_same(vitkit.load(tmp_path / "folder").model, model)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "BEiT", "BEiT, its class token"])
+def test_what_a_bare_file_does_not_tell_is_assumed_aloud(tmp_path: Path, kind: str) -> None:
+    model = made(kind)
+    model.save_pretrained(tmp_path)
+    told = {"image_size": SIDE, "heads": 4} if kind in DINO else {}
+    found = vitkit.load(tmp_path / "model.safetensors", **told)
+    assert_same(found.model, model)
+    assert found.report.assumed.keys() >= ({"rotary", "preprocess"} if kind in DINO else {"norm_eps", "preprocess"})
+
+
+@pytest.mark.parametrize("side", [24, 64])
+def test_rotary_positions_at_other_resolutions(tmp_path: Path, side: int) -> None:
+    model = made("DINOv3")
+    model.save_pretrained(tmp_path)
+    assert_same(vitkit.load(tmp_path, image_size=side).model, model, side)
+
+
+def test_relative_positions_are_not_resized(tmp_path: Path) -> None:
+    made("BEiT").save_pretrained(tmp_path)
+    with pytest.raises(VitkitError, match="relative positions were learned for 32x32"):
+        vitkit.load(tmp_path, image_size=64)
+
+
+def test_a_beit_that_predicts_tokens_is_an_encoder(tmp_path: Path) -> None:
+    wordy.quiet()
+    config = transformers.BeitConfig(**SIZES, image_size=SIDE, vocab_size=7, use_relative_position_bias=True)
+    model = randomise(transformers.BeitForMaskedImageModeling(config)).eval()
+    model.save_pretrained(tmp_path)
+    found = vitkit.load(tmp_path)
+    with torch.inference_mode():
+        expected = model.layernorm(model.beit(images()).last_hidden_state)
+        assert largest_difference(found.model.forward_features(images()), expected) <= 1e-5
+    assert "lm_head.weight" in found.report.dropped
+
+
+@pytest.mark.parametrize("kind", [*DINO, *BEIT])
+def test_every_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, kind: str) -> None:
+    made(kind).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    state = load_file(file)
+    unread = ("mask_token", "classifier.")
+    for spoiled in (name for name in state if not any(part in name for part in unread)):
+        if ".1." in spoiled or state[spoiled].numel() == 0:  # of the first layer each
+            continue
+        said = spoiled.removesuffix(".weight").removesuffix(".bias").replace("position_bias_table", "")
+        save_file({name: own for name, own in state.items() if name != spoiled}, file)
+        with pytest.raises(VitkitError, match=said):
+            vitkit.load(tmp_path)
+        save_file({**state, spoiled: torch.cat([state[spoiled]] * 2, dim=-1)}, file)
+        with pytest.raises(VitkitError):
+            vitkit.load(tmp_path)
+    save_file({**state, "odd": torch.zeros(3)}, file)
+    with pytest.raises(VitkitError, match="odd"):
+        vitkit.load(tmp_path)
+
+
+def test_what_is_made_otherwise_is_refused_by_name(tmp_path: Path) -> None:
+    made("BEiT").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    placed = {**state, "beit.embeddings.position_embeddings": torch.zeros(1, 17, 32)}
+    save_file(placed, tmp_path / "model.safetensors")
+    with pytest.raises(VitkitError, match="use_absolute_position_embeddings beside relative"):
+        vitkit.load(tmp_path)
+    save_file({**state, "decode_head.classifier.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(VitkitError, match="for segmentation"):
+        vitkit.load(tmp_path)
+    made("DINOv3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    made("DINOv3, gated, of other base").save_pretrained(tmp_path)
+    gated = json.loads((tmp_path / "config.json").read_text()) | {"hidden_act": config["hidden_act"]}
+    (tmp_path / "config.json").write_text(json.dumps(gated))
+    with pytest.raises(VitkitError, match="expected silu"):
+        vitkit.load(tmp_path)
