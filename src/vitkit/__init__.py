@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
     from vitkit.verbs.embed import Embeddings, embed
-    from vitkit.verbs.evaluate import EvaluationResult, evaluate
+    from vitkit.verbs.evaluate import evaluate
+    from vitkit.verbs.evaluation_result import EvaluationResult
     from vitkit.verbs.explain import Explanations, explain
     from vitkit.verbs.export import Export, export
     from vitkit.verbs.info import Info, info
@@ -101,7 +102,7 @@ _HOMES = {
     "Comparison": "experiments.comparison_result",
     "Conversion": "verbs.convert",
     "Embeddings": "verbs.embed",
-    "EvaluationResult": "verbs.evaluate",
+    "EvaluationResult": "verbs.evaluation_result",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
     "Found": "verbs.search",

@@ -48,7 +48,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 COMPUTED = {"plain": ("eager", "float32"), "rounded": ("eager", "bfloat16"), "compiled": ("openvino", "float32")}
 
 
-def assert_eval_agrees(run: Path, way: str) -> vitkit.verbs.evaluate.EvaluationResult:
+def assert_eval_agrees(run: Path, way: str) -> vitkit.EvaluationResult:
     asked = vitkit.evaluate(run)
     assert (asked.figures["backend"], asked.figures["precision"]) == COMPUTED[way]
     told = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))

@@ -128,3 +128,60 @@ def test_a_search_for_nothing_or_among_nothing_is_refused(place: Path) -> None:
         package.search(place / "clip", place / "photos", "  ")
     with pytest.raises(VitkitError, match="can be read"):
         package.search(place / "clip", place / "photos" / "broken.png", "a dog")
+
+
+@pytest.fixture(scope="module")
+def labelled(place: Path) -> Path:
+    for name in ("daisy", "red_tulip", "rose"):
+        for i in range(4):
+            save(noise(16, 16, 10 * len(name) + i), place / "labelled" / name / f"{i}.png")
+    return place / "labelled"
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Path, kind: str) -> None:
+    model, tokenizer = (wordy.clip if kind == "clip" else wordy.siglip)(place / f"judge-{kind}")
+    found = package.evaluate(
+        place / kind, labelled, classes="rose, daisy, red_tulip", backend="eager", precision="float32"
+    )
+    template = "a photo of a {}." if kind == "clip" else "This is a photo of {}."
+    tokens = torch.tensor(wordy.ids(tokenizer, [template.format(name) for name in ("rose", "daisy", "red tulip")]))
+    own = package.zero_shot(place / kind, ["rose", "daisy", "red tulip"])
+    pixels = torch.stack([own.read(labelled / path) for path in found.evaluation.paths])
+    with torch.inference_mode():
+        probabilities = model(input_ids=tokens, pixel_values=pixels).logits_per_image.softmax(-1).numpy()
+    assert found.evaluation.classes == ("rose", "daisy", "red_tulip")
+    assert np.abs(found.evaluation.probabilities - probabilities).max() <= 1e-5
+    right = [found.evaluation.classes[i] for i in probabilities.argmax(axis=1)]
+    folders = [Path(path).parent.name for path in found.evaluation.paths]
+    assert found.accuracy == pytest.approx(np.mean([a == b for a, b in zip(right, folders, strict=True)]))
+    assert any("softmax: exactly one" in note for note in found.notes)
+    assert found.figures["images"] == 12
+
+
+def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: Any) -> None:
+    names = place / "labels.txt"
+    names.write_text("daisy\nred tulip\nrose\n")
+    asked = ("eval", place / "clip", labelled, "--classes", names, "--template", "a {}", "--template", "the {}")
+    told = vitkit(*asked, "--json", "--out", place / "judged")
+    assert told.code == 0
+    expected = package.evaluate(
+        place / "clip", labelled, classes=names.read_text().split("\n"), templates=["a {}", "the {}"]
+    )
+    assert json.loads(told.out)["accuracy"] == expected.accuracy
+    assert (place / "judged" / "report.html").is_file()
+
+
+def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(place: Path, labelled: Path) -> None:
+    for classes, said in (
+        ("daisy, rose", "has images of red_tulip, not named"),
+        ("daisy, rose, red tulip, pansy", "has no images of pansy"),
+        ("daisy, rose, tulip", "has no images of tulip and images of red_tulip, not named"),
+        ("daisy, daisy", "names 'daisy' twice"),
+    ):
+        with pytest.raises(VitkitError, match=said):
+            package.evaluate(place / "clip", labelled, classes=classes)
+    with pytest.raises(VitkitError, match="--template is for classes by name"):
+        package.evaluate(place / "clip", labelled, templates=["a {}"])
+    with pytest.raises(VitkitError, match="does not remember its data"):
+        package.evaluate(place / "clip", classes="daisy")

@@ -16,6 +16,7 @@ import vitkit
 import wordy
 from tiny import largest_difference, randomise
 from vitkit.errors import VitkitError
+from vitkit.model.resize import resize_offsets
 
 SIDE = 32
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 8}
@@ -107,10 +108,12 @@ def test_rotary_positions_at_other_resolutions(tmp_path: Path, side: int) -> Non
     assert_same(vitkit.load(tmp_path, image_size=side).model, model, side)
 
 
-def test_relative_positions_are_not_resized(tmp_path: Path) -> None:
+def test_tables_of_offsets_are_fitted_as_beits_authors_do_and_that_is_said(tmp_path: Path) -> None:
     made("BEiT").save_pretrained(tmp_path)
-    with pytest.raises(VitkitError, match="relative positions were learned for 32x32"):
-        vitkit.load(tmp_path, image_size=64)
+    found = vitkit.load(tmp_path, image_size=64)
+    assert found.report.resized[0].convention == "BEiT"
+    table = load_file(tmp_path / "model.safetensors")[found.report.renamed["rel_pos.0.table"]]
+    assert torch.equal(found.model.state_dict()["rel_pos.0.table"], resize_offsets(table, (4, 4), (8, 8)))
 
 
 def test_a_beit_that_predicts_tokens_is_an_encoder(tmp_path: Path) -> None:

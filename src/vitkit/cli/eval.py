@@ -36,6 +36,15 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Write report.html, evaluation.json and predictions.csv into this folder."),
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes", help="The data's classes by name, with CLIP or SigLIP: 'daisy, rose', or a .txt file."
+        ),
+    ] = None,
+    templates: Annotated[
+        list[str] | None, typer.Option("--template", help="With --classes: a sentence with {}; several are averaged.")
+    ] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
@@ -59,6 +68,8 @@ def evaluate(
             split=split,
             layout=layout,
             out=out,
+            classes=classes,
+            templates=templates or (),
             backend=backend,
             precision=precision,
             plan=plan,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,98 +15,17 @@ from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.findings import findings_of, operating_lines
-from vitkit.verbs.inputs import open_model, path_of
+from vitkit.verbs.evaluation_result import EvaluationResult
+from vitkit.verbs.findings import findings_of
+from vitkit.verbs.inputs import path_of
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import sole_out_folder
-from vitkit.verbs.result import Result
+from vitkit.verbs.words import open_for_labels
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.sources import ImageTable
     from vitkit.evaluation.metrics import Evaluation
-
-
-@dataclass(frozen=True, repr=False)
-class EvaluationResult(Result):
-    """How good a classifier is on labelled images.
-
-    Attributes:
-        evaluation: every image with its label and probabilities.
-        figures: all that is computed of them, accuracy (0-1) first, and what computed the answers.
-        root: the folder of the images.
-        computed: what computed the answers and in what precision, in words.
-        report: the page that tells of it; None: none was asked for.
-        notes: what was assumed of the model, and what the reader of the figures should know.
-    """
-
-    evaluation: Evaluation
-    figures: dict[str, Any]
-    root: Path
-    computed: str
-    report: Path | None
-    notes: tuple[str, ...]
-
-    @property
-    def accuracy(self) -> float:
-        """The part of the images that are right, 0 to 1; of a multi-label model the exact match."""
-        return float(self.figures["accuracy"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures."""
-        return self.figures
-
-    def lines(self) -> list[str]:
-        """The figures with their intervals, those of each class, and what was left out."""
-        told = [f"{self.figures['images']} {self.evaluation.split} images of {self.root} ({self.computed})"]
-        told += [*self._summary_lines(), *operating_lines(self.figures), *self._class_lines()]
-        told += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
-        return told if self.report is None else [*told, "", f"report: {self.report}"]
-
-    def _summary_lines(self) -> Iterator[str]:
-        from vitkit.text.html import decimals
-
-        if self.evaluation.chosen:
-            yield f"validation: chosen on these images: {', '.join(self.evaluation.chosen)}"
-        for name, value in self.figures.get("cross_fitted", {}).items():
-            yield f"{name:18} {decimals(value)} with cross-fitted thresholds"
-        for name, value, interval in self._summary():
-            yield f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else "")
-
-    def _summary(self) -> Iterator[tuple[str, float, str]]:
-        """Each of the main figures with its 95 % interval, if it has one."""
-        from vitkit.evaluation.figures import interval_text
-
-        for name, value in self.evaluation.summary().items():
-            if isinstance(value, float):
-                bounds = self.figures["intervals_95"].get(name)
-                yield name, value, "" if bounds is None else interval_text(bounds)
-
-    def _class_lines(self) -> Iterator[str]:
-        from vitkit.text.html import decimals
-
-        width = max(5, *map(len, self.evaluation.classes))
-        yield ""
-        yield f"{'class':{width}}  precision  recall     F1  images"
-        for name, row in self.evaluation.per_class().items():
-            precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
-            yield f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}"
-
-    def __repr__(self) -> str:
-        return f"<EvaluationResult: accuracy {self.accuracy:.4f} on {self.evaluation.described}>"
-
-    def _repr_html_(self) -> str:
-        from vitkit.text.html import decimals, table
-
-        main = [[escape(name), f"{value:.4f}", interval] for name, value, interval in self._summary()]
-        classes = [
-            [escape(name), *(decimals(row[key]) for key in ("precision", "recall", "f1")), str(row["support"])]
-            for name, row in self.evaluation.per_class().items()
-        ]
-        notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
-        heading = f"<p>{escape(self.lines()[0])}</p>{notes}"
-        figures = table(main, ("figure", "value", "95 % interval"))
-        return heading + figures + table(classes, ("class", "precision", "recall", "F1", "images"))
 
 
 def evaluate(
@@ -119,6 +37,8 @@ def evaluate(
     split: str | None = None,
     layout: LayoutName = "auto",
     out: str | Path | None = None,
+    classes: str | Sequence[str] | None = None,
+    templates: Sequence[str] = (),
     backend: str = "auto",
     precision: str = "auto",
     plan: str = "auto",
@@ -142,6 +62,9 @@ def evaluate(
         split: train, val or test; by default test, else val, else all.
         layout: whether the folders in `data` are `classes` or `splits`; `auto`: told by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
+        classes: those of `data` by name, with a model of CLIP or SigLIP that was not trained on them: a list, text with
+            commas between them, or a .txt file with one in a line.
+        templates: with `classes`: sentences with {} in the place of the name; several are averaged.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes in bfloat16 on a CPU; `auto`: the fastest, as measured here once.
@@ -153,7 +76,7 @@ def evaluate(
 
     Raises:
         VitkitError: a value is not allowed, the model or the data cannot be read, images have classes that the model
-            does not know, or `out` is not free.
+            does not know, a name in `classes` is of no images, or `out` is not free.
         OSError: `out` cannot be written.
     """
     check_choice("--layout", layout, LayoutName)
@@ -162,10 +85,11 @@ def evaluate(
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
-    classifier = open_model(model, notes, progress)
+    opened = open_for_labels(model, classes, templates, notes, progress)
     with ExitStack() as hold:
         own = _of_run(folder, data, layout, data_root, progress)
         table = _table(own, data, labels, layout, notes, progress)
+        classifier = opened(table)
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none

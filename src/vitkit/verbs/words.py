@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say
+from vitkit.text.words import listed
 from vitkit.verbs.inputs import open_model
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
+    from vitkit.data.sources import ImageTable
     from vitkit.language.zero_shot import ImagesAndWords
 
 
@@ -42,10 +45,51 @@ def open_named(
             raise VitkitError(f"{'--template' if templates else '--one'} is for classes by name: give --classes too")
         return open_model(model, note, progress)
     classifier = open_words(model, note, progress).classifier(named_classes(classes), templates, one=one)
+    _tell_of_names(classifier, note)
+    return classifier
+
+
+def open_for_labels(
+    model: str | Path | Classifier,
+    classes: str | Sequence[str] | None,
+    templates: Sequence[str],
+    note: Say,
+    progress: Progress,
+) -> Callable[[ImageTable], Classifier]:
+    """As `open_named`, for labelled images, from which the classifier is had: classes by name are theirs, each of them.
+
+    An image with one label has exactly one of the classes; so the answers of SigLIP are a softmax then, too.
+
+    Raises:
+        VitkitError: as `open_named`; and once it is asked, a name is of no images, or a class of images is not named.
+    """
+    if classes is None:
+        opened = open_named(model, None, templates, note, progress, one=None)
+        return lambda _table: opened
+    from vitkit.language.class_words import spoken
+
+    words, names = open_words(model, note, progress), spoken([name.strip() for name in named_classes(classes)])
+
+    def named(table: ImageTable) -> Classifier:
+        found = words.classifier(names, templates, one=None if table.is_multi else True)
+        present = [name for name, count in table.counts().items() if count]
+        label_of = dict(zip(spoken(present), present, strict=True))
+        unknown = [name for name in found.classes if name not in label_of]
+        unnamed = [name for name in present if spoken([name])[0] not in found.classes]
+        told = [f"no images of {listed(unknown, 6)}"] if unknown else []
+        told += [f"images of {listed(unnamed, 6)}, not named"] if unnamed else []
+        if told:
+            raise VitkitError(f"--classes must name the classes of the images: {table.name} has {' and '.join(told)}")
+        _tell_of_names(found, note)
+        return replace(found, classes=tuple(label_of[name] for name in found.classes))
+
+    return named
+
+
+def _tell_of_names(classifier: Classifier, note: Say) -> None:
     used = ", ".join(repr(template) for template in classifier.provenance["templates"])
     how = "softmax: exactly one of the classes" if classifier.task == "single" else "sigmoid: each class by itself"
     note(f"{len(classifier.classes)} classes by name, as {used}; {how}")
-    return classifier
 
 
 def open_words(model: str | Path | Classifier, note: Say, progress: Progress) -> ImagesAndWords:

@@ -66,6 +66,7 @@ _FAMILIES = (
     Family("ConvNeXt V2", (r".*\.grn\.",)),
     Family("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
     Family("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
+    Family("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
     Family("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
     Family("CvT", (r".*convolution_projection_query",)),
     Family("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
