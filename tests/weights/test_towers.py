@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import vitkit
 from tiny import largest_difference
 from vitkit.data.preprocess import CLIP_MEAN
 from vitkit.errors import VitkitError
+from vitkit.weights import inspect
 
 TOWERS = {  # timm's name, and what of it a bare file does not tell
     "vit_base_patch16_clip_224": {},
@@ -27,6 +29,7 @@ TOWERS = {  # timm's name, and what of it a bare file does not tell
 }
 
 
+@functools.cache
 def tower(name: str) -> Any:
     """timm's model with two small layers and random weights."""
     torch.manual_seed(0)
@@ -88,12 +91,12 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: st
         lacking = {key: own for key, own in state.items() if key != spoiled}
         save_file(lacking, tmp_path / "x.safetensors")
         with pytest.raises(VitkitError, match=spoiled.partition(".weight")[0].partition(".bias")[0]):
-            vitkit.load(tmp_path / "x.safetensors", heads=4)
+            inspect(tmp_path / "x.safetensors", heads=4)
         if state[spoiled].ndim > 1:
             wrong = torch.cat([state[spoiled]] * 2, dim=-1)
             save_file({**state, spoiled: wrong}, tmp_path / "x.safetensors")
             with pytest.raises(VitkitError):
-                vitkit.load(tmp_path / "x.safetensors", heads=4)
+                inspect(tmp_path / "x.safetensors", heads=4)
 
 
 @pytest.mark.parametrize("name", TOWERS)
