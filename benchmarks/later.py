@@ -1,7 +1,8 @@
 """Speed of later architectures beside timm's: `python benchmarks/later.py [--batch 8] [--rounds 15] [--smoke]`.
 
-Each of timm's models is built with random weights, which vitkit loads from timm's layout. The eager backend, which
-`vitkit predict --backend eager` runs, and timm's model then take their turn in one process (A B A B ...), in float32.
+Each of timm's models is built with random weights, which vitkit loads from timm's layout. The eager backend (`vitkit
+predict --backend eager --precision float32`) as it is, by `--plan packed-fused`, and timm's model then take their turn
+in one process (A B C A B C ...).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 from tables import RESULTS, result_path, show, write_table
 
-from vitkit.profiling.speed import Contender, compare, open_backends, row
+from vitkit.inference.backends import open_runner
+from vitkit.profiling.speed import Contender, compare, row
 from vitkit.weights import load
 
 MODELS = {
@@ -24,6 +26,7 @@ MODELS = {
     "DINOv3-S": "vit_small_patch16_dinov3",
     "SigLIP-B": "vit_base_patch16_siglip_224",
 }
+OURS = {"vitkit eager": "auto", "vitkit eager packed-fused": "packed-fused"}  # by their plans
 SHOWN = (
     "model",
     "batch",
@@ -37,7 +40,7 @@ SHOWN = (
 
 
 def measure(label: str, batch: int, rounds: int, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """A row for each of the two."""
+    """A row for each of the three."""
     torch.manual_seed(0)
     theirs = timm.create_model(MODELS[label], num_classes=1000, **sizes).eval()
     torch.nn.init.normal_(theirs.head.weight, std=theirs.num_features**-0.5)  # for logits of a trained model's size
@@ -45,7 +48,10 @@ def measure(label: str, batch: int, rounds: int, sizes: dict[str, int]) -> list[
         save_file(theirs.state_dict(), Path(folder) / "bare.safetensors")
         ours = load(Path(folder) / "bare.safetensors").model
     images = torch.randn(batch, 3, *ours.config.image_size)
-    contenders = [*open_backends(ours, [("eager", "float32")], images).contenders, Contender("timm", "float32", theirs)]
+    contenders = [
+        Contender(name, "float32", open_runner(ours, "eager", "float32", plan=plan)) for name, plan in OURS.items()
+    ]
+    contenders.append(Contender("timm", "float32", theirs))
     speeds = compare(ours, contenders, images, batch, rounds)
     return [{"model": label, **row(speed, {"times_timm": speeds[-1]})} for speed in speeds]
 
@@ -64,7 +70,7 @@ def main() -> None:
     rows = []
     for label in MODELS:
         rows += measure(label, batch, rounds, sizes)
-        print(*(show(own, SHOWN) for own in rows[-2:]), sep="\n", flush=True)
+        print(*(show(own, SHOWN) for own in rows[-3:]), sep="\n", flush=True)
     path = result_path("later", "float32", folder=options.out)
     write_table(path, rows)
     print(path)

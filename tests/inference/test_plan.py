@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiny import FEW, VARIETY, build, images
+from tiny import FEW, VARIETY, build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import open_runner
 from vitkit.inference.backends import plans as plan
@@ -169,7 +169,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache
     assert choose(build(), may_measure=True, say=silent) == "folded-fused"
 
 
-def test_a_fixed_plan_is_taken_and_is_of_eager_in_bfloat16(measured: list[str]) -> None:
+def test_a_fixed_plan_is_taken_and_is_of_eager(measured: list[str]) -> None:
     runner = open_runner(build(), "auto", "bfloat16", plan="folded-batch")
     assert (runner.backend, runner.plan) == ("eager", "folded-batch")
     assert measured == [] and not (cache_folder() / "plans").exists()
@@ -179,8 +179,15 @@ def test_a_fixed_plan_is_taken_and_is_of_eager_in_bfloat16(measured: list[str]) 
         open_runner(build(), "openvino", plan="plain")
     with pytest.raises(VitkitError, match="--plan is of backend eager: leave it out with --merge"):
         open_runner(build(), merge=2, plan="plain")
-    with pytest.raises(VitkitError, match="--plan folded-batch is for bfloat16 on a CPU, not for float32"):
-        open_runner(build(), "eager", "float32", plan="folded-batch")
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_plan_that_is_named_is_taken_in_float32(way: str, measured: list[str]) -> None:
+    model = build()
+    runner = open_runner(model, "eager", "float32", plan=way)
+    with torch.inference_mode():
+        assert largest_difference(runner(images(2)), model(images(2))) <= 1e-5
+    assert (runner.plan, runner.precision, measured) == (way, "float32", [])
 
 
 def test_float32_is_the_model_itself_whatever_was_measured(measured: list[str]) -> None:

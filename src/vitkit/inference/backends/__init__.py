@@ -37,7 +37,7 @@ def open_runner(
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
         images: how many will be asked; None for many.
         merge: patches that are merged away in every layer: quicker, and not quite the same. Backend eager does it.
-        plan: how backend eager computes in bfloat16 on a CPU, one of `PLANS`. `auto` is what was measured here and
+        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is, in bfloat16, what was measured here and
             kept; else it is measured now if many images are asked, else `plain`.
         say: is told what was measured.
         device: `cpu`, `cuda` or `mps`; `auto` is where the model is, if that is no CPU, else a GPU if there is one. A

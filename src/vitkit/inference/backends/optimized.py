@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.inference.backends.prepared_layers import PreparedBlock, PreparedPatchEmbed, Way, can_pack, freeze, frozen
-from vitkit.inference.backends.prepared_rotary import PreparedRotary
 from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
 from vitkit.model.vit import VisionTransformer
 
@@ -87,8 +86,6 @@ def prepare(
                 freeze(child, way.precise)
         for name, parameter in list(double.named_parameters(recurse=False)):
             setattr(double, name, frozen(parameter, way.precise))
-        if double.rope is not None and packs:  # a compiler fuses the turning of real numbers by itself
-            double.add_module("rope", PreparedRotary(double.rope, model.config.layers))
         return Double(double).eval()
 
 

@@ -42,12 +42,12 @@ _PATIENCE = 5.0  # seconds for fewer rounds than the least, beside others' work 
 _ROUNDS = (3, 15)  # at least, at most
 
 
-def build(model: VisionTransformer, plan: str) -> Double:
-    """The model in bfloat16, computed by one of `PLANS` but auto, on the CPU."""
+def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> Double:
+    """The model computed by one of `PLANS` but auto, on the CPU; `plain` is of bfloat16 alone."""
     if plan == "plain":
         return plain(model)
     layout, _, attend = plan.partition("-")
-    return prepare(model, torch.bfloat16, pack=layout == "packed", attend=attend)
+    return prepare(model, dtype, pack=layout == "packed", attend=attend)
 
 
 def choose(model: VisionTransformer, *, may_measure: bool, say: Say) -> str:

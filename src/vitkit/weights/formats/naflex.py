@@ -108,7 +108,7 @@ def _radio(names: Mapping[str, Stored], architecture: str) -> dict[str, Any]:
     registers, size = shape[-2:] if len(shape) == 3 else (0, 0)
     is_aligned = architecture in _ALIGNED if architecture else (registers, size) in _ALIGNED.values()
     resize = "linear_aligned" if is_aligned else "linear"
-    return {"position_resize": resize} | ({"heads": 24} if size == 1536 else {})
+    return {"position_resize": resize}
 
 
 # --- Tensors under our names ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _ACTIVATIONS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 _POOLS = {"avg": "gap", "token": "token", "map": "map"}
 # SigLIP's and SigLIP 2's, of which timm gives only some the approximation that all were trained with.
 _BY_TANH = re.compile(r"vit_((base_patch32|giantopt_patch16|so400m_patch16)_siglip_|large_patch16_siglip_(gap_)?512)")
-_HEADS = {"vit_base_patch16_gap_224": 16}
+_HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_vit3": 3}
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
