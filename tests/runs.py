@@ -20,6 +20,8 @@ from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.weights import load
 
+# Half of what a small training takes is the model's layers and bytes.
+SIZE = {"layers": 2, "hidden_size": 32, "heads": 4, "mlp_size": 64}
 COLOURS = {"blue": (40, 60, 200), "green": (40, 190, 60), "red": (200, 50, 40)}
 QUICK: dict[str, Any] = {
     "model": "vit_micro_patch8_16",
@@ -29,7 +31,10 @@ QUICK: dict[str, Any] = {
     "precision": "float32",
     "workers": 0,
 }
-FLAGS = tuple(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value)))
+FLAGS = (
+    *(part for name, value in QUICK.items() for part in (f"--{name.replace('_', '-')}", str(value))),
+    *(part for name, value in SIZE.items() for part in ("--set", f"model.{name}={value}")),
+)
 
 
 def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> Path:
@@ -55,8 +60,14 @@ def several(data: Path) -> Path:
     return data / "several.csv"
 
 
+def quick_fields(**fields: Any) -> dict[str, Any]:
+    """Another model than that of QUICK, and weights, have their own size."""
+    size = {} if {"model", "weights"} & fields.keys() else {"model_fields": SIZE}
+    return {**QUICK, **size, **fields}
+
+
 def quick(data: Path, **fields: Any) -> Recipe:
-    return Recipe(**{"data": str(data), **QUICK, **fields})
+    return Recipe(**quick_fields(data=str(data), **fields))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

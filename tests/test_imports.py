@@ -76,6 +76,12 @@ def module_imports(root: Path) -> dict[str, set[str]]:
     return graph
 
 
+@functools.cache
+def the_house() -> dict[str, set[str]]:
+    """Its imports, read once."""
+    return module_imports(SOURCE)
+
+
 def _module_name(path: Path, root: Path) -> str:
     parts = path.relative_to(root.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -126,16 +132,16 @@ def importers(graph: Mapping[str, set[str]], name: str) -> list[str]:
 
 
 def test_modules_have_no_cycle() -> None:
-    assert cycle(module_imports(SOURCE)) == []
+    assert cycle(the_house()) == []
 
 
 def test_nothing_imports_the_command_line() -> None:
     """But for the package as a program, once it listens to signals."""
-    assert importers(module_imports(SOURCE), "cli") == ["vitkit.__main__"]
+    assert importers(the_house(), "cli") == ["vitkit.__main__"]
 
 
 def test_rooms_import_what_the_plan_allows() -> None:
-    assert forbidden(module_imports(SOURCE), PLAN) == []
+    assert forbidden(the_house(), PLAN) == []
 
 
 def test_the_plan_has_no_cycle() -> None:
@@ -143,12 +149,12 @@ def test_the_plan_has_no_cycle() -> None:
 
 
 def test_the_house_has_few_rooms() -> None:
-    assert set(PLAN) == {room(module) for module in module_imports(SOURCE)}
+    assert set(PLAN) == {room(module) for module in the_house()}
     assert len(PLAN) <= MOST_ROOMS
 
 
 def test_the_collector_sees_the_house() -> None:
-    graph = module_imports(SOURCE)
+    graph = the_house()
     parts = {"config", "init", "layers", "position"}
     assert {"vitkit.errors", *(f"vitkit.model.{part}" for part in parts)} <= graph["vitkit.model.vit"]
     assert "vitkit.training.run" in graph["vitkit.verbs.train"]  # inside a function

@@ -144,7 +144,10 @@ def test_a_group_whose_leader_is_killed_is_gone() -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_a_server_that_was_killed_is_started_anew() -> None:
+def test_a_server_that_was_killed_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_servers", [])
+    monkeypatch.setattr(warm, "_started", {})
+    monkeypatch.setenv("WARM_WITH_NOTHING", "1")
     before = warm.python()
     warm._servers[-1].kill()
     warm._servers[-1].wait()

@@ -126,7 +126,8 @@ def serve(address: str) -> Call:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
-        _import_all()
+        if "WARM_WITH_NOTHING" not in os.environ:
+            _import_all()
         gc.collect()
         gc.freeze()  # pages that no collection visits stay shared
         os.write(1, b"ready\n")
@@ -148,10 +149,11 @@ def _import_all() -> None:
     import vitkit
 
     sys.path.pop(0)  # the folder of the tests
+    sys.modules["torchmetrics"] = None  # type: ignore[assignment] # seconds; Fabric looks for it and can do without
     for module in pkgutil.walk_packages(vitkit.__path__, "vitkit."):
         if module.name != "vitkit.training.lightning_module":  # which no command imports
             importlib.import_module(module.name)
-    for name in ("lightning_fabric", "torchmetrics", "torchvision", "matplotlib.figure", "torch.distributed.run"):
+    for name in ("lightning_fabric", "torchvision", "matplotlib.figure", "torch.distributed.run"):
         importlib.import_module(name)
 
 

@@ -158,8 +158,12 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, data: Path, tmp_path: Path) -> None:
-    with files_of_at_most(4_000_000):  # enough for the model, too little for the optimiser's state
+def bytes_of_model(run: Path) -> int:
+    return (run / "model.safetensors").stat().st_size
+
+
+def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    with files_of_at_most(bytes_of_model(trained) * 5 // 4):  # too little for the optimiser's state
         outcome = vitkit("train", data, *runs.FLAGS, "--out", tmp_path / "run")
     assert outcome.code == 2
     assert re.fullmatch(r"error: .*[Tt]oo large.*\n", outcome.err)
@@ -167,8 +171,8 @@ def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, data: Path, t
     assert list((tmp_path / "run").rglob("*.tmp")) == []
 
 
-def test_a_checkpoint_that_a_full_disk_refuses_is_named(vitkit: Any, data: Path, tmp_path: Path) -> None:
-    with files_of_at_most(4_000_000):
+def test_a_checkpoint_that_a_full_disk_refuses_is_named(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    with files_of_at_most(bytes_of_model(trained) * 5 // 4):
         outcome = vitkit("train", data, *runs.FLAGS, "--out", tmp_path / "run")
     assert "last.ckpt" in outcome.err
 
@@ -179,7 +183,7 @@ def test_a_disk_that_fills_while_a_later_model_is_saved_keeps_the_earlier_one(
     folder = runs.copy_of(trained, tmp_path / "run")
     recipe = build(load_fields(folder / "recipe.toml")).replace(epochs=5, keep="last")
     (folder / "recipe.toml").write_text(recipe.to_toml())
-    with files_of_at_most(2_000_000):
+    with files_of_at_most(bytes_of_model(trained) * 5 // 8):
         outcome = vitkit("train", "--resume", folder)
     assert outcome.code == 2
     assert re.fullmatch(r"error: .*model\.safetensors.*\n", outcome.err)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitkit.evaluation.embedding import lay_out
+
+pytestmark = pytest.mark.usefixtures("drawn_pictures")  # by all steps
 
 
 def features(n: int = 60, d: int = 8) -> np.ndarray:

@@ -28,7 +28,8 @@ from vitkit.experiments.statistics import accuracy_interval
 from vitkit.training.divergence import DivergedError
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
-FIELDS: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name != "model"} | {"epochs": 1}
+OF_ANY_MODEL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name not in ("model", "epochs")}
+FIELDS: dict[str, Any] = {**OF_ANY_MODEL, "epochs": 1, "model_fields": runs.SIZE}
 CLOCKS = {"seconds", "train_images_per_s", "seconds_to_90", "seconds_to_best", "peak_memory", "predict_images_per_s"}
 
 
@@ -310,10 +311,10 @@ def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeyp
         raise Stop
 
     monkeypatch.setattr(comparison_runs, "make_all", stop)
-    own = {name: value for name, value in FIELDS.items() if name != "epochs"}
     lines: list[str] = []
     with pytest.raises(Stop):
-        compare(data, [A, B], budget="flops=1e10", fractions="0.5,1", out=tmp_path / "out", say=lines.append, **own)
+        out = tmp_path / "out"
+        compare(data, [A, B], budget="flops=1e10", fractions="0.5,1", out=out, say=lines.append, **OF_ANY_MODEL)
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     epochs = {(job["model"], job["fraction"]): job["fields"]["epochs"] for job in plan["jobs"]}
     assert epochs[A, 0.5] > epochs[A, 1] > epochs[B, 1] >= 1
@@ -335,8 +336,8 @@ def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
     lines: list[str] = []
     network = "torchvision:resnet18"
     with pytest.raises(_Killed):
-        own = {"init": "reference", "drop_path": 0.1, "image_size": 32}
-        compare(data, [A, network], out=tmp_path / "out", say=lines.append, **FIELDS, **own)
+        own = {"epochs": 1, "init": "reference", "drop_path": 0.1, "image_size": 32}
+        compare(data, [A, network], out=tmp_path / "out", say=lines.append, **OF_ANY_MODEL, **own)
     assert f"{network}: init reference is of Vision Transformers, and left out" in lines
     assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]

@@ -260,7 +260,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go(data: Path, out: Path, **fields: Any) -> tuple[Path, list[str]]:
     said: list[str] = []
-    recipe = {"data": str(data), **runs.QUICK, "epochs": 1, "label_smoothing": 0.0, **fields}
+    recipe = runs.quick_fields(**{"data": str(data), "epochs": 1, "label_smoothing": 0.0, **fields})
     return train(recipe, out, say=said.append), said
 
 

@@ -59,7 +59,7 @@ def labels(data: Path) -> Path:
 def corrected(data: Path, labels: Path) -> tuple[Path, str]:
     """A run with a label file, and what it said."""
     said: list[str] = []
-    fields = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+    fields = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
     run = vitkit.train(
         data, labels=str(labels), out=data.parent / "run", epochs=1, logger="none", say=said.append, **fields
     )
@@ -145,7 +145,7 @@ def test_training_again_keeps_the_split_of_every_known_picture(corrected: tuple[
     again = data.parent / "again.csv"
     add_edits(again, labels_so_far(folder / "labels.csv").edits)
     add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
-    fields = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+    fields = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
     run = vitkit.train(
         data,
         labels=again,
@@ -173,7 +173,7 @@ def test_a_heap_of_pictures_is_trained_by_its_label_file(tmp_path: Path) -> None
         edits.append(Edit(name, file.parent.name))
     add_edits(tmp_path / "labels.csv", edits[:-1])
     said: list[str] = []
-    fields = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+    fields = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
     run = vitkit.train(
         heap,
         labels=tmp_path / "labels.csv",

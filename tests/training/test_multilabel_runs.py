@@ -56,7 +56,7 @@ def photos(root: Path, images: int, header: str = "labels") -> Path:
 
 
 def quick(data: Path, **fields: Any) -> dict[str, Any]:
-    return {"data": str(data), **runs.QUICK, "lr": 2e-3, **fields}
+    return runs.quick_fields(**{"data": str(data), "lr": 2e-3, **fields})
 
 
 def assert_learned(folder: Path, data: Path) -> None:

@@ -23,7 +23,7 @@ from vitkit.training.loggers import loggers_of
 from vitkit.training.state import TrainingState
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
-SMALL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name != "epochs"}
+SMALL: dict[str, Any] = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
 
 
 class Coloured:

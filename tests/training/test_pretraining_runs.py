@@ -35,7 +35,8 @@ OF = {"mae": {}, "masked-patch": {"decoder_layers": None}}
 
 
 def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> PretrainingRun:
-    own = {**QUICK, **OF[objective], "objective": objective, **fields}
+    size = {} if "model" in fields else {"model_fields": runs.SIZE}
+    own = {**QUICK, **size, **OF[objective], "objective": objective, **fields}
     given = {name: value for name, value in own.items() if value is not None}
     told = {"say": given.pop("say", lambda _: None), **{n: given.pop(n) for n in ("progress", "force") if n in given}}
     return pretrain(data, out=out, **told, **given)
@@ -122,7 +123,7 @@ def test_a_run_does_not_go_on_with_another_objective(finished: PretrainingRun, t
 
 
 def test_the_model_folder_is_the_encoder_alone(finished: PretrainingRun) -> None:
-    whole = vitkit.create_model("vit_micro_patch4_16", num_classes=0)
+    whole = vitkit.create_model("vit_micro_patch4_16", num_classes=0, **runs.SIZE)
     assert runs.weights(finished.folder).keys() == whole.state_dict().keys()
     assert finished.encoder.classes == ()
     assert finished.encoder.provenance["pretraining"] == finished.choices.to_dict()
@@ -208,7 +209,15 @@ def test_pretraining_goes_on_from_other_weights_and_knows_what_they_had_seen(
     mae: PretrainingRun, data: Path, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    run = begin(data, tmp_path / "run", "masked-patch", weights=str(mae.folder), model=None, seed=3, say=lines.append)
+    run = begin(
+        data,
+        tmp_path / "run",
+        "masked-patch",
+        weights=str(mae.folder),
+        model=None,
+        seed=3,
+        say=lines.append,
+    )
     parts = [
         dict(zip(own.paths, own.splits, strict=True))
         for own in (split_from_file(own.folder / "split.json") for own in (mae, run))

@@ -316,10 +316,10 @@ def test_weights_of_a_name_are_refused_before_they_are_fetched(
 
 
 def test_set_is_a_flag_of_train(photos: Path, tmp_path: Path) -> None:
-    flags = [*runs.FLAGS, "--epochs", "1", "--set", "model.position=sincos_2d", "--set", "model.layers=1"]
+    flags = [*runs.FLAGS, "--epochs", "1", "--set", "model.position=sincos_2d"]
     app(["train", str(photos), *flags, "-o", str(tmp_path / "run")], standalone_mode=False)
     config = ViTConfig.from_dict(json.loads((tmp_path / "run" / "model.json").read_text())["config"])
-    assert (config.position, config.layers) == ("sincos_2d", 1)
+    assert (config.position, config.layers) == ("sincos_2d", runs.SIZE["layers"])
 
 
 @pytest.mark.parametrize("place", ["model", "model_fields"])

@@ -264,7 +264,8 @@ def test_a_resume_of_a_run_whose_time_is_spent_trains_no_further(out_of_time: Pa
 @pytest.fixture(scope="module")
 def out_of_patience(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose learning rate is so high that it grows no better, and that stopped for it."""
-    recipe = runs.quick(data, epochs=12, monitor="val_loss", patience=2, lr=0.5, clip_grad=0.0, schedule="constant")
+    fields = {"model_fields": None, "epochs": 12, "monitor": "val_loss", "schedule": "constant"}
+    recipe = runs.quick(data, patience=2, lr=0.5, clip_grad=0.0, **fields)
     folder, said = train(recipe.replace(warmup=0.0), tmp_path_factory.mktemp("runs") / "out_of_patience")
     assert "no better val_loss in 2 epochs: stopping" in said
     return folder

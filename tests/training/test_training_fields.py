@@ -144,7 +144,8 @@ def test_a_learning_rate_of_10_ends_in_a_message_and_never_in_a_model_that_is_no
     tmp_path: Path, optimizer: str
 ) -> None:
     source = runs.photos(tmp_path / "photos", images=40)
-    recipe = runs.quick(source, lr=10.0, optimizer=optimizer, warmup=0.0, clip_grad=0.0, epochs=4, schedule="constant")
+    fields = {"model_fields": None, "optimizer": optimizer, "epochs": 4, "schedule": "constant"}
+    recipe = runs.quick(source, lr=10.0, warmup=0.0, clip_grad=0.0, **fields)
     with pytest.raises(VitkitError, match="try a lower --lr"):
         train(recipe, tmp_path / "run")
     if (tmp_path / "run" / "model.safetensors").exists():
