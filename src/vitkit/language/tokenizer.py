@@ -1,7 +1,7 @@
 """From texts to the numbers of their tokens, by the vocabulary that lies beside the weights.
 
 `tokenizer.json` (or CLIP's `vocab.json` and `merges.txt`) is read by the library tokenizers, `spiece.model` by
-sentencepiece, each as transformers does: extra `text`.
+sentencepiece, each as transformers does, and OpenCLIP's merges as open_clip does: extra `text`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError, first_line
+from vitkit.language.open_clip_tokenizer import DESCRIPTION, MERGES, find_merges, read_merges
 from vitkit.system.files import from_json
 
 Clean = Literal["none", "lower", "canonical"]
@@ -71,6 +72,10 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
             return _of_json(folder / "tokenizer.json", settings, context, clean)
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             return _of_merges(folder, context)
+        described = _json(folder / DESCRIPTION) if (folder / DESCRIPTION).is_file() else None
+        if (merges := find_merges(folder, described)) is not None:
+            encode, end = read_merges(merges, described)
+            return Tokenizer(encode, end, 0, context)
     except ImportError as error:
         raise VitkitError(f"reading words needs the library {error.name}: {EXTRA}") from error
     except VitkitError:
@@ -79,7 +84,7 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
         raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}") from error
     raise VitkitError(
         f"{folder} has no tokenizer: expected tokenizer.json, spiece.model, or vocab.json and merges.txt beside the "
-        "weights, as their publisher has them"
+        f"weights, as their publisher has them; of OpenCLIP's own files {MERGES} will do"
     )
 
 
