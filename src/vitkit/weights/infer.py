@@ -98,7 +98,19 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
     grid = _grid(shapes, fields, given, assumed)
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
-    return Inferred(ViTConfig.from_dict(fields), assumed)
+    config = ViTConfig.from_dict(fields)
+    if given.written_size is not None and _remainder(given.written_size, config):
+        (height, width), (h, w) = given.written_size, config.image_size
+        assumed["image_size"] = (
+            f"{h}x{w}, photographs are resized to that: of {height}x{width} pixels, as written, no patch has the last"
+        )
+    return Inferred(config, assumed)
+
+
+def _remainder(written: Pair, config: ViTConfig) -> bool:
+    """Whether images of the written size have this grid and pixels beyond it."""
+    sides = zip(written, config.image_size, config.patch_size, strict=True)
+    return written != config.image_size and all(0 <= side - own < patch for side, own, patch in sides)
 
 
 def _vote(sizes: Iterable[int]) -> int:
