@@ -117,7 +117,6 @@ def test_transformers_s(tmp_path: Path, names: tuple[str, str], family: str, has
         (("visual.conv1.weight", "visual.layer1.0.conv1.weight", "positional_embedding"), "CLIP with a ResNet"),
         (("visual.transformer.resblocks.0.ln_1.weight", "visual.attn_pool.query", "text_decoder.ln.weight"), "CoCa"),
         (("transformer.resblocks.0.ln_1.weight", "ln_pre.weight", "conv1.weight"), "CLIP"),
-        (("cls_token", "storage_tokens", "rope_embed.periods", "blocks.0.norm1.weight"), "DINOv3"),
         (("cls_token", "blocks.0.norm1.bias", "blocks.0.attn.q_norm.weight"), "a ViT that normalises queries and keys"),
         (("image_encoder.blocks.0.attn.rel_pos_h", "prompt_encoder.x"), "SAM"),
     ],

@@ -41,8 +41,6 @@ _FAMILIES = (
         (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
     ),
     Family("a ViT that normalises queries and keys", (_BLOCK + r"attn\.q_norm\.",)),
-    Family("DINOv3, with rotary positions", (r"(storage_tokens|rope_embed\.)",)),
-    Family("EVA-02, with rotary positions and gated MLPs", (_BLOCK + r"(mlp\.w1\.|attn\.rope\.)", "pos_embed$")),
     Family("a ViT whose attention is a difference of two", (_BLOCK + r"(attn\.)?lambda_q1$",)),
     Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"in_proj\.",)),
     Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),

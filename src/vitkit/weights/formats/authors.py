@@ -1,0 +1,149 @@
+"""Files of the authors of DINOv3 (arXiv 2508.10104) and of EVA-02 (arXiv 2303.11331), under their own names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.errors import VitkitError
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.formats import eva
+from vitkit.weights.layout import Layout, Piece, joined, same
+
+_DINOV3_PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+_SIDE = 224  # pixels of a square image, where nothing tells
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+_OF_TRAINING = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is one of these.
+
+    Raises:
+        VitkitError: it is, and lacks what all of the family have.
+    """
+    names = checkpoint.tensors
+    if "storage_tokens" in names or eva.has(names, r"blocks\.\d+\.attn\.qkv\.bias_mask$"):
+        return None if eva.has(names, r"blocks\.\d+\.attn\.w[qkv]\.") else _dinov3(checkpoint)  # Sapiens
+    is_evas = eva.has(names, r"blocks\.\d+\.(mlp\.(w\d+\.|ffn_ln\.)|attn\.inner_attn_ln\.)")
+    return _eva02(checkpoint) if is_evas and eva.has(names, r"blocks\.\d+\.attn\.(q_bias|q_proj)") else None
+
+
+# --- DINOv3 ---------------------------------------------------------------------------------------------------
+
+
+def _dinov3(checkpoint: Checkpoint) -> Layout:
+    names = checkpoint.tensors
+    for name in ("storage_tokens", "cls_token", "patch_embed.proj.weight", "rope_embed.periods"):
+        if name not in names:
+            raise VitkitError(f"{checkpoint.path} (DINOv3): {name} is missing")
+    dropped = {name: "of training alone" for name in _OF_TRAINING if name in names}
+    dropped["rope_embed.periods"] = "it follows from the base"
+    features = names["patch_embed.proj.weight"].shape[:1]
+    pairs = names["rope_embed.periods"].shape  # each of a row's and a column's
+    fields: dict[str, Any] = {
+        "rotary": "dinov3",
+        "rotary_base": 100.0,
+        "position": "none",
+        "class_token": True,
+        "pool": "token",
+        "norm_eps": 1e-5,
+        "gelu": "erf",
+        **({"heads": features[0] // (4 * pairs[0])} if features and pairs and pairs[0] else {}),
+    }
+    return Layout(
+        format="DINOv3",
+        pieces=_dinov3_pieces(names, dropped),
+        fields=fields,
+        preprocess=_DINOV3_PIXELS,
+        image_size=(_SIDE, _SIDE),
+        assumed={
+            "rotary": "dinov3, of base 100, as its authors have it; if wrong: rotary_base=...",
+            "image_size": f"{_SIDE} pixels: no tensor tells; image_size=... does",
+        },
+        dropped=dropped,
+    )
+
+
+def _dinov3_pieces(names: Mapping[str, Stored], dropped: Mapping[str, str]) -> dict[str, Piece]:
+    found = [match for name in names if (match := _BLOCK.fullmatch(name))]
+    blocks, parts = ({match[group]: None for match in found} for group in (1, 2))
+    pieces = {name: same(name) for name in names if not name.startswith("blocks.") and name not in dropped}
+    pieces["reg_token"] = pieces.pop("storage_tokens")
+    for ahead in (f"blocks.{layer}." for layer in blocks):
+        own = {f"{ahead}{part}": same(f"{ahead}{part}") for part in parts}
+        if "attn.qkv.bias_mask" in parts:
+            del own[f"{ahead}attn.qkv.bias_mask"]
+            own[f"{ahead}attn.qkv.bias"] = _masked(f"{ahead}attn.qkv.bias", f"{ahead}attn.qkv.bias_mask")
+        if "mlp.w1.weight" in parts:
+            for kind in ("weight", "bias"):
+                gate, value, out = (f"{ahead}mlp.w{i}.{kind}" for i in (1, 2, 3))
+                own = {name: piece for name, piece in own.items() if name not in (gate, value, out)}
+                own |= {f"{ahead}mlp.fc1.{kind}": joined(gate, value), f"{ahead}mlp.fc2.{kind}": same(out)}
+        pieces |= own
+    return pieces
+
+
+def _masked(bias: str, mask: str) -> Piece:
+    """The authors' layer multiplies its bias by a mask, which is 0 for k."""
+    return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
+
+
+def _mask(bias: Tensor) -> Tensor:
+    q, k, v = torch.ones_like(bias).chunk(3)
+    return torch.cat([q, torch.zeros_like(k), v])
+
+
+# --- EVA-02 ---------------------------------------------------------------------------------------------------
+
+_RENAMED = (  # theirs, and timm's
+    (".mlp.ffn_ln.", ".mlp.norm."),
+    (".attn.inner_attn_ln.", ".attn.norm."),
+    (".mlp.w12.", ".mlp.fc1."),
+    (".mlp.w1.", ".mlp.fc1_g."),
+    (".mlp.w2.", ".mlp.fc1_x."),
+    (".mlp.w3.", ".mlp.fc2."),
+)
+_BIASES = ((".attn.q_bias", ".attn.q_proj.bias"), (".attn.v_bias", ".attn.v_proj.bias"))
+
+
+def _eva02(checkpoint: Checkpoint) -> Layout | None:
+    """By the layout that timm has for the same model."""
+    names = checkpoint.tensors
+    is_parted = eva.has(names, r"blocks\.\d+\.attn\.q_proj\.weight$")
+    rules = (*_RENAMED, *(_BIASES if is_parted else ()))
+    dropped = {name: "of training alone" for name in _OF_TRAINING if name in names}
+    dropped |= {name: "it follows from the grid" for name in names if re.search(r"rope\.freqs_(cos|sin)$", name)}
+    renamed = {_replaced(name, rules): own for name, own in names.items() if name not in dropped}
+    layout = eva.recognise(replace(checkpoint, tensors=renamed))
+    if layout is None:
+        return None
+    back = [(timms, theirs) for theirs, timms in rules]
+    pieces = {
+        ours: Piece(tuple(_replaced(name, back) for name in piece.theirs), piece.join, piece.split)
+        for ours, piece in layout.pieces.items()
+    }
+    return replace(layout, format="EVA-02", pieces=_in_every_block(pieces), dropped={**layout.dropped, **dropped})
+
+
+def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+    """What one block has all have, so that what is missing is called by its authors' name."""
+    found = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
+    layers, completed = {match[1] for match in found}, dict(pieces)
+    for match, piece in found.items():
+        for layer in layers:
+            own = tuple(name.replace(f"blocks.{match[1]}.", f"blocks.{layer}.") for name in piece.theirs)
+            completed.setdefault(f"blocks.{layer}.{match[2]}", Piece(own, piece.join, piece.split))
+    return completed
+
+
+def _replaced(name: str, rules: Any) -> str:
+    for old, new in rules:
+        name = name.replace(old, new)
+    return name

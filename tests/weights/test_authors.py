@@ -1,0 +1,122 @@
+"""Files under their authors' names: DINOv3 and EVA-02 answer as timm does with what its own filter makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.eva import checkpoint_filter_fn
+from torch import Tensor
+
+import vitkit
+from tiny import largest_difference
+from vitkit.errors import VitkitError
+
+SIDE = 64
+NAMES = {
+    "vit_small_patch16_dinov3_qkvb": {},
+    "vit_small_plus_patch16_dinov3_qkvb": {},
+    "eva02_tiny_patch14_224": {"patch_size": 16},
+    "eva02_base_patch14_224": {"patch_size": 16},
+}
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(0)
+    sizes = {"img_size": SIDE, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 0}
+    model = timm.create_model(name, **sizes | NAMES[name]).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * (parameter.ndim == 1) + 0.15 * torch.randn_like(parameter))
+    return model
+
+
+def as_dinov3(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """timm's names undone: https://github.com/facebookresearch/dinov3's, with a bias of k that its mask takes away."""
+    found = {}
+    for name, own in state.items():
+        name = name.replace("gamma_1", "ls1.gamma").replace("gamma_2", "ls2.gamma")
+        name = name.replace("reg_token", "storage_tokens").replace(
+            "mlp.fc2", "mlp.w3" if _is_gated(state) else "mlp.fc2"
+        )
+        name = name.replace("mlp.fc1_g", "mlp.w1").replace("mlp.fc1_x", "mlp.w2")
+        if name.endswith("q_bias"):
+            ahead = name.removesuffix("q_bias")
+            v = state[f"{ahead}v_bias"]
+            found[f"{ahead}qkv.bias"] = torch.cat([own, torch.randn_like(own), v])
+            found[f"{ahead}qkv.bias_mask"] = torch.cat(
+                [torch.ones_like(own), torch.zeros_like(own), torch.ones_like(own)]
+            )
+        elif not name.endswith("v_bias"):
+            found[name] = own
+    return {**found, "rope_embed.periods": torch.ones(4), "mask_token": torch.zeros(1, 64)}
+
+
+def _is_gated(state: dict[str, Tensor]) -> bool:
+    return any("fc1_g" in name for name in state)
+
+
+def as_eva02(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """timm's names undone: https://github.com/baaivision/EVA's."""
+    swaps = (
+        *((".mlp.norm.", ".mlp.ffn_ln."), (".attn.norm.", ".attn.inner_attn_ln."), (".mlp.fc2.", ".mlp.w3.")),
+        *((".mlp.fc1_g.", ".mlp.w1."), (".mlp.fc1_x.", ".mlp.w2."), (".mlp.fc1.", ".mlp.w12.")),
+        *((".q_proj.bias", ".q_bias"), (".v_proj.bias", ".v_bias")),
+    )
+    found = {}
+    for name, own in state.items():
+        for timms, theirs in swaps:
+            name = name.replace(timms, theirs)
+        found[name] = own
+    return {**found, "rope.freqs_cos": torch.zeros(16, 16), "blocks.0.attn.rope.freqs_sin": torch.zeros(16, 16)}
+
+
+def theirs(name: str, model: Any) -> dict[str, Tensor]:
+    state = {key: own.clone() for key, own in model.state_dict().items()}
+    return as_dinov3(state) if "dinov3" in name else as_eva02(state)
+
+
+def given(name: str) -> dict[str, Any]:
+    return {"image_size": SIDE, "pool": "gap"} if "dinov3" in name else {"heads": 4}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_timms(tmp_path: Path, name: str) -> None:
+    model = model_of(name)
+    state = theirs(name, model)
+    again = checkpoint_filter_fn(dict(state), model)
+    assert {key: own.shape for key, own in again.items()} == {key: own.shape for key, own in model.state_dict().items()}
+    assert all(torch.equal(own, again[key]) for key, own in model.state_dict().items())
+    save_file(state, tmp_path / "x.safetensors")
+    found = vitkit.load(tmp_path / "x.safetensors", **given(name))
+    images = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert largest_difference(found.model.forward_features(images), model.forward_features(images)) <= 1e-5
+        assert largest_difference(found.model(images), model(images)) <= 1e-5
+    assert found.report.format == ("DINOv3" if "dinov3" in name else "EVA-02")
+    assert "rotary" in found.report.assumed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_that_is_missing_or_misshapen_is_named(tmp_path: Path, name: str) -> None:
+    state, file = theirs(name, model_of(name)), tmp_path / "x.safetensors"
+    unread = ("mask_token", "rope.freqs")
+    for spoiled in (key for key in state if ".1." not in key and not any(part in key for part in unread)):
+        save_file({key: own for key, own in state.items() if key != spoiled}, file)
+        with pytest.raises(VitkitError, match=spoiled.removesuffix("weight").removesuffix("bias")):
+            vitkit.load(file, **given(name))
+        if "periods" not in spoiled:
+            save_file({**state, spoiled: torch.cat([state[spoiled]] * 2, dim=-1)}, file)
+            with pytest.raises(VitkitError):
+                vitkit.load(file, **given(name))
+
+
+def test_perception_encoders_own_files_are_refused_by_name(tmp_path: Path) -> None:
+    names = ("conv1.weight", "class_embedding", "transformer.resblocks.0.ln_1.weight", "attn_pool.probe")
+    save_file({f"visual.{name}": torch.zeros(2) for name in names}, tmp_path / "x.safetensors")
+    with pytest.raises(VitkitError, match="Perception Encoder's; it is not supported: timm's file"):
+        vitkit.load(tmp_path / "x.safetensors")
