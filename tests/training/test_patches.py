@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runs import assert_same_weights, metrics, photos, quick
+from runs import SIZE, assert_same_weights, metrics, photos, quick
 from tiny import VARIETY, build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.training.defaults import SPARED, spare_patches
@@ -89,12 +89,12 @@ def test_the_blocks_see_fewer_tokens_in_training_alone() -> None:
 
 def test_a_run_with_patch_dropout_is_repeatable_and_its_model_is_a_plain_one(tmp_path: Path) -> None:
     data = photos(tmp_path / "data")
+    fields = {"epochs": 2, "model": "vit_micro_patch4_16", "model_fields": SIZE, "ema": 0.9}
     for name in ("a", "b"):
-        recipe = quick(data, epochs=2, patch_dropout=0.5, model="vit_micro_patch4_16", ema=0.9)
-        train(recipe, tmp_path / name, say=lambda line: None)
+        train(quick(data, patch_dropout=0.5, **fields), tmp_path / name, say=lambda line: None)
     assert_same_weights(tmp_path / "a", tmp_path / "b")
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
-    train(quick(data, epochs=2, model="vit_micro_patch4_16", ema=0.9), tmp_path / "c", say=lambda line: None)
+    train(quick(data, **fields), tmp_path / "c", say=lambda line: None)
     assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
 
 

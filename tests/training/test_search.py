@@ -45,7 +45,7 @@ def grey(folder: Path, splits: dict[str, tuple[int, ...]], batch_size: int) -> I
 
 def linear_model() -> VisionTransformer:
     """A head of zeros on a frozen backbone."""
-    model = VisionTransformer(config_for("vit_micro_patch8_16", 3))
+    model = VisionTransformer(config_for("vit_micro_patch8_16", 3, **runs.SIZE))
     for parameter in model.get_submodule("head").parameters():
         torch.nn.init.zeros_(parameter)
     freeze_backbone(model)

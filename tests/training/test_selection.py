@@ -53,7 +53,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Weights that tell colours apart, and weights that are blind; neither has seen a picture."""
     root = tmp_path_factory.mktemp("weights")
     torch.manual_seed(1)
-    model = vitkit.create_model("vit_micro_patch8_16", num_classes=3)
+    model = vitkit.create_model("vit_micro_patch8_16", num_classes=3, **runs.SIZE)
     seeing = Classifier(model, tuple("abc"), PIXELS)
     seeing.save(root / "seeing")
     return str(root / "seeing"), str(blind(root / "blind", root / "seeing"))
@@ -172,7 +172,7 @@ def test_what_does_not_fit_into_the_time_is_said(
 ) -> None:
     torch.manual_seed(2)
     slow = tmp_path / "slow"
-    Classifier(vitkit.create_model("vit_micro_patch8_16", num_classes=3), tuple("abc"), PIXELS).save(slow)
+    Classifier(vitkit.create_model("vit_micro_patch8_16", num_classes=3, **runs.SIZE), tuple("abc"), PIXELS).save(slow)
     costs = {two[0]: Cost(0.0, 1e-4), two[1]: Cost(0.0, 1e-4), str(slow): Cost(0.0, 60.0)}
     monkeypatch.setattr(selection, "_cost", lambda recipe, judges: costs[recipe.weights])
     told = settled(data, [*two, str(slow)], select_time="30s")
@@ -337,7 +337,7 @@ def test_with_labels_by_lot_the_test_images_are_right_by_chance(two: tuple[str, 
     names = [*two]
     for seed in range(4):
         torch.manual_seed(10 + seed)
-        model = vitkit.create_model("vit_micro_patch8_16", num_classes=3)
+        model = vitkit.create_model("vit_micro_patch8_16", num_classes=3, **runs.SIZE)
         Classifier(model, tuple("abc"), PIXELS).save(tmp_path / f"weights{seed}")
         names.append(str(tmp_path / f"weights{seed}"))
     best, hits, images = [], 0, 0

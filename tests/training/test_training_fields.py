@@ -242,7 +242,7 @@ def load_small(folder: Path) -> Path:
     from vitkit.model.names import config_for
     from vitkit.model.vit import VisionTransformer
 
-    config = config_for("vit_micro_patch8_16", 4).replace(representation_size=24)
+    config = config_for("vit_micro_patch8_16", 4, **runs.SIZE).replace(representation_size=24)
     Classifier(VisionTransformer(config), tuple("abcd"), Preprocess(size=(16, 16))).save(folder)
     return folder
 
@@ -300,7 +300,8 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
         ends.append({name: own.detach().clone() for name, own in loop.state.model.state_dict().items()})
         return original(loop)
 
-    small = {"model": "vit_micro_patch8_16", "weights": "none", "method": "scratch", "precision": "float32"}
+    small = {"model": "vit_micro_patch8_16", "model_fields": runs.SIZE, "precision": "float32"}
+    small |= {"weights": "none", "method": "scratch"}
     given = {"data": str(tmp / "photos"), "epochs": 5, "swa": 0.5, "batch_size": 16, "workers": 0, **small}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "validate", note)
