@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -120,3 +121,61 @@ def test_perception_encoders_own_files_are_refused_by_name(tmp_path: Path) -> No
     save_file({f"visual.{name}": torch.zeros(2) for name in names}, tmp_path / "x.safetensors")
     with pytest.raises(VitkitError, match="Perception Encoder's; it is not supported: timm's file"):
         vitkit.load(tmp_path / "x.safetensors")
+
+
+# --- SigLIP in big_vision's .npz --------------------------------------------------------------------------------
+
+
+def big_vision() -> dict[str, np.ndarray]:
+    """As https://github.com/google-research/big_vision publishes SigLIP, both encoders."""
+    draw, D, H, F = np.random.default_rng(0), 64, 4, 96
+
+    def noise(*shape: int) -> np.ndarray:
+        return (0.15 * draw.standard_normal(shape)).astype(np.float32)
+
+    def norm(at: str) -> dict[str, np.ndarray]:
+        return {f"{at}/scale": 1 + noise(D), f"{at}/bias": noise(D)}
+
+    def attention(at: str) -> dict[str, np.ndarray]:
+        parts = ("query", "key", "value")
+        kernels = {f"{at}/{part}/kernel": noise(D, H, D // H) for part in parts}
+        biases = {f"{at}/{part}/bias": noise(H, D // H) for part in parts}
+        return {**kernels, **biases, f"{at}/out/kernel": noise(H, D // H, D), f"{at}/out/bias": noise(D)}
+
+    def mlp(at: str) -> dict[str, np.ndarray]:
+        first = {f"{at}/Dense_0/kernel": noise(D, F), f"{at}/Dense_0/bias": noise(F)}
+        return {**first, f"{at}/Dense_1/kernel": noise(F, D), f"{at}/Dense_1/bias": noise(D)}
+
+    images, head = "params/img", "params/img/MAPHead_0"
+    found = {f"{images}/embedding/kernel": noise(16, 16, 3, D), f"{images}/embedding/bias": noise(D)}
+    found |= {f"{images}/pos_embedding": noise(1, 16, D), f"{head}/probe": noise(1, 1, D)}
+    found |= norm(f"{images}/Transformer/encoder_norm") | norm(f"{head}/LayerNorm_0")
+    found |= attention(f"{head}/MultiHeadDotProductAttention_0") | mlp(f"{head}/MlpBlock_0")
+    for layer in range(2):
+        at = f"{images}/Transformer/encoderblock_{layer}"
+        found |= norm(f"{at}/LayerNorm_0") | attention(f"{at}/MultiHeadDotProductAttention_0")
+        found |= norm(f"{at}/LayerNorm_1") | mlp(f"{at}/MlpBlock_0")
+    return {**found, "params/t": noise(1), "params/b": noise(1), "params/txt/Embed_0/embedding": noise(10, D)}
+
+
+def test_siglips_npz_answers_as_timm_does(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **big_vision())
+    sizes = {"img_size": SIDE, "embed_dim": 64, "depth": 2, "num_heads": 4, "mlp_ratio": 1.5, "num_classes": 0}
+    model = timm.create_model("vit_base_patch16_siglip_224", act_layer="gelu_tanh", **sizes).eval()
+    model.load_pretrained(str(tmp_path / "x.npz"))
+    found = vitkit.load(tmp_path / "x.npz")
+    images = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert largest_difference(found.model(images), model(images)) <= 1e-5
+    assert "params/txt/Embed_0/embedding" in found.report.dropped
+
+
+def test_every_array_of_siglips_npz_that_is_missing_or_misshapen_is_named(tmp_path: Path) -> None:
+    arrays = big_vision()
+    for spoiled in (name for name in arrays if "img" in name and "encoderblock_1" not in name):
+        np.savez(tmp_path / "x.npz", **{name: own for name, own in arrays.items() if name != spoiled})
+        with pytest.raises(VitkitError, match=spoiled):
+            vitkit.load(tmp_path / "x.npz")
+        np.savez(tmp_path / "x.npz", **{**arrays, spoiled: np.concatenate([arrays[spoiled]] * 2)})
+        with pytest.raises(VitkitError):
+            vitkit.load(tmp_path / "x.npz")

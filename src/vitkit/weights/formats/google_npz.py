@@ -7,7 +7,7 @@ Published files number the sublayers of a block 0, 1, 2, 3; a fresh save counts 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,7 @@ def _pieces(
         **_dense("pre_logits.fc", "pre_logits"),
         **_dense("head", "head"),
         **_stem(stages),
+        **_attention_pool(),
     }
     for layer in range(depth):
         if stacked:
@@ -108,28 +109,53 @@ def _pieces(
 
 def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str, Piece]:
     norm2, attention, mlp = (f"{theirs}/{name}" for name in sublayers)
-    parts = ("query", "key", "value")
     return {
         **_norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
-        f"{ours}.attn.qkv.weight": Piece(
-            tuple(f"{attention}/{part}/kernel" for part in parts),
-            lambda *kernels: torch.cat([kernel.flatten(1).t() for kernel in kernels]),  # (D, H, D_h) -> (D, D)
-            lambda weight, config: tuple(part.t().reshape(part.shape[1], config.heads, -1) for part in weight.chunk(3)),
-        ),
-        f"{ours}.attn.qkv.bias": Piece(
-            tuple(f"{attention}/{part}/bias" for part in parts),
-            lambda *biases: torch.cat([bias.flatten() for bias in biases]),
-            lambda bias, config: tuple(part.reshape(config.heads, -1) for part in bias.chunk(3)),
-        ),
-        f"{ours}.attn.proj.weight": Piece(
-            (f"{attention}/out/kernel",),
-            lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
-            lambda weight, config: (weight.t().reshape(config.heads, -1, len(weight)),),
-        ),
-        f"{ours}.attn.proj.bias": same(f"{attention}/out/bias"),
+        **_of_heads(f"{ours}.attn.qkv", [f"{attention}/{part}" for part in ("query", "key", "value")]),
+        **_out(f"{ours}.attn.proj", f"{attention}/out"),
         **_norm(f"{ours}.norm2", norm2),
         **_dense(f"{ours}.mlp.fc1", f"{mlp}/Dense_0"),
         **_dense(f"{ours}.mlp.fc2", f"{mlp}/Dense_1"),
+    }
+
+
+def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
+    """Layers that keep heads apart as one that does not."""
+    number = len(theirs)
+    weight = Piece(
+        tuple(f"{name}/kernel" for name in theirs),
+        lambda *kernels: torch.cat([kernel.flatten(1).t() for kernel in kernels]),  # (D, H, D_h) -> (D, D)
+        lambda own, config: tuple(part.t().reshape(part.shape[1], config.heads, -1) for part in own.chunk(number)),
+    )
+    bias = Piece(
+        tuple(f"{name}/bias" for name in theirs),
+        lambda *biases: torch.cat([own.flatten() for own in biases]),
+        lambda own, config: tuple(part.reshape(config.heads, -1) for part in own.chunk(number)),
+    )
+    return {f"{ours}.weight": weight, f"{ours}.bias": bias}
+
+
+def _out(ours: str, theirs: str) -> dict[str, Piece]:
+    """What joins the heads."""
+    weight = Piece(
+        (f"{theirs}/kernel",),
+        lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
+        lambda own, config: (own.t().reshape(config.heads, -1, len(own)),),
+    )
+    return {f"{ours}.weight": weight, f"{ours}.bias": same(f"{theirs}/bias")}
+
+
+def _attention_pool() -> dict[str, Piece]:
+    """SigLIP's head (arXiv 2303.15343)."""
+    attention, ours = "MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"
+    return {
+        f"{ours}.latent": same("MAPHead_0/probe"),
+        **_of_heads(f"{ours}.q", [f"{attention}/query"]),
+        **_of_heads(f"{ours}.kv", [f"{attention}/key", f"{attention}/value"]),
+        **_out(f"{ours}.proj", f"{attention}/out"),
+        **_norm(f"{ours}.norm", "MAPHead_0/LayerNorm_0"),
+        **_dense(f"{ours}.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+        **_dense(f"{ours}.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
     }
 
 
