@@ -22,7 +22,12 @@ MODULES = (
 LARGEST = 3_000_000_000  # parameters; files of larger models cannot be mapped everywhere
 TAGS = [tag for module in MODULES for tag in timm.list_models(module=module, pretrained=True, include_tags=True)]
 FEW = {
-    *("vit_giant_patch14_dinov2", "vit_giantopt_patch16_siglip_256", "vit_giant_patch16_lingbot"),
+    *(
+        "vit_giant_patch14_dinov2",
+        "vit_giantopt_patch16_siglip_256",
+        "vit_giantopt_patch16_siglip_gap_256",
+        "vit_giant_patch16_lingbot",
+    ),
     *("aimv2_1b_patch14_224", "naflexvit_giant_patch16_radio_v3", "test_vit3"),
     *("vit_base_patch16_clip_quickgelu_224", "vit_base_patch16_rpn_224", "vit_base_patch16_sapiens2"),
 }
@@ -70,7 +75,7 @@ def test_what_no_tensor_tells_is_timms(tmp_path: Path, name: str) -> None:
     assert config.heads == block.attn.num_heads
     assert (config.qk_scale or config.head_size**-0.5) == pytest.approx(block.attn.scale)
     assert {config.norm_eps} == {
-        part.eps for key, part in theirs.named_modules() if "blocks." in key and hasattr(part, "eps")
+        part.eps for key, part in theirs.named_modules() if key.startswith("blocks.") and hasattr(part, "eps")
     }
     assert config.pool == {"avg": "gap"}.get(theirs.global_pool, theirs.global_pool)
     assert config.norm == order_of(block)

@@ -237,7 +237,7 @@ def _check_kernel(kernel: Shape, given: Given) -> None:
 
 # Heads by layers and hidden size of sizes beyond the paper's: g, G, So400m (arXiv 2106.04560, 2305.13035), DINOv2's g.
 _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
-_POOLED = {(40, 1536): 16}  # SigLIP 2's g-opt, which attention pooling tells from DINOv2's
+_TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 
 
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:
@@ -245,7 +245,7 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:
         return int(fields["heads"])
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
-    known |= _POOLED if fields["pool"] == "map" else {}
+    known |= {} if fields["class_token"] else _TOKENLESS
     if (layers, hidden_size) in known:
         return known[layers, hidden_size]
     heads = max(hidden_size // 64, 1)
