@@ -1,4 +1,4 @@
-"""Files of the authors of DINOv3 (arXiv 2508.10104) and of EVA-02 (arXiv 2303.11331), under their own names."""
+"""Files of the authors of DINOv3 (arXiv 2508.10104), EVA-02 (2303.11331) and Perception Encoder (2504.13181)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.formats import eva
-from vitkit.weights.layout import Layout, Piece, joined, same
+from vitkit.weights.layout import Layout, Piece, joined, same, with_axes
 
 _DINOV3_PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _SIDE = 224  # pixels of a square image, where nothing tells
@@ -31,6 +32,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     names = checkpoint.tensors
     if "storage_tokens" in names or eva.has(names, r"blocks\.\d+\.attn\.qkv\.bias_mask$"):
         return None if eva.has(names, r"blocks\.\d+\.attn\.w[qkv]\.") else _dinov3(checkpoint)  # Sapiens
+    if eva.has(names, r"visual\.attn_pool\.(probe$|layernorm\.|mlp\.)"):
+        return _perception_encoder(checkpoint)
     is_evas = eva.has(names, r"blocks\.\d+\.(mlp\.(w\d+\.|ffn_ln\.)|attn\.inner_attn_ln\.)")
     return _eva02(checkpoint) if is_evas and eva.has(names, r"blocks\.\d+\.attn\.(q_bias|q_proj)") else None
 
@@ -130,6 +133,73 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
         for ours, piece in layout.pieces.items()
     }
     return replace(layout, format="EVA-02", pieces=_in_every_block(pieces), dropped={**layout.dropped, **dropped})
+
+
+# --- Perception Encoder -----------------------------------------------------------------------------------------
+
+_OF_PE = (  # theirs, and timm's
+    ("visual.transformer.resblocks.", "blocks."),
+    ("visual.conv1.", "patch_embed.proj."),
+    ("visual.class_embedding", "cls_token"),
+    ("visual.positional_embedding", "pos_embed"),
+    ("visual.ln_pre.", "norm_pre."),
+    ("visual.ln_post.", "norm."),
+    ("visual.attn_pool.probe", "attn_pool.latent"),
+    ("visual.attn_pool.attn.out_proj.", "attn_pool.proj."),
+    ("visual.attn_pool.layernorm.", "attn_pool.norm."),
+    ("visual.attn_pool.mlp.c_fc.", "attn_pool.mlp.fc1."),
+    ("visual.attn_pool.mlp.c_proj.", "attn_pool.mlp.fc2."),
+    (".ln_1.", ".norm1."),
+    (".ln_2.", ".norm2."),
+    (".attn.in_proj_", ".attn.qkv."),
+    (".attn.out_proj.", ".attn.proj."),
+    (".mlp.c_fc.", ".mlp.fc1."),
+    (".mlp.c_proj.", ".mlp.fc2."),
+    (".ls_1.gamma", ".gamma_1"),
+    (".ls_2.gamma", ".gamma_2"),
+)
+_POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
+
+
+def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
+    """Of a part alone what theirs was cannot be told, and nothing is written under these names."""
+    return (None,)
+
+
+def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
+    """By the layout that timm has for the same model, of which the text encoder is no part."""
+    names = checkpoint.tensors
+    for name in ("visual.positional_embedding", "visual.conv1.weight"):
+        if name not in names:
+            raise VitkitError(f"{checkpoint.path} (Perception Encoder): {name} is missing")
+    dropped = {name: "text encoder" for name in names if not name.startswith("visual.")}
+    dropped["visual.proj"] = "from the features to the space that images share with texts"
+    own = {name: tensor for name, tensor in names.items() if name not in dropped and not name.startswith(_POOLED)}
+    renamed = {_replaced(name, _OF_PE): tensor for name, tensor in own.items()}
+    if "pos_embed" in renamed:
+        renamed["pos_embed"] = replace(renamed["pos_embed"], shape=(1, *renamed["pos_embed"].shape))
+    layout = eva.recognise(replace(checkpoint, tensors=renamed))
+    if layout is None:
+        return None
+    theirs = {_replaced(name, _OF_PE): name for name in own}
+    back = [(timms, their) for their, timms in reversed(_OF_PE)]
+    pieces = {
+        ours: Piece(tuple(theirs.get(name, _replaced(name, back)) for name in piece.theirs), piece.join, piece.split)
+        for ours, piece in layout.pieces.items()
+    }
+    pieces |= {"cls_token": with_axes("visual.class_embedding", 2)}
+    pieces |= {"pos_embed": with_axes("visual.positional_embedding", 1)}
+    for kind in ("weight", "bias"):
+        whole = (f"{_POOLED}{kind}",)
+        pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda both: both[: len(both) // 3], _unsplit)
+        pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda both: both[len(both) // 3 :], _unsplit)
+    for timms, their in back:  # so that what is missing is called by its authors' name
+        if their.startswith("visual.") and their.endswith(".") and not timms.endswith("blocks."):
+            for kind in ("weight", "bias"):
+                pieces.setdefault(f"{timms}{kind}", same(f"{their}{kind}"))
+    pieces.setdefault("attn_pool.latent", same("visual.attn_pool.probe"))
+    there = {name: why for name, why in dropped.items() if name in names}
+    return replace(layout, format="Perception Encoder", pieces=_in_every_block(pieces), dropped=there)
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:

@@ -49,11 +49,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     found = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
     if not found:
         return None
-    if any(name.startswith("visual.attn_pool.") for name in names):  # CoCa has such too
-        raise VitkitError(
-            f"{checkpoint.path}: this is a model that pools by attention, in the layout of OpenCLIP's authors or of "
-            "Perception Encoder's; it is not supported: timm's file of Perception Encoder loads"
-        )
+    if any(re.match(r"visual\.attn_pool\.(probe$|layernorm\.|mlp\.)", name) for name in names):
+        return None  # Perception Encoder, by its authors
     return Layout(
         format="OpenCLIP",
         pieces=_pieces(depth_of(match[2] for match in found)),

@@ -130,7 +130,9 @@ for _row in (  # from the one that is asked last to the one that is asked first
     CheckpointFormat("eva", "timm's EVA, EVA-02, Perception Encoder, DINOv3", reader=f"{_HOME}.eva"),
     CheckpointFormat("beit", "timm's BEiT and ViTs with relative positions", reader=f"{_HOME}.beit"),
     CheckpointFormat("dino", "DINO and DINOv2, by their authors", f"{_HOME}.dino", pixels={"dinov2": "PIXELS"}),
-    CheckpointFormat("authors", "DINOv3's and EVA-02's, by their authors", reader=f"{_HOME}.authors"),
+    CheckpointFormat(
+        "authors", "DINOv3's, EVA-02's and Perception Encoder's, by their authors", reader=f"{_HOME}.authors"
+    ),
     CheckpointFormat(
         "hf", "Hugging Face's", f"{_HOME}.huggingface", writer=f"{_HOME}.huggingface_files", is_folder=True
     ),
