@@ -125,7 +125,8 @@ class Classifier:
             precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
             images: how many will be asked, for `auto`; None for many.
             merge: patches that are merged with others in every layer, by backend eager.
-            plan: how backend eager computes on a CPU; `auto` takes, in bfloat16, the fastest, as measured here.
+            plan: how backend eager computes on a CPU; `auto` takes the fastest, as measured here; in float32 the
+                model itself, unless 500 images or more are named.
             say: is told what was measured.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is where the model is, or a GPU if there is one.
 

@@ -1,4 +1,4 @@
-"""How the model is computed in bfloat16 on this processor: measured, kept, believed only where it holds."""
+"""How the model is computed on this processor: measured, kept, believed only where it holds."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was measured, in the place of measuring."""
     calls: list[str] = []
 
-    def measure(model: Any) -> dict[str, float]:
-        calls.append(str(model.config.layers))
+    def measure(model: Any, dtype: torch.dtype) -> dict[str, float]:
+        calls.append(f"{model.config.layers} {dtype}")
         return FAST
 
     monkeypatch.setattr(plan, "measure", measure)
@@ -86,7 +86,7 @@ def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str,
 def test_every_way_is_measured_in_turn_and_beside_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(plan, "_PATIENCE", 600.0)
-    ratios = _real_measure(build())
+    ratios = _real_measure(build(), torch.float32)
     assert set(ratios) == set(WAYS) and ratios["plain"] == 1.0
     assert all(ratio > 0 for ratio in ratios.values())
 
@@ -160,7 +160,7 @@ def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, me
 def test_it_holds_for_one_machine_and_version(name: str, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     choose(build(), may_measure=True, say=silent)
     facts = plan._facts
-    monkeypatch.setattr(plan, "_facts", lambda model: facts(model) | {name: "another"})
+    monkeypatch.setattr(plan, "_facts", lambda *given: facts(*given) | {name: "another"})
     assert choose(build(), may_measure=False, say=silent) == "plain"
 
 
@@ -190,9 +190,35 @@ def test_a_plan_that_is_named_is_taken_in_float32(way: str, measured: list[str])
     assert (runner.plan, runner.precision, measured) == (way, "float32", [])
 
 
-def test_float32_is_the_model_itself_whatever_was_measured(measured: list[str]) -> None:
+@pytest.mark.parametrize(("asked", "named"), [(None, "auto"), (1, "auto"), (499, "auto"), (500, "plain")])
+def test_float32_is_the_model_itself_for_few_images(asked: int | None, named: str, measured: list[str]) -> None:
     model = build()
-    runner = open_runner(model, "eager", "float32")
+    choose(model, torch.float32, may_measure=True, say=silent)
+    runner = open_runner(model, "eager", "float32", images=asked, plan=named)
     with torch.inference_mode():
         assert torch.equal(runner(images(2)), model(images(2)))
-    assert (runner.plan, measured) == ("", [])
+    assert (runner.plan, len(measured)) == ("", 1)
+
+
+def test_for_many_images_a_plan_is_measured_in_float32_too_and_kept_beside_that_of_bfloat16(
+    measured: list[str], cache: Path
+) -> None:
+    model = build()
+    for _ in range(2):
+        runner = open_runner(model, "eager", "float32", images=500)
+        assert open_runner(model, "eager", "bfloat16", images=500).plan == runner.plan == "folded-fused"
+    with torch.inference_mode():
+        assert largest_difference(runner(images(2)), model(images(2))) <= 1e-5
+    assert measured == ["3 torch.float32", "3 torch.bfloat16"] and len(list((cache / "plans").iterdir())) == 2
+
+
+@pytest.mark.parametrize("ratios", [{}, {"folded-fused": 1.04}])
+def test_the_model_itself_in_float32_where_no_plan_is_faster(
+    ratios: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "measure", lambda model, dtype: {"plain": 1.0} | ratios)
+    model = build()
+    runner = open_runner(model, "eager", "float32", images=500)
+    with torch.inference_mode():
+        assert torch.equal(runner(images(2)), model(images(2)))
+    assert runner.plan == ""

@@ -83,7 +83,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_runner(
         _model: Any, backend: str, precision: str, images: int | None = None, device: str = "auto"
     ) -> Runner:
-        assert images is not None and images > 1000 and device == "auto"
+        assert images is None and device == "auto"  # many, and in float32 eager is the model itself
         if backend not in ("eager", "onnx"):
             raise VitkitError(f"backend {backend} is not installed")
         return Runner(backend, "float32" if backend == "onnx" else precision)

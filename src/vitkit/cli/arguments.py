@@ -47,7 +47,7 @@ Labels = Annotated[
 ]
 PlanName = Annotated[
     Plan,
-    typer.Option("--plan", help="How eager computes on a CPU; auto: in bfloat16 the fastest, as measured here once."),
+    typer.Option("--plan", help="How eager computes on a CPU; auto: the fastest, as measured here once."),
 ]
 MergeNumber = Annotated[
     int,

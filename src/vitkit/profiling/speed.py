@@ -201,7 +201,7 @@ def open_backends(
             progress(f"preparing {backend} {precision}", done, len(wanted))
         before = resident()
         try:
-            runner = open_runner(model, backend, precision, images=_MANY, device=device)
+            runner = open_runner(model, backend, precision, images=None, device=device)  # eager float32: itself
             runner(images)
         except (VitkitError, ImportError) as error:
             missing[f"{backend} {precision}"] = str(error)
@@ -211,9 +211,6 @@ def open_backends(
             contenders.append(contender)
             memory[contender.key] = None if before is None or after is None else max(after - before, 0)
     return Opened(contenders, memory, missing)
-
-
-_MANY = 1_000_000  # images: any backend is worth its preparation
 
 
 def resident() -> int | None:

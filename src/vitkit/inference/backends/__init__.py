@@ -37,8 +37,9 @@ def open_runner(
         precision: one of `PRECISIONS`; `auto` is bfloat16 where the hardware multiplies such numbers, else float32.
         images: how many will be asked; None for many.
         merge: patches that are merged away in every layer: quicker, and not quite the same. Backend eager does it.
-        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is, in bfloat16, what was measured here and
-            kept; else it is measured now if many images are asked, else `plain`.
+        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is what was measured here and kept; else it is
+            measured now if many images are asked, else `plain`. In float32 it is `plain`, the model itself to the last
+            bit, unless so many images are named.
         say: is told what was measured.
         device: `cpu`, `cuda` or `mps`; `auto` is where the model is, if that is no CPU, else a GPU if there is one. A
             backend that knows processors alone then computes there.
@@ -70,7 +71,9 @@ def open_runner(
                 continue
     from vitkit.inference.backends.torch import eager
 
-    return eager(model, precision, here, plan, may_measure=images is None or images >= MANY, say=say)
+    is_unsaid = precision == "bfloat16"  # in float32 whoever names no number has the model itself
+    may_measure = is_unsaid if images is None else images >= MANY
+    return eager(model, precision, here, plan, may_measure=may_measure, say=say)
 
 
 def _check(backend: str, precision: str, plan: str, merge: int) -> None:

@@ -1,4 +1,4 @@
-"""Which way of computing in bfloat16 is the fastest on this processor: measured where it runs, once, and kept.
+"""Which way of computing is the fastest on this processor: measured where it runs, once, and kept.
 
 There is no telling in advance. The folded and packed double beats the model itself on some processors and loses to it
 on others, as their matrix products leave more or less of the time to everything else. So when many images stream, the
@@ -43,25 +43,26 @@ _ROUNDS = (3, 15)  # at least, at most
 
 
 def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> Double:
-    """The model computed by one of `PLANS` but auto, on the CPU; `plain` is of bfloat16 alone."""
+    """The model computed by one of `PLANS` but auto, on the CPU."""
     if plan == "plain":
-        return plain(model)
+        return plain(model, dtype)
     layout, _, attend = plan.partition("-")
     return prepare(model, dtype, pack=layout == "packed", attend=attend)
 
 
-def choose(model: VisionTransformer, *, may_measure: bool, say: Say) -> str:
+def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool, say: Say) -> str:
     """One of `PLANS` for this model here: what was kept of an earlier measurement, else a new one, else `plain`.
 
     Args:
         model: on the CPU.
+        dtype: in which it is to compute.
         may_measure: whether enough images are coming for a second to be well spent.
         say: is told what was measured.
     """
-    facts = _facts(model)
+    facts = _facts(model, dtype)
     kept = _kept(facts)
     if kept is None and may_measure:
-        ratios = measure(model)
+        ratios = measure(model, dtype)
         kept = best(ratios)
         _keep(facts, kept, ratios)
         say(_told(kept, ratios))
@@ -82,15 +83,15 @@ def _told(plan: str, ratios: Mapping[str, float]) -> str:
 # --- Measuring ----------------------------------------------------------------------------------------------
 
 
-def measure(model: VisionTransformer) -> dict[str, float]:
+def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
     """How many times as fast as the model itself each way is, in processor time of a batch; medians over rounds.
 
     Blocks of one kind cost the same, so one of each kind is timed, and counts as often as the model has it. Where the
     time is up before there are rounds enough to tell, the model itself alone is named.
     """
     cut, times = _one_of_each_kind(model)
-    plans = [name for name in PLANS if name != "auto" and (can_pack(torch.bfloat16) or not name.startswith("packed"))]
-    doubles = {name: build(cut, name) for name in plans}
+    plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
+    doubles = {name: build(cut, name, dtype) for name in plans}
     config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
     began = time.monotonic()
@@ -147,7 +148,7 @@ def _seconds(double: Double, times: Sequence[int], images: Tensor) -> float:
 # --- What was kept ------------------------------------------------------------------------------------------
 
 
-def _facts(model: VisionTransformer) -> dict[str, Any]:
+def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
     """All that a measurement holds for; what the model costs does not depend on its rates of dropout or its start."""
     config = {
         name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
@@ -158,7 +159,7 @@ def _facts(model: VisionTransformer) -> dict[str, Any]:
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        "precision": "bfloat16",
+        "precision": str(dtype).removeprefix("torch."),
         "batch": BATCH,
         "config": config,
     }

@@ -30,7 +30,7 @@ class TorchRunner:
         precision: `float32` or `bfloat16`.
         is_concurrent: several threads may ask at once, as on a CPU where nothing is compiled.
         merged: patches that are merged away in every layer.
-        plan: how eager computes on the CPU, one of `PLANS`; empty where it is the model itself, in float32.
+        plan: how eager computes on the CPU, one of `PLANS`; empty where it is the model itself, to the last bit.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ def eager(
     may_measure: bool = False,
     say: Say = unsaid,
 ) -> TorchRunner:
-    """In float32 the model itself, to the last bit, unless a plan is named; in bfloat16 by a plan on the CPU.
+    """On the CPU by a plan; in float32 the model itself, to the last bit, unless a plan is named or many images come.
 
     On a GPU the double, in bfloat16.
 
@@ -77,17 +77,20 @@ def eager(
         if plan != "auto":
             raise VitkitError(f"--plan is of Vision Transformers, and this is {model.config.full_name}: leave it out")
         return TorchRunner(_double(model, precision, device), "eager", precision, device)
-    is_named = plan not in ("auto", "plain")
-    if device != "cpu" or not (is_named or precision == "bfloat16"):
-        if is_named:
+    if device != "cpu":
+        if plan not in ("auto", "plain"):
             raise VitkitError(f"--plan {plan} is for CPUs, not for {device}: leave it out")
         double: nn.Module = prepare(model, torch.bfloat16, device) if precision == "bfloat16" else copy.deepcopy(model)
         return TorchRunner(double.to(device).eval(), "eager", precision, device)
-    if plan.startswith("packed") and not can_pack(_DTYPES[precision]):
+    dtype = _DTYPES[precision]
+    if plan.startswith("packed") and not can_pack(dtype):
         raise VitkitError(f"--plan {plan}: torch has no packed weights here; take --plan auto or plain")
     if plan == "auto":
-        plan = choose(model, may_measure=may_measure, say=say)
-    return TorchRunner(build(model, plan, _DTYPES[precision]), "eager", precision, device, plan=plan)
+        is_exact = precision == "float32" and not may_measure
+        plan = "plain" if is_exact else choose(model, dtype, may_measure=may_measure, say=say)
+    if precision == "float32" and plan == "plain":
+        return TorchRunner(copy.deepcopy(model).eval(), "eager", precision, device)
+    return TorchRunner(build(model, plan, dtype), "eager", precision, device, plan=plan)
 
 
 class InBfloat16(nn.Module):
