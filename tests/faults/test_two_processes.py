@@ -50,8 +50,8 @@ def assert_one_won(outcomes: list[tuple[int, str]]) -> None:
 
 def test_ten_trainings_at_one_new_folder_and_at_a_run(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos")
-    whole = run.train(runs.quick(data, epochs=30), tmp_path / "whole", say=lambda _: None)
-    flags = [*runs.FLAGS, "--epochs", "30", "--out", tmp_path / "run"]
+    whole = run.train(runs.quick(data, epochs=90), tmp_path / "whole", say=lambda _: None)
+    flags = [*runs.FLAGS, "--epochs", "90", "--out", tmp_path / "run"]
     for extra in ([], ["--force"]):
         assert_one_won(at_once("train", data, *flags, *extra))
         runs.assert_same_weights(tmp_path / "run", whole)
