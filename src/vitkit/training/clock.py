@@ -37,7 +37,7 @@ class Clock:
     @property
     def elapsed(self) -> float:
         """Seconds spent in training."""
-        return self.spent + self._now - self._started
+        return self.spent + (self._now - self._started)  # nothing is lost to rounding
 
     @property
     def part(self) -> float:
