@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -70,6 +71,12 @@ def test_another_tokenizer_than_it_is_refused(tmp_path: Path) -> None:
     for odd in ({"clean": "odd"}, {"reduction_mask": "simple"}):
         with pytest.raises(VitkitError, match="tokenizer_kwargs"):
             read_tokenizer(folder_of(tmp_path, tokenizer_kwargs=odd), 77, "none")
+    with gzip.open(merges_beside(folder_of(tmp_path)) / MERGES, "rt", encoding="utf-8") as text:
+        lines = text.read().split("\n")
+    with gzip.open(tmp_path / MERGES, "wt", encoding="utf-8") as text:
+        text.write("\n".join(lines[:1000]))  # else each word has the ids of other tokens
+    with pytest.raises(VitkitError, match=r"damaged: it makes 1,513 tokens, and OpenAI's 49,408"):
+        read_tokenizer(tmp_path, 77, "none")
     (tmp_path / MERGES).write_bytes(b"no archive")
     with pytest.raises(VitkitError, match="its tokenizer is damaged"):
         read_tokenizer(folder_of(tmp_path), 77, "none")

@@ -51,7 +51,7 @@ def read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[
     """What encodes a text, between the tokens that begin and end it, and the id of the one that ends it.
 
     Raises:
-        VitkitError: texts are to be made ready in a way that is not known here.
+        VitkitError: texts are to be made ready in a way that is not known here, or merges are missing.
         ImportError: the library tokenizers is not installed.
     """
     from tokenizers import Regex, pre_tokenizers
@@ -65,6 +65,8 @@ def read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[
     pairs = [line.split() for line in lines[1 : _SIZE - len(names) - 1]]
     merges = [(first, second) for first, second in pairs]
     vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), BEGIN, END])}
+    if len(vocabulary) != _SIZE:
+        raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_SIZE:,}")
     own = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
     own.pre_tokenizer = pre_tokenizers.Sequence(
