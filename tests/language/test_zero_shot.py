@@ -35,8 +35,13 @@ KINDS = {
 }
 
 
+def template_of(kind: str) -> str:
+    """The published one, but where the stand-in vocabulary has more tokens of it than a text has."""
+    return "{}" if kind == "SigLIP 2" else TEMPLATES["siglip" if "Sig" in kind else "clip"]
+
+
 def prompts(kind: str) -> list[str]:
-    return [TEMPLATES["siglip" if "Sig" in kind else "clip"].format(name) for name in CLASSES]
+    return [template_of(kind).format(name) for name in CLASSES]
 
 
 def tokens_of(tokenizer: Any, texts: list[str]) -> Tensor:
@@ -47,7 +52,7 @@ def tokens_of(tokenizer: Any, texts: list[str]) -> Tensor:
 def test_vectors_and_logits_are_transformers(tmp_path: Path, kind: str) -> None:
     model, tokenizer = KINDS[kind](tmp_path)
     ours = read_images_and_words(tmp_path)
-    classifier = ours.classifier(CLASSES, one=True)
+    classifier = ours.classifier(CLASSES, [template_of(kind)], one=True)
     with torch.inference_mode():
         theirs = model(input_ids=tokens_of(tokenizer, prompts(kind)), pixel_values=BATCH)
         assert largest_difference(ours.vectors(prompts(kind)), theirs.text_embeds) <= 1e-5
@@ -55,7 +60,7 @@ def test_vectors_and_logits_are_transformers(tmp_path: Path, kind: str) -> None:
         assert largest_difference(classifier.model(BATCH), theirs.logits_per_image) <= 1e-5
         assert largest_difference(classifier.probabilities(BATCH), theirs.logits_per_image.softmax(-1)) <= 1e-6
         if "Sig" in kind:
-            as_trained = ours.classifier(CLASSES).probabilities(BATCH)
+            as_trained = ours.classifier(CLASSES, [template_of(kind)]).probabilities(BATCH)
             assert largest_difference(as_trained, theirs.logits_per_image.sigmoid()) <= 1e-6
     assert theirs.logits_per_image.std() > 0.01
 
@@ -123,10 +128,10 @@ def test_open_clips_siglip_has_timms_trunk_and_reads_the_last_token(tmp_path: Pa
     ours = read_images_and_words(tmp_path, heads=4)
     assert (ours.images.preprocess.fit, ours.images.preprocess.mean) == ("squash", (0.5, 0.5, 0.5))
     with torch.inference_mode():
-        texts = nn.functional.normalize(text(tokens_of(tokenizer, prompts("SigLIP"))), dim=-1)
+        texts = nn.functional.normalize(text(tokens_of(tokenizer, prompts("SigLIP 2"))), dim=-1)
         images = nn.functional.normalize(trunk(BATCH), dim=-1)
-        assert largest_difference(ours.vectors(prompts("SigLIP")), texts) <= 1e-5
-        logits = ours.classifier(CLASSES).model(BATCH)
+        assert largest_difference(ours.vectors(prompts("SigLIP 2")), texts) <= 1e-5
+        logits = ours.classifier(CLASSES, ["{}"]).model(BATCH)
         assert largest_difference(logits, torch.tensor(1.5).exp() * images @ texts.T - 3) <= 1e-5
 
 
@@ -183,6 +188,17 @@ def test_what_cannot_be_asked_is_refused_in_a_line(folder: Path) -> None:
             zero_shot(folder, classes, templates)
     with pytest.raises(VitkitError, match="trained by softmax"):
         zero_shot(folder, ["a"], one=False)
+
+
+def test_names_that_are_the_same_tokens_are_refused(tmp_path: Path, folder: Path) -> None:
+    """One of them would get all the images of both."""
+    with pytest.raises(VitkitError, match="'Rose' and 'rose' are the same to this model"):
+        zero_shot(folder, ["daisy", "Rose", "rose"])
+    wordy.siglip(tmp_path)
+    with pytest.raises(VitkitError, match=r"'C\+\+' and 'C' are the same to this model"):
+        zero_shot(tmp_path, ["C++", "C"])
+    with pytest.raises(VitkitError, match="reads 12 tokens"):
+        zero_shot(tmp_path, ["daisy", "rose"], ["a photo of the small red and blue and green tulip, " * 4 + "{}"])
 
 
 def test_an_image_encoder_alone_has_no_words(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class ImagesAndWords:
                 None: as the model was trained. Given that exactly one is right, the softmax is what sigmoids come to.
 
         Raises:
-            VitkitError: a name or template is unfit, or the model was not trained for a sigmoid.
+            VitkitError: a name or template is unfit, two names are the same tokens, or the model was not trained for a
+                sigmoid.
         """
         names = _checked(classes)
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
@@ -99,10 +100,22 @@ class ImagesAndWords:
             raise VitkitError("this model was trained by softmax: it has no probability of a class by itself")
         bare = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)
+        self._check_apart(names, templates)
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
         told = {**self.images.provenance, "templates": list(templates)}
         return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=told)
+
+    def _check_apart(self, names: Sequence[str], templates: Sequence[str]) -> None:
+        """Of names that are the same tokens one would get every image of the other: `C` and `C++` without signs."""
+        told: dict[tuple[tuple[int, ...], ...], str] = {}
+        for name in names:
+            ids = self.tokenizer([template.replace("{}", name) for template in templates])
+            if (other := told.setdefault(tuple(map(tuple, ids)), name)) != name:
+                raise VitkitError(
+                    f"--classes: {other!r} and {name!r} are the same to this model, which reads "
+                    f"{self.tokenizer.context} tokens of a text, often without capitals and signs: word them otherwise"
+                )
 
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
         """The head of classes that are called so: its weight (K, P) and bias (K,), for an image's vector of length 1.
