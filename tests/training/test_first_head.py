@@ -24,6 +24,7 @@ from vitkit.language.zero_shot import zero_shot
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.probe import Fit, choose_head
 from vitkit.training.run import resume, train
+from vitkit.verbs.train import TrainingRun
 from vitkit.weights import load
 from vitkit.weights.classes import imagenet_synsets
 
@@ -109,6 +110,7 @@ def test_what_the_backbone_is_stays_frozen_where_only_a_head_is_trained(place: P
 def test_a_probe_from_names_learns_and_stays_near_them(place: Path, tmp_path: Path) -> None:
     told(place, tmp_path / "run", method="probe")
     runs.assert_learned(tmp_path / "run", place / "photos")
+    assert "zero_shot" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     begun = Fit(torch.randn(3, 6), torch.zeros(3), math.inf, 1.0, None, None)
     far, near = (choose_head(x, y, None, 3, penalty, begun) for penalty in (1e-3, 1e4))
@@ -166,6 +168,9 @@ def test_the_best_epoch_may_be_the_start(place: Path, tmp_path: Path) -> None:
     assert torch.equal(classifier.model(batch), expected)
     assert any("the model is the zero-shot one" in line for line in said)
     assert "kept: epoch 0, zero-shot" in (tmp_path / "run" / "report.html").read_text()
+    figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert figures["zero_shot"] == vitkit.evaluate(tmp_path / "run").figures["zero_shot"] == ["a photo of a {}."]
+    assert "zero-shot: no training was better" in str(TrainingRun(tmp_path / "run").lines())
 
 
 def test_a_run_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:

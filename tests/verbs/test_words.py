@@ -169,7 +169,9 @@ def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: A
         place / "clip", labelled, classes=names.read_text().split("\n"), templates=["a {}", "the {}"]
     )
     assert json.loads(told.out)["accuracy"] == expected.accuracy
-    assert (place / "judged" / "report.html").is_file()
+    assert json.loads(told.out)["zero_shot"] == ["a {}", "the {}"]
+    told_there = "by the class names alone, as &#x27;a {}&#x27;, &#x27;the {}&#x27;"
+    assert told_there in (place / "judged" / "report.html").read_text()
 
 
 def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(place: Path, labelled: Path) -> None:

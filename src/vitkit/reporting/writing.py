@@ -10,6 +10,7 @@ from typing import Any
 
 from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
+from vitkit.evaluation.chosen import by_name_in_words
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
@@ -56,6 +57,7 @@ def write_evaluation(
         root=table.root,
         facts={
             "model": f"{config.in_words}, {len(classifier.classes)} classes",
+            **by_name_in_words(classifier.provenance),
             "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
             "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
             "computed": classifier.computed,

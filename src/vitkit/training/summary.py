@@ -19,7 +19,7 @@ from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
-from vitkit.evaluation.chosen import chosen_on
+from vitkit.evaluation.chosen import by_name, chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import evaluate
@@ -93,7 +93,7 @@ def report(
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
-    numbers = all_figures(evaluation, seen_before, classifier.provenance.get(BALANCE))
+    numbers = all_figures(evaluation, seen_before, classifier.provenance.get(BALANCE)) | by_name(classifier.provenance)
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")

@@ -24,7 +24,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
-from vitkit.evaluation.chosen import chosen_on
+from vitkit.evaluation.chosen import by_name, by_name_in_words, chosen_on
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.reporting import plots
@@ -174,7 +174,7 @@ def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
-    write_json(run.folder / EVALUATION, numbers := figures(evaluation))
+    write_json(run.folder / EVALUATION, numbers := figures(evaluation) | by_name(classifier.provenance))
     _write_report(run, recipe, classifier, evaluation, numbers)
     run.say(f"accuracy {evaluation.accuracy:.4f} on {evaluation.described} ({evaluation.loss:.4f} log loss)")
 
@@ -210,7 +210,11 @@ def _write_report(
         evaluation=evaluation,
         numbers=numbers,
         root=None,
-        facts={"data": NAME, "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items())},
+        facts={
+            "data": NAME,
+            **by_name_in_words(classifier.provenance),
+            "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items()),
+        },
         findings=["the images came from datasets, not files: nobody looked for similar pictures or wrong labels"],
         pictures={caption: (folder / PICTURES[caption]).read_bytes() for caption in drawn},
         recipe=without_places(recipe).to_toml(),

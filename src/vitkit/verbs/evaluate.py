@@ -163,9 +163,10 @@ def _seen(
 
 
 def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, merge: int) -> dict[str, Any]:
+    from vitkit.evaluation.chosen import by_name
     from vitkit.evaluation.unseen import all_figures
 
-    found = all_figures(outcome, seen, classifier.provenance.get("balance"))
+    found = all_figures(outcome, seen, classifier.provenance.get("balance")) | by_name(classifier.provenance)
     computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
     return {"accuracy": found["accuracy"], **computed, **found}
 

@@ -104,7 +104,8 @@ class TrainingRun(Result):
         what = "exact match" if figures.get("task") == "multi" else "accuracy"
         chosen = figures.get("chosen_on")
         caveat = f" (validation: chosen on these images: {', '.join(chosen)})" if chosen else ""
-        return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{caveat}"
+        start = "; zero-shot: no training was better" if "zero_shot" in figures else ""
+        return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{caveat}{start}"
 
     def _repr_html_(self) -> str:
         from vitkit.evaluation.registry import METRICS
