@@ -125,7 +125,7 @@ def test_mistakes_end_in_a_line_and_leave_nothing(
 
 
 def test_what_does_not_fit_is_named_unless_partial_is_allowed(vitkit: Any, tmp_path: Path) -> None:
-    state = {**build(image_size=(16, 16)).state_dict(), "blocks.0.attn.q_norm.weight": torch.ones(8)}
+    state = {**build(image_size=(16, 16)).state_dict(), "blocks.0.attn.odd.weight": torch.ones(8)}
     del state["blocks.1.mlp.fc2.weight"]
     save_file(state, tmp_path / "odd.safetensors")
     for verb in ("convert", "info"):
@@ -133,11 +133,11 @@ def test_what_does_not_fit_is_named_unless_partial_is_allowed(vitkit: Any, tmp_p
         outcome = vitkit(verb, tmp_path / "odd.safetensors", *target, "--heads", 4)
         assert outcome.code == 2
         assert "missing: blocks.1.mlp.fc2.weight" in outcome.err
-        assert "left over: blocks.0.attn.q_norm.weight" in outcome.err
+        assert "left over: blocks.0.attn.odd.weight" in outcome.err
         outcome = vitkit(verb, tmp_path / "odd.safetensors", *target, "--heads", 4, "--allow-partial")
         assert outcome.code == 0
         assert "missing blocks.1.mlp.fc2.weight" in outcome.out
-        assert "left over blocks.0.attn.q_norm.weight" in outcome.out
+        assert "left over blocks.0.attn.odd.weight" in outcome.out
 
 
 def test_info_reports_on_a_file_without_reading_its_numbers(vitkit: Any, checkpoint: Path) -> None:

@@ -77,7 +77,7 @@ def test_each_fold_is_a_run_that_predicts(finished: Path, data: Path) -> None:
         assert len(runs.metrics(folder)) == 2
         own = build(load_fields(folder / "recipe.toml"))
         assert own.folds is None
-        assert own == recipe_for(data).replace(folds=None, method=own.method)
+        assert own == recipe_for(data).replace(folds=None, method=own.method, head_from=own.head_from)
 
 
 def test_every_image_is_tested_once_and_never_trained_on_there(finished: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_report_shows_every_fold_and_the_mean(finished: Path) -> None:
 def test_the_log_and_the_recipe_of_the_whole_are_kept(finished: Path, data: Path) -> None:
     own = build(load_fields(finished / "recipe.toml"))
     assert own.folds == 3
-    assert own == recipe_for(data, method=own.method)
+    assert own == recipe_for(data, method=own.method, head_from=own.head_from)
     log = (finished / "log.txt").read_text()
     assert "fold 3 of 3" in log
     assert "over 3 folds" in log

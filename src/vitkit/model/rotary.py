@@ -55,11 +55,12 @@ class Turn(NamedTuple):
         """
         n, D_h = x.shape[-2:]
         a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
-        by = torch.complex(self.cos[..., :n, a], self.sin[..., :n, b])  # (n, D_h / 2)
+        dtype = torch.promote_types(self.cos.dtype, torch.float32)  # there are no complex numbers of bfloat16
+        by = torch.complex(self.cos[..., :n, a].to(dtype), self.sin[..., :n, b].to(dtype))  # (n, D_h / 2)
         if self.by_halves:
-            pairs = torch.complex(x[..., a].to(by.real.dtype), x[..., b].to(by.real.dtype))
+            pairs = torch.complex(x[..., a].to(dtype), x[..., b].to(dtype))
         else:
-            pairs = torch.view_as_complex(x.to(by.real.dtype).view(*x.shape[:-1], -1, 2))
+            pairs = torch.view_as_complex(x.to(dtype).view(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * by).flatten(-2).to(x.dtype)
 
 
