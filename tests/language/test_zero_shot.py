@@ -214,6 +214,47 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     wordy.siglip2_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(VitkitError, match="another model's"):
         zero_shot(tmp_path, ["z🙂é"])
+    wordy.clip(tmp_path / "clip", eos_token_id=5)
+    with pytest.raises(VitkitError, match="texts do not end in 5"):
+        zero_shot(tmp_path / "clip", CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        ("logit_bias", None, "logit_bias is missing"),
+        ("logit_bias", float("nan"), "logit_bias is not one number"),
+        ("logit_scale", float("inf"), "logit_scale is not one number"),
+        ("logit_scale", 200.0, "logit_scale is not one number"),
+        ("logit_scale", [], "logit_scale is not one number"),
+    ],
+)
+def test_numbers_that_make_no_logits_are_refused(tmp_path: Path, name: str, number: Any, said: str) -> None:
+    """A SigLIP without its bias would be asked as CLIP is."""
+    wordy.siglip(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    del state[name]
+    save_file(state | ({} if number is None else {name: torch.tensor(number)}), tmp_path / "model.safetensors")
+    with pytest.raises(VitkitError, match=said):
+        zero_shot(tmp_path, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (5, "text_config must be an object"),
+        ({"num_attention_heads": 0}, "do not make 0 heads"),
+        ({"num_attention_heads": "a"}, "do not make 'a' heads"),
+        ({"eos_token_id": None}, "eos_token_id must be a whole number"),
+    ],
+)
+def test_a_spoilt_description_of_the_text_encoder_is_refused(tmp_path: Path, written: Any, said: str) -> None:
+    wordy.clip(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"] = config["text_config"] | written if isinstance(written, dict) else written
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VitkitError, match=said):
+        zero_shot(tmp_path, CLASSES)
 
 
 def test_graphs_for_other_runtimes_compute_cosines(folder: Path) -> None:

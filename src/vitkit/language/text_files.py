@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,20 +90,20 @@ def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
     Raises:
         VitkitError: there is none, or a tensor of it is missing, left over or of the wrong shape; it is named.
     """
-    names, layout = checkpoint.tensors, _layout(checkpoint)
+    layout = _layout(checkpoint)
     if layout is None:
         raise VitkitError(
             f"{checkpoint.path} has no text encoder: words need a whole model of CLIP or SigLIP, with both halves"
         )
-    scale = _number(checkpoint, "logit_scale")
+    scale = _number(checkpoint, "logit_scale", torch.exp)
     if scale is None:
         raise VitkitError(f"{checkpoint.path}: logit_scale is missing")
     bias = _number(checkpoint, "logit_bias")
-    projection = None if layout.projection is None else names[layout.projection].read().float()
+    projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
     return Words(
         tower=_tower(checkpoint, layout, gelu),
         projection=projection.T.contiguous() if projection is not None and layout.is_transposed else projection,
-        scale=float(torch.tensor(scale).exp()),
+        scale=scale,
         bias=bias or 0.0,
         is_sigmoid=bias is not None,
         clean=layout.clean,
@@ -120,8 +120,13 @@ def _layout(checkpoint: Checkpoint) -> _Layout | None:
     return _open_clip(checkpoint) if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS) else None
 
 
-def _number(checkpoint: Checkpoint, name: str) -> float | None:
-    return float(checkpoint.tensors[name].read().flatten()[0]) if name in checkpoint.tensors else None
+def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = torch.Tensor.float) -> float | None:
+    if name not in checkpoint.tensors:
+        return None
+    found = of(checkpoint.tensors[name].read().float())
+    if found.numel() != 1 or not found.isfinite().all():
+        raise VitkitError(f"{checkpoint.path}: {name} is not one number that can be multiplied by")
+    return float(found)
 
 
 def _tower(checkpoint: Checkpoint, layout: _Layout, gelu: str) -> TextTower:
@@ -169,9 +174,9 @@ def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.
 
     hidden_size = size("token_embed.weight", 1)
     fields = {"heads": max(hidden_size // 64, 1), "gelu": gelu, "norm_eps": 1e-5, **layout.written}
-    if hidden_size % fields["heads"]:
-        heads = fields["heads"]
-        raise VitkitError(f"{checkpoint.path}: the text encoder's {hidden_size} features do not make {heads} heads")
+    heads = fields["heads"]
+    if type(heads) is not int or heads < 1 or hidden_size % heads:
+        raise VitkitError(f"{checkpoint.path}: the text encoder's {hidden_size} features do not make {heads!r} heads")
     return TextConfig(
         vocabulary=size("token_embed.weight", 0),
         context=size("pos_embed", 0),
@@ -188,6 +193,10 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
     blocks = f"{ahead}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
     is_siglip = "visual_projection.weight" not in names
+    if is_siglip and "logit_bias" not in names:  # else its sigmoids would pass for CLIP's softmax
+        raise VitkitError(
+            f"{checkpoint.path}: logit_bias is missing (of SigLIP), or visual_projection.weight (of CLIP)"
+        )
     pieces = {
         "token_embed.weight": same(_HF_EMBEDDING),
         "pos_embed": same(f"{ahead}embeddings.position_embedding.weight"),
@@ -200,7 +209,10 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
         {"is_causal": False, "pool": "last", "norm_eps": 1e-6} if is_siglip else {"is_causal": True, "pool": "largest"}
     ) | {"projection_bias": is_siglip}
     if checkpoint.config is not None:
-        written |= _of_config_json(checkpoint.config.get("text_config") or {}, is_siglip=is_siglip)
+        config = checkpoint.config.get("text_config") or {}
+        if not isinstance(config, Mapping):
+            raise VitkitError(f"config.json: text_config must be an object, not {config!r:.40}")
+        written |= _of_config_json(config, is_siglip=is_siglip)
     own = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"
@@ -217,6 +229,8 @@ def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, 
     }
     end = config.get("eos_token_id", 49407)
     if not is_siglip and end != 2:  # 2 was wrong, and means the largest
+        if type(end) is not int:
+            raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
         written |= {"pool": "end", "end": end}
     return written
 

@@ -70,6 +70,12 @@ class ImagesAndWords:
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
                 if int(tokens.max()) >= tower.config.vocabulary:
                     raise VitkitError("the tokenizer is another model's: it has tokens that the text encoder has not")
+                ends = torch.eq(tokens, tower.config.end or 0).int().argmax(dim=1)
+                if tower.config.pool == "end" and not ends.all():  # read at their first token, all texts are alike
+                    raise VitkitError(
+                        f"the tokenizer is another model's: its texts do not end in {tower.config.end}, where the "
+                        "text encoder reads them"
+                    )
                 found.append(unit(tower(tokens)))
         return torch.cat(found)
 
