@@ -266,6 +266,9 @@ def test_folds_and_a_choice_of_weights(place: Path, tmp_path: Path) -> None:
     said = told(place, tmp_path / "folds", method="probe", folds=2)
     assert sum("zero-shot is epoch 0" in line for line in said) == 1
     assert all(-1 in rows(tmp_path / "folds" / f"fold-{number}") for number in (1, 2))
+    said = told(place, tmp_path / "spoilt", folds=2, epochs=1, lr=5.0, monitor="val_loss")
+    assert "note: in 2 of 2 folds the model is the zero-shot one: no training was better" in said
+    assert (tmp_path / "spoilt" / "report.html").read_text().count("</a>, zero-shot") == 2
     both = f"{place / 'clip'},{place / 'siglip'}"
     vitkit.train(
         place / "photos", weights=both, select_time="20s", method="probe", out=tmp_path / "chosen", say=said.append

@@ -67,6 +67,8 @@ def cross_validate(run: Run, recipe: Recipe) -> dict[str, Spread]:
         numbers = {name: {"mean": own.mean, "margin_95": own.margin} for name, own in spreads.items()}
         write_json(run.folder / FOLDS, {**numbers, "folds": results})
         _write_report(run.folder / REPORT, recipe, results, spreads)
+    if (unlearned := sum("zero_shot" in own for own in results)) > 0:
+        run.say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no training was better")
     run.say(f"accuracy {spreads['accuracy']} (95 %) over {recipe.folds} folds; report: {run.folder / REPORT}")
     return spreads
 
@@ -82,7 +84,7 @@ def _unseen(folder: Path) -> str:
 def _write_report(path: Path, recipe: Recipe, results: list[dict[str, float]], spreads: dict[str, Spread]) -> None:
     rows = [
         [
-            f'<a href="fold-{number}/{REPORT}">fold {number}</a>',
+            f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in own else ""}',
             *(f"{own[name]:.4f}" for name in spreads),
             str(own["images"]),
         ]
