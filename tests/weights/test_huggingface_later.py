@@ -166,3 +166,24 @@ def test_what_is_made_otherwise_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(gated))
     with pytest.raises(VitkitError, match="expected silu"):
         vitkit.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "BEiT"])
+def test_a_spoilt_description_is_refused_in_a_line(tmp_path: Path, kind: str) -> None:
+    made(kind).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name, value, said in (
+        ("num_attention_heads", 1.5, "heads must be a whole number"),
+        ("num_attention_heads", 0, "heads must be at least 1"),
+        ("num_attention_heads", [4], "heads must be a whole number"),
+        ("image_size", "32", "image_size must be one or two numbers of pixels"),
+        ("image_size", [32], "image_size must be one or two numbers of pixels"),
+        ("layer_norm_eps", "x", "norm_eps must be a finite number"),
+        *([("rope_theta", "x", "rotary_base must be a finite number")] if kind == "DINOv3" else []),
+        ("model_type", ["beit"], "model_type is no text"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(VitkitError, match=said):
+            vitkit.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "layer_norm_eps": None}))
+    assert_same(vitkit.load(tmp_path).model, made(kind))

@@ -240,9 +240,9 @@ _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
 _TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 
 
-def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> int:
+def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> Any:
     if "heads" in fields:
-        return int(fields["heads"])
+        return fields["heads"]  # the configuration refuses what is no number of heads
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
     known |= {} if fields["class_token"] else _TOKENLESS

@@ -67,12 +67,19 @@ def _read_folder(folder: Path) -> Checkpoint:
         path=folder,
         tensors=tensors,
         wrappers=part.wrappers,
-        config=_read_json(folder / _description_of(files)),
+        config=_read_description(folder / _description_of(files)),
         preprocessor=_read_json(folder / "preprocessor_config.json"),
         metadata=part.metadata,
         passed_over=part.passed_over,
         pictures=part.pictures,
     )
+
+
+def _read_description(path: Path) -> dict[str, Any] | None:
+    found = _read_json(path)
+    if found is not None and not isinstance(found.get("model_type", ""), str | None):
+        raise VitkitError(f"{path} is damaged: model_type is no text")
+    return found
 
 
 def _description_of(files: list[Path]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from vitkit.data.preprocess import HALF
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.formats.huggingface_described import activation, cropped, labels, pixels, sides
+from vitkit.weights.formats.huggingface_described import activation, cropped, labels, or_usual, pixels, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
@@ -85,13 +85,13 @@ def _fields(names: Mapping[str, Stored], prefix: str, config: Mapping[str, Any])
         raise VitkitError(
             "use_absolute_position_embeddings beside relative positions is not supported: vitkit's model has one kind"
         )
-    heads = config.get("num_attention_heads") or (tables[0][1] if tables else None)
+    heads = or_usual(config, "num_attention_heads", tables[0][1] if tables else None)
     return {
         "position": "relative_bias" if is_relative else "learned_1d" if is_placed else "none",
         "position_resize": "huggingface",
         "class_token": True,
         "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
-        "norm_eps": config.get("layer_norm_eps", 1e-12),
+        "norm_eps": or_usual(config, "layer_norm_eps", 1e-12),
         "gelu": activation(config.get("hidden_act", "gelu")),
         **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
         **({} if heads is None else {"heads": heads}),

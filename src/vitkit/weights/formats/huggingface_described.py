@@ -86,8 +86,23 @@ def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, An
 
 
 def sides(written: Any) -> tuple[int, int] | None:
-    """`image_size` as (height, width), where it is written."""
-    return (written[0], written[1]) if isinstance(written, (list, tuple)) else written and (written, written)
+    """`image_size` as (height, width), where it is written.
+
+    Raises:
+        VitkitError: it is no number of pixels, and no two.
+    """
+    if written is None:
+        return None
+    both = written if isinstance(written, (list, tuple)) else (written, written)
+    if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
+        raise VitkitError(f"config.json: image_size must be one or two numbers of pixels, not {written!r:.40}")
+    return both[0], both[1]
+
+
+def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
+    """What is written under a name; null and nothing are the library's own default."""
+    found = config.get(name)
+    return usual if found is None else found
 
 
 def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.formats.huggingface_described import activation, cropped, pixels, sides
+from vitkit.weights.formats.huggingface_described import activation, cropped, or_usual, pixels, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
 
 _BLOCK = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
@@ -17,6 +17,7 @@ _PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, 
 _HEADS = {4096: 32, 1280: 20}  # by hidden size, where a head has not 64 features
 _KERNEL = "embeddings.patch_embeddings.weight"
 _REGISTERS = "embeddings.register_tokens"
+_BASE = 100.0
 _SIDE = 224  # of images, where nothing tells
 
 
@@ -33,24 +34,23 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if _REGISTERS not in names:  # which are there where there are none, too
         raise VitkitError(f"{checkpoint.path} (Hugging Face dinov3_vit): {_REGISTERS} is missing")
     kernel = names[_KERNEL].shape if _KERNEL in names else ()
-    heads = config.get("num_attention_heads") or _HEADS.get(kernel[0] if kernel else 0)
+    heads = or_usual(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
     is_gated = any(".mlp.gate_proj." in name for name in names)
     if (written := config.get("hidden_act", "silu" if is_gated else "gelu")) != "silu" and is_gated:
         raise VitkitError(f"config.json: a gated MLP with hidden_act {written!r} is not supported; expected silu")
     size = sides(config.get("image_size")) or (_SIDE, _SIDE)
-    base = float(config.get("rope_theta", 100.0))
     fields: dict[str, Any] = {
         "rotary": "dinov3",
-        "rotary_base": base,
+        "rotary_base": or_usual(config, "rope_theta", _BASE),
         "position": "none",
         "class_token": True,
         "pool": "token",
-        "norm_eps": config.get("layer_norm_eps", 1e-5),
+        "norm_eps": or_usual(config, "layer_norm_eps", 1e-5),
         "gelu": "erf" if is_gated else activation(written),
         **({} if heads is None else {"heads": heads}),
     }
     assumed = {
-        "rotary": f"dinov3, of base {base:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
+        "rotary": f"dinov3, of base {_BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
         "image_size": f"{_SIDE} pixels: no tensor tells; image_size=... does",
     }
     told = pixels(checkpoint.preprocessor)

@@ -17,7 +17,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.families import NAFLEX
-from vitkit.weights.formats.huggingface_described import activation, labels, pixels
+from vitkit.weights.formats.huggingface_described import activation, labels, or_usual, pixels, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
@@ -81,7 +81,6 @@ def _layout(
 ) -> Layout:
     config = _of_images(checkpoint.config)
     written = pixels(checkpoint.preprocessor, is_number_short_side=family == "clip")
-    size = None if config is None else config.get("image_size", 224)
     fields: dict[str, Any] = {
         **_DEFAULTS[family],
         "class_token": family == "clip",
@@ -100,7 +99,7 @@ def _layout(
         preprocess=written or _CUSTOMARY[family],
         is_preprocess_known=written is not None,
         classes=labels(checkpoint.config or {}) if has_classifier else None,
-        image_size=(size, size) if isinstance(size, int) else tuple(size) if size else None,
+        image_size=None if config is None else sides(or_usual(config, "image_size", 224)),
         dropped=dropped,
     )
 
@@ -158,7 +157,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that config.json says; what it leaves out is transformers' default."""
-    fields: dict[str, Any] = {"heads": config.get("num_attention_heads", _HEADS)}
+    fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
     if "hidden_act" in config:
         fields["gelu"] = activation(config["hidden_act"])
     for ours, theirs in _FIELDS.items():
