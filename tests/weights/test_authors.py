@@ -55,7 +55,12 @@ def as_dinov3(state: dict[str, Tensor]) -> dict[str, Tensor]:
             )
         elif not name.endswith("v_bias"):
             found[name] = own
-    return {**found, "rope_embed.periods": torch.ones(4), "mask_token": torch.zeros(1, 64)}
+    return {**found, "rope_embed.periods": periods(100.0), "mask_token": torch.zeros(1, 64)}
+
+
+def periods(base: float) -> Tensor:
+    """Of heads of 16 features, in the authors' way."""
+    return base ** (2 * torch.arange(4) / 8)
 
 
 def _is_gated(state: dict[str, Tensor]) -> bool:
@@ -130,6 +135,23 @@ def test_answers_are_timms(tmp_path: Path, name: str) -> None:
     told = {"dinov3": "DINOv3", "eva02": "EVA-02", "pe_core": "Perception Encoder"}
     assert found.report.format == next(family for part, family in told.items() if part in name)
     assert "rotary" in found.report.assumed
+
+
+def test_the_base_of_dinov3s_rotary_positions_is_what_its_periods_tell(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    name, file = "vit_small_patch16_dinov3_qkvb", tmp_path / "x.safetensors"
+    sizes = {"img_size": SIDE, "embed_dim": 64, "depth": 2, "num_heads": 4, "num_classes": 0}
+    model = timm.create_model(name, **sizes, rope_temperature=40.0).eval()
+    state = theirs(name, model) | {"rope_embed.periods": periods(40.0).bfloat16()}
+    save_file(state, file)
+    images = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    found = vitkit.load(file, **given(name))
+    with torch.inference_mode():
+        assert largest_difference(found.model.forward_features(images), model.forward_features(images)) <= 1e-5
+    for spoilt in (torch.zeros(4), torch.full((4,), float("nan")), periods(100.0).flip(0)):
+        save_file(state | {"rope_embed.periods": spoilt}, file)
+        with pytest.raises(VitkitError, match="periods are not the powers"):
+            vitkit.load(file, **given(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

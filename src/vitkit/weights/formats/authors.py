@@ -18,6 +18,7 @@ from vitkit.weights.formats import eva
 from vitkit.weights.layout import Layout, Piece, joined, same, with_axes
 
 _DINOV3_PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+_BASE = 100.0
 _SIDE = 224  # pixels of a square image, where nothing tells
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 _OF_TRAINING = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
@@ -47,12 +48,13 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         if name not in names:
             raise VitkitError(f"{checkpoint.path} (DINOv3): {name} is missing")
     dropped = {name: "of training alone" for name in _OF_TRAINING if name in names}
-    dropped["rope_embed.periods"] = "it follows from the base"
+    dropped["rope_embed.periods"] = "it tells the base"
+    base = _base_of(checkpoint)
     features = names["patch_embed.proj.weight"].shape[:1]
     pairs = names["rope_embed.periods"].shape  # each of a row's and a column's
     fields: dict[str, Any] = {
         "rotary": "dinov3",
-        "rotary_base": 100.0,
+        "rotary_base": base,
         "position": "none",
         "class_token": True,
         "pool": "token",
@@ -67,11 +69,29 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         preprocess=_DINOV3_PIXELS,
         image_size=(_SIDE, _SIDE),
         assumed={
-            "rotary": "dinov3, of base 100, as its authors have it; if wrong: rotary_base=...",
+            "rotary": f"dinov3, of base {base:g}, which its periods tell; if wrong: rotary_base=...",
             "image_size": f"{_SIDE} pixels: no tensor tells; image_size=... does",
         },
         dropped=dropped,
     )
+
+
+def _base_of(checkpoint: Checkpoint) -> float:
+    """Of periods base ** (i / n), which training in bfloat16 has rounded; one alone is 1, whatever the base.
+
+    Raises:
+        VitkitError: they are otherwise.
+    """
+    periods = checkpoint.tensors["rope_embed.periods"].read().double().flatten()
+    n = len(periods)
+    if n < 2:
+        return _BASE
+    base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
+    if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
+        raise VitkitError(
+            f"{checkpoint.path} (DINOv3): rope_embed.periods are not the powers of one base that are known"
+        )
+    return base
 
 
 def _dinov3_pieces(names: Mapping[str, Stored], dropped: Mapping[str, str]) -> dict[str, Piece]:
