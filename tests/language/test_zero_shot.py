@@ -201,6 +201,19 @@ def test_names_that_are_the_same_tokens_are_refused(tmp_path: Path, folder: Path
         zero_shot(tmp_path, ["daisy", "rose"], ["a photo of the small red and blue and green tulip, " * 4 + "{}"])
 
 
+@pytest.mark.parametrize(("hidden_size", "heads"), [(64, 1), (1152, 16)])
+def test_the_heads_of_a_bare_files_text_encoder_are_assumed_aloud(tmp_path: Path, hidden_size: int, heads: int) -> None:
+    """1152 features are So400m's, whose heads have 72."""
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "intermediate_size": 48, "num_hidden_layers": 1}
+    model, tokenizer = wordy.clip(tmp_path, **sizes, eos_token_id=2)
+    (tmp_path / "config.json").unlink()
+    ours = read_images_and_words(tmp_path, heads=2)
+    assert ours.images.report.assumed["heads of the text encoder"].startswith(f"{heads}, as is usual")
+    with torch.inference_mode():
+        theirs = model.get_text_features(tokens_of(tokenizer, prompts("CLIP"))).pooler_output
+        assert largest_difference(ours.vectors(prompts("CLIP")), nn.functional.normalize(theirs, dim=-1)) <= 1e-5
+
+
 def test_an_image_encoder_alone_has_no_words(tmp_path: Path) -> None:
     model, _ = wordy.clip(tmp_path / "whole")
     model.vision_model.save_pretrained(tmp_path / "half")

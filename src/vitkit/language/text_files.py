@@ -31,6 +31,7 @@ class Words:
         bias: and this is added.
         is_sigmoid: whether each pair was trained on by itself (SigLIP), or against all others (CLIP).
         clean: what happens to texts ahead of the tokenizer.
+        assumed: what nothing tells of the text encoder, and what was taken, in words.
     """
 
     tower: TextTower
@@ -39,6 +40,7 @@ class Words:
     bias: float
     is_sigmoid: bool
     clean: Clean
+    assumed: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,23 @@ def read_words(checkpoint: Checkpoint, gelu: str) -> Words:
         raise VitkitError(f"{checkpoint.path}: logit_scale is missing")
     bias = _number(checkpoint, "logit_bias")
     projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
+    tower = _tower(checkpoint, layout, gelu)
+    heads = (
+        f"{tower.config.heads}, as is usual for {tower.config.hidden_size} features; config.json beside it would tell"
+    )
     return Words(
-        tower=_tower(checkpoint, layout, gelu),
+        tower=tower,
         projection=projection.T.contiguous() if projection is not None and layout.is_transposed else projection,
         scale=scale,
         bias=bias or 0.0,
         is_sigmoid=bias is not None,
         clean=layout.clean,
+        assumed={} if "heads" in layout.written else {"heads of the text encoder": heads},
     )
 
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
+_HEADS = {1152: 16}  # by hidden size, where a head has not 64 features: So400m's (arXiv 2303.15343)
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
 
 
@@ -173,7 +181,8 @@ def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.
         return shape[axis]
 
     hidden_size = size("token_embed.weight", 1)
-    fields = {"heads": max(hidden_size // 64, 1), "gelu": gelu, "norm_eps": 1e-5, **layout.written}
+    usual = _HEADS.get(hidden_size, max(hidden_size // 64, 1))
+    fields = {"heads": usual, "gelu": gelu, "norm_eps": 1e-5, **layout.written}
     heads = fields["heads"]
     if type(heads) is not int or heads < 1 or hidden_size % heads:
         raise VitkitError(f"{checkpoint.path}: the text encoder's {hidden_size} features do not make {heads!r} heads")

@@ -183,7 +183,9 @@ def read_images_and_words(source: str | Path, progress: Progress = silent, **ove
     config = model.config.replace(representation_size=size, representation="unit")
     shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
     tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)
-    return ImagesAndWords(replace(images, model=shared), words, tokenizer)
+    assert images.report is not None
+    report = replace(images.report, assumed={**images.report.assumed, **words.assumed})
+    return ImagesAndWords(replace(images, model=shared, report=report), words, tokenizer)
 
 
 def look_for_words(source: str | Path, progress: Progress = silent) -> Glance | None:
