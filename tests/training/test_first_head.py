@@ -239,16 +239,16 @@ def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
     """SigLIP has a probability of each class; CLIP has none."""
     photos = runs.photos(tmp_path / "data" / "train"), runs.photos(tmp_path / "data" / "val", 4, seed=1)
     table = runs.several(photos[0].parent)
-    table.write_text(table.read_text().replace("a;b", "sky;sea").replace("a;c", "sky;boat"))
+    table.write_text(table.read_text().replace("a;b", "red;blue").replace("a;c", "red;green"))
     text = table.read_text().splitlines()
-    words = {"a": "sky", "b": "sea", "c": "boat"}
+    words = {"a": "red", "b": "blue", "c": "green"}
     table.write_text("\n".join([text[0], *(_renamed(line, words) for line in text[1:])]) + "\n")
     asked = {**fields(place, "siglip"), "data": str(table), "epochs": 1}
     said: list[str] = []
     train(asked, tmp_path / "siglip", say=said.append)
     start = rows(tmp_path / "siglip")[-1]
     expected = evaluate(
-        zero_shot(place / "siglip", ["boat", "sea", "sky"]), images_of_run(tmp_path / "siglip/split.json"), "val"
+        zero_shot(place / "siglip", ["blue", "green", "red"]), images_of_run(tmp_path / "siglip/split.json"), "val"
     )
     assert {"val_loss", "val_acc", "val_map"} <= start.keys()
     assert start["val_loss"] == pytest.approx(expected.loss, abs=1e-4)
