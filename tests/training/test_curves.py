@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import runs
-from vitkit.training import fit
+from vitkit.training import fit, probe
 from vitkit.training.run import train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"
@@ -85,9 +85,10 @@ def curves(places: Places, name: str) -> list[dict[str, float]]:
 
 
 def unseen(patch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at the reports and pictures."""
+    """Nobody looks at the reports and pictures; and no head is fitted whose weights rounding moves by hundredths."""
     for name in ("_conclude", "draw_data"):
         patch.setattr(fit, name, lambda *_: None)
+    patch.setattr(probe, "PENALTIES", (1.0,))  # as those of the least one are, where the classes can be parted
 
 
 @pytest.fixture(scope="module")
