@@ -340,7 +340,7 @@ def test_the_difference_between_what_is_trained_and_saved_is_written_down(
 
 
 def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Path, tmp_path: Path) -> None:
-    run, _ = go(noise, tmp_path / "run", balance="loss", epochs=2, lr=3e-3, keep="every")
+    run, _ = go(noise, tmp_path / "run", balance="loss", epochs=2, lr=1e-3, keep="every")
     from vitkit.data.split_file import split_from_file
     from vitkit.evaluation.evaluator import evaluate
 
