@@ -187,3 +187,30 @@ def test_a_spoilt_description_is_refused_in_a_line(tmp_path: Path, kind: str) ->
             vitkit.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "layer_norm_eps": None}))
     assert_same(vitkit.load(tmp_path).model, made(kind))
+
+
+def test_a_spoilt_description_of_pixels_is_refused_in_a_line(tmp_path: Path) -> None:
+    made("BEiT").save_pretrained(tmp_path)
+    whole: dict[str, Any] = {
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 3,
+        "size": {"height": SIDE, "width": SIDE},
+        "do_center_crop": True,
+        "crop_size": {"height": SIDE, "width": SIDE},
+    }
+    usual = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    refused = 0
+    for name in whole:
+        for value in (None, "x", [], {}, -1, 0, 1.5, [None] * 3, {"height": "x"}, {"shortest_edge": None}, [SIDE] * 2):
+            (tmp_path / "preprocessor_config.json").write_text(json.dumps({**whole, name: value}))
+            try:
+                found = vitkit.load(tmp_path).preprocess
+            except VitkitError:
+                refused += 1
+            else:
+                assert name not in usual or (value is None and list(found.mean) == list(found.std) == [0.5] * 3)
+    assert refused >= 50

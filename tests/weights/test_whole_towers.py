@@ -235,6 +235,27 @@ def test_open_clips_folder_says_it_all(tmp_path: Path, quick: bool) -> None:
         inspect(tmp_path)
 
 
+def test_a_spoilt_description_of_open_clips_is_refused_in_a_line(tmp_path: Path) -> None:
+    save_file(openclip().state_dict(), tmp_path / "open_clip_model.safetensors")
+    vision = {"layers": 2, "width": 32, "head_width": 8, "patch_size": 4, "image_size": 16}
+    pixels = {"mean": [0.1] * 3, "std": [0.2] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+    refused = 0
+    for table, whole in (("vision_cfg", vision), ("preprocess_cfg", pixels)):
+        for value in ("x", [], -1, 1.5, [None] * 3, {"a": 1}, True):
+            for spoilt in (value, *({**whole, name: value} for name in whole if name not in ("layers", "patch_size"))):
+                tables = {"vision_cfg": vision, "preprocess_cfg": pixels, table: spoilt}
+                written = {
+                    "model_cfg": {"embed_dim": 24, "vision_cfg": tables["vision_cfg"]},
+                    "preprocess_cfg": tables["preprocess_cfg"],
+                }
+                (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
+                try:
+                    load(tmp_path)
+                except VitkitError:
+                    refused += 1
+    assert refused >= 50
+
+
 def test_open_clips_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
     state = openclip(ls_init_value=0.1).state_dict()
     for spoiled in (key for key in state if key.startswith("visual.") and key != "visual.proj"):

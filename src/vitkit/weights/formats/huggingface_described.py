@@ -7,6 +7,7 @@ from typing import Any
 
 from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.errors import VitkitError
+from vitkit.text.fields import is_number
 
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # our names, and theirs
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -61,31 +62,44 @@ def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = Fa
         return None
     if not written.get("do_rescale", True):
         raise VitkitError("preprocessor_config.json: do_rescale false is not supported: pixels are scaled to 0 ... 1")
-    if abs(written.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
-        raise VitkitError(f"preprocessor_config.json: rescale_factor {written['rescale_factor']} is not supported")
+    factor = or_usual(written, "rescale_factor", 1 / 255)
+    if not is_number(factor) or abs(factor - 1 / 255) > 1e-9:
+        raise VitkitError(f"preprocessor_config.json: rescale_factor {factor!r:.40} is not supported")
     found: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if written.get("do_normalize", True):
-        found = {"mean": tuple(written.get("image_mean", HALF)), "std": tuple(written.get("image_std", HALF))}
-    resample = written.get("resample", 2)
-    if resample not in _RESAMPLING:
+        mean, std = (or_usual(written, name, HALF) for name in ("image_mean", "image_std"))
+        found = {"mean": of_channels(mean, "image_mean"), "std": of_channels(std, "image_std")}
+    resample = or_usual(written, "resample", 2)
+    if not isinstance(resample, int) or resample not in _RESAMPLING:
         raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported")
     return {**found, "interpolation": _RESAMPLING[resample], **_fit(written, is_number_short_side)}
 
 
 def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, Any]:
-    size = written.get("size", 224)
+    size = or_usual(written, "size", 224)
     resized, is_short_side = _side(size, "size")
     is_short_side = is_short_side or (is_number_short_side and isinstance(size, int))
     if not written.get("do_center_crop", False):
         return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
-    side, _ = _side(written.get("crop_size", resized), "crop_size")
+    side, _ = _side(or_usual(written, "crop_size", resized), "crop_size")
     if side > resized:
         raise VitkitError(f"preprocessor_config.json: a crop of {side} from {resized} pixels is not supported")
     fit = "crop" if is_short_side else "squash_crop"
     return {"fit": fit, "crop_pct": side / resized, "floor_crop": True}
 
 
-def sides(written: Any) -> tuple[int, int] | None:
+def of_channels(written: Any, name: str, file: str = "preprocessor_config.json") -> tuple[float, ...]:
+    """A number for each channel.
+
+    Raises:
+        VitkitError: it is something else.
+    """
+    if not isinstance(written, (list, tuple)) or not written or not all(map(is_number, written)):
+        raise VitkitError(f"{file}: {name} must be a number for each channel, not {written!r:.60}")
+    return tuple(written)
+
+
+def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
     """`image_size` as (height, width), where it is written.
 
     Raises:
@@ -95,7 +109,7 @@ def sides(written: Any) -> tuple[int, int] | None:
         return None
     both = written if isinstance(written, (list, tuple)) else (written, written)
     if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
-        raise VitkitError(f"config.json: image_size must be one or two numbers of pixels, not {written!r:.40}")
+        raise VitkitError(f"{file}: image_size must be one or two numbers of pixels, not {written!r:.40}")
     return both[0], both[1]
 
 
@@ -107,7 +121,7 @@ def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
 
 def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
     """(height, width) of what the image processor gives, where it crops."""
-    if written is None or not written.get("do_center_crop", False) or "crop_size" not in written:
+    if written is None or not written.get("do_center_crop", False) or written.get("crop_size") is None:
         return None
     side, _ = _side(written["crop_size"], "crop_size")
     return side, side
@@ -115,14 +129,12 @@ def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 def _side(size: Any, name: str) -> tuple[int, bool]:
     """The side of a square, and whether it is the picture's short side alone."""
-    if isinstance(size, int):
-        return size, False
-    if isinstance(size, Mapping) and "shortest_edge" in size:
-        return int(size["shortest_edge"]), True
-    sides = {size[key] for key in ("height", "width") if key in size} if isinstance(size, Mapping) else set()
-    if len(sides) != 1:
-        raise VitkitError(f"preprocessor_config.json: {name} {size} is not supported; expected a square")
-    return int(sides.pop()), False
+    is_short_side = isinstance(size, Mapping) and "shortest_edge" in size
+    keys = ("shortest_edge",) if is_short_side else ("height", "width")
+    sides = [size[key] for key in keys if key in size] if isinstance(size, Mapping) else [size]
+    if not sides or not all(type(side) is int and 0 < side == sides[0] for side in sides):
+        raise VitkitError(f"preprocessor_config.json: {name} {size!r:.60} is not supported; expected a square")
+    return sides[0], is_short_side
 
 
 def processor(preprocess: Preprocess) -> dict[str, Any]:

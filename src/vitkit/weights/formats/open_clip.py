@@ -15,6 +15,7 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import timm
+from vitkit.weights.formats.huggingface_described import of_channels, or_usual, sides
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same, with_axes
 
 _BLOCK = re.compile(r"^(visual\.)?transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
@@ -27,6 +28,7 @@ _BESIDE = {
 }
 _PIXELS = {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
 _SIGLIP = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
+_FILE = "open_clip_config.json"
 _QUICK = "quick_gelu"
 _SAYS = (
     "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
@@ -75,7 +77,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 def _of_timm(checkpoint: Checkpoint) -> Layout | None:
     """timm's layout, one level down."""
     own = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
-    named = str((_config(checkpoint).get("vision_cfg") or {}).get("timm_model_name", ""))
+    named = str(_of_images(checkpoint.config).get("timm_model_name") or "")
     config = None if not named else {"architecture": named}
     layout = timm.recognise(dataclasses.replace(checkpoint, tensors=own, config=config, wrappers=()))
     if layout is None:
@@ -106,26 +108,36 @@ def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """`vision_cfg` of open_clip_config.json; empty where there is none."""
+    own = (config or {}).get("model_cfg")
+    found = or_usual(own, "vision_cfg", {}) if isinstance(own, Mapping) else {}
+    if not isinstance(found, Mapping):
+        raise VitkitError(f"{_FILE}: vision_cfg must be a table, not {found!r:.40}")
+    return found
+
+
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """What open_clip_config.json says of the image encoder; what it leaves out is OpenCLIP's default."""
     own = (config or {}).get("model_cfg")
     if not isinstance(own, Mapping):
         return {}
-    images = own.get("vision_cfg") or {}
+    images = _of_images(config)
     unknown = [name for name in _UNKNOWN if images.get(name)]
     if unknown:
-        raise VitkitError(f"open_clip_config.json: {unknown[0]} {images[unknown[0]]!r} is not supported")
+        raise VitkitError(f"{_FILE}: {unknown[0]} {images[unknown[0]]!r} is not supported")
     fields: dict[str, Any] = {"gelu": "quick" if own.get(_QUICK) else "erf"}
-    return {**fields, "heads": images.get("width", 768) // images.get("head_width", 64)}
+    width, head = (or_usual(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
+    if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
+        raise VitkitError(f"{_FILE}: width {width!r:.40} is not divided into heads of {head!r:.40}")
+    return {**fields, "heads": width // head}
 
 
 _UNKNOWN = ("attentional_pool", "no_ln_pre", "timm_model_name", "global_average_pool", "block_type", "act_kwargs")
 
 
 def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    own = (config or {}).get("model_cfg")
-    size = (own.get("vision_cfg") or {}).get("image_size") if isinstance(own, Mapping) else None
-    return (size, size) if isinstance(size, int) else tuple(size) if size else None
+    return sides(_of_images(config).get("image_size"), _FILE)
 
 
 def _pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -134,15 +146,15 @@ def _pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not isinstance(own, Mapping):
         return None
     fits = {"shortest": "crop", "squash": "squash", "longest": "pad"}
-    mode = own.get("resize_mode", "shortest")
-    if mode not in fits:
-        raise VitkitError(f"open_clip_config.json: resize_mode {mode!r} is not supported; expected one of {list(fits)}")
+    mode = or_usual(own, "resize_mode", "shortest")
+    if not isinstance(mode, str) or mode not in fits:
+        raise VitkitError(f"{_FILE}: resize_mode {mode!r} is not supported; expected one of {list(fits)}")
     return {
         "fit": fits[mode],
         "crop_pct": 1.0,
-        "interpolation": own.get("interpolation", "bicubic"),
-        "mean": tuple(own.get("mean", CLIP_MEAN)),
-        "std": tuple(own.get("std", CLIP_STD)),
+        "interpolation": or_usual(own, "interpolation", "bicubic"),
+        "mean": of_channels(or_usual(own, "mean", CLIP_MEAN), "mean", _FILE),
+        "std": of_channels(or_usual(own, "std", CLIP_STD), "std", _FILE),
     }
 
 
