@@ -151,7 +151,7 @@ def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -
     before = peak()
     with Took() as took:
         own = Evaluation("test", model.classes, paths, labels, probabilities, temperature=1.5)
-        numbers = all_figures(own, None, {"counts": list(range(1, classes + 1)), "prior": "data"})
+        numbers = all_figures(own, None, {"balance": {"counts": list(range(1, classes + 1)), "prior": "data"}})
         write_doubts(folder / "label_errors.csv", from_predictions([own]))
         write_evaluation(folder / "out", model, own, table, numbers, [], lambda *_: None)
     return [
@@ -183,7 +183,7 @@ def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> 
     before = peak()
     with Took() as took:
         own = evaluator.evaluate(model, rows, "all")
-        all_figures(own, None, {"counts": list(range(1, classes + 1)), "prior": "data"})
+        all_figures(own, None, {"balance": {"counts": list(range(1, classes + 1)), "prior": "data"}})
     mib = (peak() - before - own.probabilities.nbytes) / MIB
     return [row(f"evaluating {images} images, {classes} classes: MiB", mib, "1024", took.cpu, "given answers")]
 

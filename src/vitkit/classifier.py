@@ -125,8 +125,7 @@ class Classifier:
             precision: `float32` or `bfloat16`; `auto` takes bfloat16 where the hardware multiplies such numbers.
             images: how many will be asked, for `auto`; None for many.
             merge: patches that are merged with others in every layer, by backend eager.
-            plan: how backend eager computes on a CPU; `auto` takes the fastest, as measured here; in float32 the
-                model itself, unless 500 images or more are named.
+            plan: how eager computes on a CPU; `auto`: the fastest, in float32 the model itself unless `images` >= 500.
             say: is told what was measured.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is where the model is, or a GPU if there is one.
 

@@ -18,7 +18,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.training import descent, fit
+from vitkit.training import fit
 from vitkit.training import lr_finder as search
 from vitkit.training.distributed import fabric_of
 from vitkit.training.linear import freeze_backbone
@@ -152,7 +152,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     )  # what is learned does not matter
     monkeypatch.setattr(search, "FACTORS", (1.0,))
     monkeypatch.setattr(search, "STEPS", 10)
-    monkeypatch.setattr(descent, "find_lr", spied)
+    monkeypatch.setattr(search, "find_lr", spied)
     monkeypatch.setattr(fit, "_conclude", lambda *_: None)  # nobody looks at the report
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
     recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **fields})

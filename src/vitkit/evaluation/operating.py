@@ -15,6 +15,7 @@ from vitkit.evaluation.calibration import blocks, log_odds, to_probabilities
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 
+BALANCE = "balance"  # where a model's provenance keeps what balanced training has given it
 UNEQUAL = 3  # times the images of the smallest class: with more, classes differ much in size
 SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
 

@@ -9,9 +9,10 @@ from typing import Any
 from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable
+from vitkit.evaluation.chosen import by_name
 from vitkit.evaluation.figures import figures, interval_text
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.operating import operating_points
+from vitkit.evaluation.operating import BALANCE, operating_points
 from vitkit.system.progress import Progress
 from vitkit.text.words import listed
 
@@ -45,20 +46,21 @@ def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
 
 
 def all_figures(
-    evaluation: Evaluation, seen: Mapping[str, str] | None, standing: Mapping[str, Any] | None
+    evaluation: Evaluation, seen: Mapping[str, str] | None, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures of an evaluation, those without what was seen (`second_figure`), and the operating points.
 
     Args:
         evaluation: of the images.
         seen: role by path; None where there is no record, and so it cannot be known.
-        standing: the model's `balance` in its provenance; None of a model that knows of no training images.
+        provenance: the model's, which tells what balancing gave it, and whether it knows its classes by name alone.
     """
-    points = operating_points(evaluation, standing)
+    points = operating_points(evaluation, provenance.get(BALANCE))
     return {
         **figures(evaluation),
         **second_figure(evaluation, seen),
         **({} if points is None else {"operating_points": points}),
+        **by_name(provenance),
     }
 
 

@@ -192,7 +192,7 @@ def look_for_words(source: str | Path, progress: Progress = silent) -> Glance | 
     """What a source has beside its image encoder, without reading numbers; None where it has no text encoder.
 
     Raises:
-        VitkitError: it cannot be had; or it is half of a model of images and words, or lacks its tokenizer.
+        VitkitError: it cannot be had, or it is half of a model of images and words.
     """
     name = split_timm(str(source))[0]
     if not Path(name).exists() and (meaning_of(name, "training") is not None or split_network(name) is not None):
@@ -204,9 +204,17 @@ def look_for_words(source: str | Path, progress: Progress = silent) -> Glance | 
     found = glance(checkpoint)
     if found is None and (_OF_TWO.search(name) or any(own.startswith(_HALF) for own in checkpoint.tensors)):
         raise VitkitError(f"{source} is the image encoder of CLIP or SigLIP without its text encoder")
-    if found is not None:
-        read_tokenizer(_folder_of(path), found.context, found.clean)
     return found
+
+
+def check_tokenizer(source: str | Path, found: Glance, progress: Progress = silent) -> None:
+    """Refuse a source of which `look_for_words` has found this, if its tokenizer is missing or cannot be read.
+
+    Raises:
+        VitkitError: it is, or it cannot.
+    """
+    path, _ = locate(split_timm(str(source))[0], progress)
+    read_tokenizer(_folder_of(path), found.context, found.clean)
 
 
 def _folder_of(path: Path) -> Path:

@@ -22,7 +22,6 @@ from vitkit.data.whereabouts import read_contents
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import vit_of
 from vitkit.model.vit import VisionTransformer
-from vitkit.system.files import write_text
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.balance import class_weights, give_heads, log_weights, settle_balance, shift_answers, stand
@@ -36,7 +35,7 @@ from vitkit.training.linear import freeze_backbone
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Loop
 from vitkit.training.lora import add_low_rank, count_trained
-from vitkit.training.lr_finder import STEPS, find_lr
+from vitkit.training.lr_finder import settle_lr
 from vitkit.training.objective import Learning, Objective
 from vitkit.training.patches import drop_patches
 from vitkit.training.probe import UNBEATEN, start_head
@@ -105,7 +104,7 @@ def learn(
     )
     if recipe.find_lr:
         began = time.monotonic()
-        recipe = run.team.by_first(partial(_settle_lr, run, recipe, classifier, data, objective))
+        recipe = run.team.by_first(partial(settle_lr, run, recipe, classifier, data, objective))
         spent += run.team.by_first(lambda: time.monotonic() - began)
     own = _identity(run, recipe, table, classifier, contents)
     descend(run, recipe, data, classifier, objective, fabric, spent, own)
@@ -157,31 +156,11 @@ def data_of(
     )
 
 
-def _settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
-    assert isinstance(data, ImageData)
-    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
-    progress = partial(run.progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, progress)
-    best = min(outcome, key=lambda lr: outcome[lr])
-    if not math.isfinite(outcome[best]):
-        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
-    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
-    judges = "validation" if len(data.val) else "training"
-    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
-    recipe = recipe.replace(lr=best, find_lr=False)
-    classifier.provenance["recipe"].update(lr=best, find_lr=False)
-    write_text(run.folder / RECIPE, recipe.to_toml())
-    return recipe
-
-
 def _describe(recipe: Recipe, steps: int) -> str:
     batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
     spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
-    batch += f", lr {recipe.lr:g}{spared}"
-    return (
-        f"{recipe.epochs} epochs of {steps} steps in {choose_precision(recipe.precision, recipe.device)}; batch {batch}"
-    )
+    precision = choose_precision(recipe.precision, recipe.device)
+    return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
 
 
 def descend(

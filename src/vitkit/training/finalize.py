@@ -17,10 +17,10 @@ from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_od
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
+from vitkit.evaluation.operating import BALANCE
 from vitkit.training.balance import Standing, class_weights, give_heads, shift_answers
 
 Labels = npt.NDArray[np.int64]
-BALANCE = "balance"  # where a model's provenance keeps its Standing
 
 
 def keep_standing(classifier: Classifier, standing: Standing) -> None:

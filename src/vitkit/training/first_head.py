@@ -16,7 +16,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.language.class_words import spoken, why_no_words
 from vitkit.language.text_files import Glance
-from vitkit.language.zero_shot import look_for_words, published_templates, read_images_and_words
+from vitkit.language.zero_shot import check_tokenizer, look_for_words, published_templates, read_images_and_words
 from vitkit.system.progress import Progress
 from vitkit.training.architecture import load_options, weights_of
 from vitkit.training.recipe import Recipe
@@ -42,6 +42,8 @@ def settle_head(
         return recipe.replace(head_from="zero"), []
     try:
         found = look_for_words(weights_of(recipe), progress)
+        if found is not None:
+            check_tokenizer(weights_of(recipe), found, progress)
         why = "the weights have no text encoder" if found is None else _why_zero(recipe, fields, table, found)
         is_worth_telling = found is not None
     except VitkitError as error:

@@ -9,19 +9,28 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from vitkit.classifier import Classifier
+from vitkit.data.batches import BatchedImages
 from vitkit.data.loading import ImageData
+from vitkit.errors import VitkitError
 from vitkit.model.build import Model
+from vitkit.system.files import write_text
 from vitkit.system.progress import unsaid
+from vitkit.system.run_files import RECIPE
 from vitkit.system.stopping import Deferral
+from vitkit.training.distributed import fabric_of
 from vitkit.training.divergence import DivergedError, Guard, all_finite
 from vitkit.training.interruption import Interruption
 from vitkit.training.loop import Loop
 from vitkit.training.objective import Objective
 from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import Run
+from vitkit.training.setup import choose_device, choose_precision
 from vitkit.training.state import TrainingState
 
 if TYPE_CHECKING:
@@ -30,6 +39,24 @@ if TYPE_CHECKING:
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the recipe's learning rate
 STEPS, WARMUP = 25, 5
 _JUDGED = 512  # images
+
+
+def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
+    """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
+    assert isinstance(data, ImageData)
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
+    progress = partial(run.progress, "trying learning rates")
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, progress)
+    best = min(outcome, key=lambda lr: outcome[lr])
+    if not math.isfinite(outcome[best]):
+        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
+    judges = "validation" if len(data.val) else "training"
+    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    recipe = recipe.replace(lr=best, find_lr=False)
+    classifier.provenance["recipe"].update(lr=best, find_lr=False)
+    write_text(run.folder / RECIPE, recipe.to_toml())
+    return recipe
 
 
 def find_lr(

@@ -85,14 +85,12 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
     }
     report = None
     if recipe.weights != "none":
+        head: dict[str, Tensor] = {}
         if recipe.head_from == "names":
             source, head, templates = start_from_names(recipe, table.classes, progress)
             provenance["head"] = {"from": "names", "templates": list(templates)}
         else:
-            source, head = (
-                load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress),
-                {},
-            )
+            source = load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress)
         report = source.report
         take_weights(model, source.model, head)
         provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}

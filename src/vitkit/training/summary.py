@@ -19,7 +19,7 @@ from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
-from vitkit.evaluation.chosen import by_name, chosen_on
+from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import evaluate
@@ -48,7 +48,6 @@ from vitkit.system.run_files import (
     SPLIT,
 )
 from vitkit.training.confidences import calibrated, settle_and_open
-from vitkit.training.finalize import BALANCE
 from vitkit.training.metrics_file import ZERO_SHOT, read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import name_of, without_places
@@ -93,7 +92,7 @@ def report(
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
-    numbers = all_figures(evaluation, seen_before, classifier.provenance.get(BALANCE)) | by_name(classifier.provenance)
+    numbers = all_figures(evaluation, seen_before, classifier.provenance)
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")

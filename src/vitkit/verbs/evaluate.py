@@ -67,7 +67,7 @@ def evaluate(
         templates: with `classes`: sentences with {} in the place of the name; several are averaged.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
-        plan: how backend eager computes on a CPU; `auto`: in bfloat16 the fastest, as measured here once.
+        plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
         merge: merge so many patches with others in every layer.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over what is in `out`.
@@ -163,10 +163,9 @@ def _seen(
 
 
 def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, merge: int) -> dict[str, Any]:
-    from vitkit.evaluation.chosen import by_name
     from vitkit.evaluation.unseen import all_figures
 
-    found = all_figures(outcome, seen, classifier.provenance.get("balance")) | by_name(classifier.provenance)
+    found = all_figures(outcome, seen, classifier.provenance)
     computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
     return {"accuracy": found["accuracy"], **computed, **found}
 

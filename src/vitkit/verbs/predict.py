@@ -144,7 +144,7 @@ def predict(
         reject: withhold the label below this confidence, 0 to 1.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
-        plan: how backend eager computes on a CPU; `auto`: in bfloat16 the fastest, as measured here once.
+        plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
         merge: merge so many patches with others in every layer.
         batch_size: images at a time; by default as suits the backend.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.formats import eva
+from vitkit.weights.formats.huggingface_dinov3 import BASE, PIXELS, SIDE, SIZE_ASSUMED
 from vitkit.weights.layout import Layout, Piece, joined, same, with_axes
 
-_DINOV3_PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
-_BASE = 100.0
-_SIDE = 224  # pixels of a square image, where nothing tells
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 _OF_TRAINING = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
 
@@ -66,11 +63,11 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         format="DINOv3",
         pieces=_dinov3_pieces(names, dropped),
         fields=fields,
-        preprocess=_DINOV3_PIXELS,
-        image_size=(_SIDE, _SIDE),
+        preprocess=PIXELS,
+        image_size=(SIDE, SIDE),
         assumed={
             "rotary": f"dinov3, of base {base:g}, which its periods tell; if wrong: rotary_base=...",
-            "image_size": f"{_SIDE} pixels: no tensor tells; image_size=... does",
+            "image_size": SIZE_ASSUMED,
         },
         dropped=dropped,
     )
@@ -85,7 +82,7 @@ def _base_of(checkpoint: Checkpoint) -> float:
     periods = checkpoint.tensors["rope_embed.periods"].read().double().flatten()
     n = len(periods)
     if n < 2:
-        return _BASE
+        return BASE
     base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
     if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
         raise VitkitError(

@@ -13,12 +13,13 @@ from vitkit.weights.formats.huggingface_described import activation, cropped, or
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
 
 _BLOCK = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
-_PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _HEADS = {4096: 32, 1280: 20}  # by hidden size, where a head has not 64 features
 _KERNEL = "embeddings.patch_embeddings.weight"
 _REGISTERS = "embeddings.register_tokens"
-_BASE = 100.0
-_SIDE = 224  # of images, where nothing tells
+BASE = 100.0
+SIDE = 224  # of images, where nothing tells
+SIZE_ASSUMED = f"{SIDE} pixels: no tensor tells; image_size=... does"
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
@@ -38,10 +39,10 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     is_gated = any(".mlp.gate_proj." in name for name in names)
     if (written := config.get("hidden_act", "silu" if is_gated else "gelu")) != "silu" and is_gated:
         raise VitkitError(f"config.json: a gated MLP with hidden_act {written!r} is not supported; expected silu")
-    size = sides(config.get("image_size")) or (_SIDE, _SIDE)
+    size = sides(config.get("image_size")) or (SIDE, SIDE)
     fields: dict[str, Any] = {
         "rotary": "dinov3",
-        "rotary_base": or_usual(config, "rope_theta", _BASE),
+        "rotary_base": or_usual(config, "rope_theta", BASE),
         "position": "none",
         "class_token": True,
         "pool": "token",
@@ -50,15 +51,15 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         **({} if heads is None else {"heads": heads}),
     }
     assumed = {
-        "rotary": f"dinov3, of base {_BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
-        "image_size": f"{_SIDE} pixels: no tensor tells; image_size=... does",
+        "rotary": f"dinov3, of base {BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
+        "image_size": SIZE_ASSUMED,
     }
     told = pixels(checkpoint.preprocessor)
     return Layout(
         format="Hugging Face dinov3_vit",
         pieces=_pieces(found[0]["ahead"], depth_of(match["layer"] for match in found), names, is_gated=is_gated),
         fields=fields,
-        preprocess=told or _PIXELS,
+        preprocess=told or PIXELS,
         is_preprocess_known=told is not None,
         image_size=size,
         pixel_size=cropped(checkpoint.preprocessor),

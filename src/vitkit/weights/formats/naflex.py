@@ -107,8 +107,7 @@ def _radio(names: Mapping[str, Stored], architecture: str) -> dict[str, Any]:
     shape = names[f"{_AHEAD}reg_token"].shape if f"{_AHEAD}reg_token" in names else ()
     registers, size = shape[-2:] if len(shape) == 3 else (0, 0)
     is_aligned = architecture in _ALIGNED if architecture else (registers, size) in _ALIGNED.values()
-    resize = "linear_aligned" if is_aligned else "linear"
-    return {"position_resize": resize}
+    return {"position_resize": "linear_aligned" if is_aligned else "linear"}
 
 
 # --- Tensors under our names ----------------------------------------------------------------------------------

@@ -51,8 +51,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     found = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
     if not found:
         return None
-    if any(re.match(r"visual\.attn_pool\.(probe$|layernorm\.|mlp\.)", name) for name in names):
-        return None  # Perception Encoder, by its authors
     return Layout(
         format="OpenCLIP",
         pieces=_pieces(depth_of(match[2] for match in found)),

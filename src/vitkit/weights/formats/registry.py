@@ -131,15 +131,15 @@ for _row in (  # from the one that is asked last to the one that is asked first
     CheckpointFormat("beit", "timm's BEiT and ViTs with relative positions", reader=f"{_HOME}.beit"),
     CheckpointFormat("dino", "DINO and DINOv2, by their authors", f"{_HOME}.dino", pixels={"dinov2": "PIXELS"}),
     CheckpointFormat(
-        "authors", "DINOv3's, EVA-02's and Perception Encoder's, by their authors", reader=f"{_HOME}.authors"
-    ),
-    CheckpointFormat(
         "hf", "Hugging Face's", f"{_HOME}.huggingface", writer=f"{_HOME}.huggingface_files", is_folder=True
     ),
     CheckpointFormat("hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_dinov3"),
     CheckpointFormat("hf_beit", "Hugging Face's BEiT and Data2VecVision", f"{_HOME}.huggingface_beit"),
     CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers"),
     CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip"),
+    CheckpointFormat(
+        "authors", "DINOv3's, EVA-02's and Perception Encoder's, by their authors", reader=f"{_HOME}.authors"
+    ),
     CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision", pixels={"torchvision": "PIXELS"}),
     CheckpointFormat(
         "npz",
