@@ -148,9 +148,15 @@ class Classifier:
         return "float32" if self.runner is None else self.runner.precision
 
     @property
+    def computation(self) -> dict[str, Any]:
+        """What computes logits, as figures name it: `backend`, `precision`, `plan` (empty: no choice) and `merge`."""
+        merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
+        return {"backend": self.backend, "precision": self.precision, "plan": plan, "merge": merged}
+
+    @property
     def computed(self) -> str:
         """What computes logits and in what precision, in words."""
-        merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
+        merged, plan = self.computation["merge"], self.computation["plan"]
         words = [self.backend, self.precision, *([f"plan {plan}"] if plan not in ("", "plain") else [])]
         return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
 

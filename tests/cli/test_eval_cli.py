@@ -35,7 +35,7 @@ def test_json_alone_is_on_stdout_and_accuracy_comes_first(vitkit: Any, trained: 
 def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
     numbers = json.loads(vitkit("eval", trained, "--json").out)
     assert {name: numbers[name] for name in expected.summary()} == expected.summary()
-    assert numbers.keys() == {"backend", "precision", "merge", "seen", *figures(expected)}
+    assert numbers.keys() == {"backend", "precision", "plan", "merge", "seen", *figures(expected)}
     assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
     assert numbers["per_class"] == figures(expected)["per_class"]
     assert (numbers["split"], numbers["images"]) == ("test", 6)

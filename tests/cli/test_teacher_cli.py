@@ -34,7 +34,7 @@ def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, t
     [
         (("--teacher", "nowhere"), "teacher: no such file, folder or published weights: nowhere"),
         (("--teacher", "resnet18:nowhere.pth"), "teacher resnet18:nowhere.pth: no such file: nowhere.pth"),
-        (("--distillation", "soft"), "soft distillation needs a teacher: name one with --teacher"),
+        (("--distillation", "soft"), "distillation needs a teacher (--teacher): leave it out"),
         (("--distill-alpha", "2"), "flags: distill_alpha must be between 0 and 1, not 2"),
     ],
 )

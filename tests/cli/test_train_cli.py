@@ -17,6 +17,7 @@ import pytest
 
 import runs
 import warm
+from vitkit.inference.backends.precision import best_precision
 from vitkit.training import run
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
@@ -117,6 +118,7 @@ def test_a_run_says_what_it_does_and_nothing_else(data: Path, trained: Path, tmp
         "3 epochs of 4 steps in float32",
     ]
     starts += [f"epoch   {epoch}/3  train_loss " for epoch in (1, 2, 3)]
+    starts += ["trained in float32, evaluated in bfloat16"] if best_precision("cpu") == "bfloat16" else []
     starts += ["temperature ", "accuracy "]
     lines = done.stdout.splitlines()
     assert len(lines) == len(starts), done.stdout

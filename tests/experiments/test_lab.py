@@ -22,6 +22,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.intervals import Units
 from vitkit.experiments.lab import few_shot, verb
 from vitkit.experiments.lab.ablating import claims_of, pairs_against
+from vitkit.experiments.lab.attention_distance import trend_with_depth
 from vitkit.experiments.lab.experiment import Ablation, Measurement, of_model
 from vitkit.experiments.lab.presets import base_config, base_fields, variant_fields
 from vitkit.experiments.lab.registry import EXPERIMENTS
@@ -365,3 +366,18 @@ def test_the_command_that_does_it_again_is_one_that_a_shell_takes() -> None:
     options = {"split": (0.3, 0.1, 0.6), "seeds": 3, "max_images": 9, "model_fields": {"position": None}}
     words = "vitkit lab head --data digits --split 0.3 0.1 0.6 --max-images 9 --set model.position=none"
     assert verb._command(own, "/somewhere/digits", options) == words
+
+
+@pytest.mark.parametrize(
+    ("distance", "sentence"),
+    [
+        ([20.0, 30, 40, 50, 60, 70], "the distance grows with depth (Kendall's tau +1.00 over 6 layers, p = 0.0028)"),
+        ([70.0, 60, 50, 40, 30, 20], "the distance falls with depth (Kendall's tau -1.00 over 6 layers, p = 0.0028)"),
+        # The last is above the first, and the table falls otherwise.
+        ([50.0, 90, 80, 70, 60, 40, 30, 51], "that the distance grows or falls with depth is not shown"),
+        ([50.0] * 6, "the distance is the same in all layers"),
+        ([20.0, 30, 40, 50], "4 layers are too few to tell"),
+    ],
+)
+def test_what_is_said_of_depth_is_a_test_of_all_layers(distance: list[float], sentence: str) -> None:
+    assert trend_with_depth(np.array(distance)).startswith(sentence)

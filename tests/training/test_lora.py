@@ -159,8 +159,3 @@ def test_a_learning_rate_that_leads_nowhere_is_not_taken(data: Path, source: Pat
     said: list[str] = []
     run.train(recipe(data, source, lr=30.0, find_lr=True, method="full", epochs=1), tmp_path / "run", say=said.append)
     assert any(line.endswith("taking 3") for line in said)
-
-
-def test_a_head_on_frozen_features_has_no_learning_rate_to_find() -> None:
-    with pytest.raises(VitkitError, match="leave out --find-lr"):
-        Recipe(method="probe", find_lr=True)

@@ -445,15 +445,6 @@ def test_swa_with_another_average_or_no_known_end_is_refused(other: dict[str, An
         build({"swa": 0.25, **other})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("mixup", 0.2), ("ema", 0.9), ("swa", 0.2), ("patch_dropout", 0.5), ("balance", "loss")]
-)
-def test_what_acts_on_steps_is_refused_of_a_head_that_is_fitted_at_once(name: str, value: Any) -> None:
-    build({"method": "probe-sgd", name: value})
-    with pytest.raises(VitkitError, match=f"probe takes no steps, so {name} has nothing to act on"):
-        build({"method": "probe", name: value})
-
-
 def test_text_that_is_no_toml_is_refused_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("epochs: 7\n")
     with pytest.raises(VitkitError, match=r"mine\.toml is not valid TOML"):

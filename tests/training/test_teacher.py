@@ -21,9 +21,10 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.training import run
+from vitkit.training.effects import check_effects
 from vitkit.training.objective import Objective
 from vitkit.training.recipe import Recipe
-from vitkit.training.teacher import check_distillation, load_teacher
+from vitkit.training.teacher import load_teacher
 from vitkit.weights import load
 
 CLASSES = tuple(runs.COLOURS)
@@ -206,21 +207,21 @@ def test_teachers_that_cannot_be_had(spoilt: Path, name: str, complaint: str) ->
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"distillation": "soft"}, "soft distillation needs a teacher"),
-        ({"distillation": "soft-deit"}, "soft distillation needs a teacher"),
+        ({"distillation": "soft"}, "distillation needs a teacher"),
+        ({"distillation": "soft-deit"}, "distillation needs a teacher"),
         ({"distill_alpha": 0.5}, "distill_alpha needs a teacher"),
-        ({"teacher": "resnet18", "distill_alpha": 0.5}, "distill_alpha is of soft distillation"),
-        ({"teacher": "resnet18", "distill_temperature": 1.0}, "distill_temperature is of soft distillation"),
+        ({"teacher": "resnet18", "distill_alpha": 0.5}, "distill_alpha acts in soft distillation"),
+        ({"teacher": "resnet18", "distill_temperature": 1.0}, "distill_temperature acts in soft distillation"),
     ],
 )
 def test_choices_that_nothing_would_read_are_refused(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(VitkitError, match=complaint):
-        check_distillation(Recipe(**fields))
+        check_effects(Recipe(method="full", **fields), fields, named=fields)
 
 
 def test_choices_that_are_read_are_not_refused() -> None:
     for fields in ({}, {"teacher": "t"}, {"teacher": "t", "distillation": "soft", "distill_alpha": 0.5}):
-        check_distillation(Recipe(**fields))
+        check_effects(Recipe(method="full", **fields), fields, named=fields)
 
 
 # --- Whole runs ---------------------------------------------------------------------------------------

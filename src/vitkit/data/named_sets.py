@@ -28,6 +28,7 @@ class DataSet:
         host: the server that they come from.
         licence: in a few words; the page has them all.
         page: where the data set is described.
+        per_class: images of each class, where a split of them is to be known before they are here.
         write: given an empty folder for what it downloads, which is deleted afterwards, and one to put `class/image` or
             `split/class/image` into.
     """
@@ -40,6 +41,7 @@ class DataSet:
     host: str = ""
     licence: str = ""
     page: str = ""
+    per_class: tuple[int, ...] = ()
     write: Callable[[Path, Path], None] = field(kw_only=True)
 
 
@@ -69,9 +71,10 @@ _SIGNS = Torchvision(
 # fmt: off
 _ENTRIES = (
     DataSet("digits", 1_797, 10, licence="CC BY 4.0", write=write_digits,
+            per_class=(178, 182, 177, 183, 181, 182, 181, 179, 174, 180),
             page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"),
     DataSet("flower_photos", 3_670, 5, (), 229, "storage.googleapis.com", "CC BY 2.0",
-            "https://www.tensorflow.org/datasets/catalog/tf_flowers", write=_FLOWERS),
+            "https://www.tensorflow.org/datasets/catalog/tf_flowers", (633, 898, 641, 699, 799), write=_FLOWERS),
     DataSet("cifar10", 60_000, 10, ("train", "test"), 170, "www.cs.toronto.edu", "see its page",
             "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR10", _BY_FLAG)),
     DataSet("cifar100", 60_000, 100, ("train", "test"), 169, "www.cs.toronto.edu", "see its page",

@@ -85,6 +85,17 @@ def split(
     return replace(table, splits=tuple(splits))
 
 
+def trained_of(per_class: Sequence[int], fractions: Sequence[float]) -> int:
+    """Count the images that `split` leaves for training, where no two of them must stay together.
+
+    Args:
+        per_class: images of each class.
+        fractions: parts for train, val and test.
+    """
+    shares = np.array(fractions[1:], dtype=float)
+    return sum(images - sum(sizes_of(images, shares)) for images in per_class)
+
+
 def check_trainable(table: ImageTable) -> None:
     """Refuse data that comes split and has no training images.
 

@@ -46,7 +46,10 @@ def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
 
 
 def all_figures(
-    evaluation: Evaluation, seen: Mapping[str, str] | None, provenance: Mapping[str, Any]
+    evaluation: Evaluation,
+    seen: Mapping[str, str] | None,
+    provenance: Mapping[str, Any],
+    computation: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The figures of an evaluation, those without what was seen (`second_figure`), and the operating points.
 
@@ -54,10 +57,17 @@ def all_figures(
         evaluation: of the images.
         seen: role by path; None where there is no record, and so it cannot be known.
         provenance: the model's, which tells what balancing gave it, and whether it knows its classes by name alone.
+        computation: backend, precision, plan and merging that computed the answers (`Classifier.computation`).
+
+    Returns:
+        Plain JSON types, `accuracy` first.
     """
+    main = figures(evaluation)
     points = operating_points(evaluation, provenance.get(BALANCE))
     return {
-        **figures(evaluation),
+        "accuracy": main["accuracy"],
+        **computation,
+        **main,
         **second_figure(evaluation, seen),
         **({} if points is None else {"operating_points": points}),
         **by_name(provenance),

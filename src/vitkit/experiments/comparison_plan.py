@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from vitkit.experiments.comparison_models import check_weights_name
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
 from vitkit.system.files import fitting, to_json, without_place
 from vitkit.system.progress import Progress
+from vitkit.training.effects import without_effect
 from vitkit.training.lineage import Divided, contents_of
 from vitkit.training.networks import without_fields_of_vits
 from vitkit.training.recipe_files import resolve
@@ -108,7 +109,9 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
     """
     names, fractions = names_of(asked["models"]), fractions_of(asked["fractions"])
     budget = budget_of(asked["budget"], fields)
+    shared = {*fields} if budget is None else {*fields, budget[0]}
     entries, notes, first = [], [], None
+    idle: list[dict[str, str]] = []  # of each model, which fields it has no use for, and why
     labels = [_label(name) for name in names]
     for place, name in enumerate(names):
         progress("looking at the models", place, len(names))
@@ -119,11 +122,12 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         try:
             settled = settle(resolved, progress)
             check_weights_name(settled)
+            idle.append(without_effect(settled.recipe, resolved, shared))
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
         if asked["stress"] and settled.table.is_multi:
             raise VitkitError("--stress asks for the one class of a picture, and these may have several: leave it out")
-        entry = _Entry(label, resolved, settled)
+        entry = _Entry(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, settled)
         first = first or entry
         if entry.judged_by != first.judged_by:
             raise VitkitError(
@@ -132,6 +136,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
             )
         entries.append(entry)
     assert first is not None
+    notes += _of_idle(labels, idle, shared)
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.settled.reasons]
     seeds = tuple(first.seed + k for k in range(int(asked["seeds"])))
     _check_subsets(first, fractions, seeds)
@@ -142,6 +147,22 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
     return Plan(
         dict(asked), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
     )
+
+
+def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: Collection[str]) -> list[str]:
+    """Which fields change nothing for some of the models, a line each.
+
+    Raises:
+        VitkitError: one that was named for the comparison changes nothing for any.
+    """
+    for field in shared:
+        if all(field in reasons for reasons in idle):
+            raise VitkitError(f"{field} {idle[0][field]}: leave it out")
+    return [
+        f"{label}: {field} is left out: it {reason}"
+        for label, reasons in zip(labels, idle, strict=True)
+        for field, reason in reasons.items()
+    ]
 
 
 def _label(name: str) -> str:
@@ -254,8 +275,11 @@ def _jobs(
             if images < entry.images:
                 fields["max_images"] = images
             if budget is not None and budget[0] == "flops":
-                fields["epochs"], note = _epochs(entry, images, float(budget[1]))
-                notes.append(note)
+                if entry.settled.recipe.method == "probe":
+                    notes.append(f"{entry.label}: its features are computed once, which spends less than the budget")
+                else:
+                    fields["epochs"], note = _epochs(entry, images, float(budget[1]))
+                    notes.append(note)
             for seed in seeds:
                 key = (f"{entry.configuration} {fields.get('epochs')}", fraction, seed)
                 folder = folders.setdefault(key, _folder(place, entry.label, fraction, seed))

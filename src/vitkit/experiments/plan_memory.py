@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
 from vitkit.experiments.plan_recipe import Job, teacher_network
 from vitkit.experiments.plan_result import Memory, Strategy
 from vitkit.experiments.plan_step import Footprint, rehearse_step
@@ -27,22 +31,60 @@ def memories(
     is_vit = isinstance(job.config, ViTConfig)
     both = () if recipe.method == "probe" or not is_vit else ("none", "all")  # else there is nothing to checkpoint
     ways = tuple(dict.fromkeys((recipe.checkpointing, *both)))
-    steps = {}
-    for number, way in enumerate(ways):
-        progress("rehearsing a step", number, len(ways))
-        steps[way] = rehearse_step(
-            job.config, recipe.replace(checkpointing=way), images, precision=precision, on_gpu=True, teacher=teacher
-        )
+
+    @cache
+    def rehearsed(way: str, count: int) -> Footprint:
+        progress("rehearsing a step", ways.index(way), len(ways))
+        settled = recipe.replace(checkpointing=way)
+        return rehearse_step(job.config, settled, count, precision=precision, on_gpu=True, teacher=teacher)
+
     own: Strategy = "fsdp" if recipe.strategy == "fsdp" else "ddp"
     may_share = is_vit and recipe.method != "lora" and not recipe.ema and not recipe.swa  # as `check_team` has it
     others: tuple[Strategy, ...] = ("ddp", "fsdp") if may_share else ("ddp",)
     strategies: tuple[Strategy, ...] = (own, *others) if devices > 1 else ("alone",)
-    rows = tuple(
-        memory_of(steps[way], way, strategy, devices=devices, images=images, room=room)
-        for strategy in dict.fromkeys(strategies)
-        for way in ways
-    )
-    return steps[recipe.checkpointing], rows
+    rows = []
+    for strategy in dict.fromkeys(strategies):
+        for way in ways:
+            row = memory_of(rehearsed(way, images), way, strategy, devices=devices, images=images, room=room)
+            if not row.fits:
+
+                def peak(count: int, way: str = way, strategy: Strategy = strategy) -> int:
+                    step = rehearsed(way, count)
+                    return memory_of(step, way, strategy, devices=devices, images=count, room=room).peak
+
+                left = room - (row.peak - row.activations)  # beside what does not grow with the images
+                guess = int(left / (max(row.activations, 1) / images))
+                row = replace(row, images=most_that_fit(peak, guess, images, row.peak, room))
+            rows.append(row)
+    return rehearsed(recipe.checkpointing, images), tuple(rows)
+
+
+def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: int, room: int) -> int:
+    """Find the largest number of images that fits, in as few rehearsals as will do.
+
+    A step's peak grows with its images along a line, or along lines of which each is steeper than the one before, so
+    the line between the nearest numbers on both sides never promises more images than fit. Where that line is of little
+    use, as there is a bend between the two, the middle is taken.
+
+    Args:
+        peak: bytes that a step of so many images takes.
+        guess: where to begin.
+        too_many: images that do not fit.
+        above: what these take.
+        room: bytes that there are.
+    """
+    fits = below = 0
+    guess = min(max(guess, 1), too_many - 1)
+    while too_many - fits > 1:
+        gap, taken = too_many - fits, peak(guess)
+        if taken <= room:
+            fits, below = guess, taken
+        else:
+            too_many, above = guess, taken
+        on_line = fits + int((room - below) * (too_many - fits) / (above - below))
+        is_of_use = fits > 0 and too_many - fits <= max(gap / 2, 2)
+        guess = min(max(on_line if is_of_use else (fits + too_many) // 2, fits + 1), too_many - 1)
+    return fits
 
 
 def memory_of(
@@ -75,8 +117,6 @@ def memory_of(
         whole = step.gradients / step.weights  # the part of a block that is trained
         exchange = step.around + int((2 + whole) * step.block)
         peak = weights + gradients + optimizer + average + step.teacher + step.moving + exchange
-    growth = max(step.activations, 1) / max(images, 1)
-    left = room - (peak - step.activations)
     return Memory(
         checkpointing=checkpointing,
         strategy=strategy,
@@ -89,5 +129,5 @@ def memory_of(
         exchange=exchange,
         peak=peak,
         fits=peak <= room,
-        images=max(0, min(images, int(left / growth))),
+        images=images,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from vitkit.data.named_sets import DATASETS
+from vitkit.data.splits import trained_of
 from vitkit.errors import VitkitError
 from vitkit.experiments.plan_step import without_numbers
 from vitkit.model.names import config_for, is_model_name
@@ -17,6 +18,7 @@ from vitkit.model.network_config import Config, NetworkConfig, is_network_name
 from vitkit.system.progress import silent
 from vitkit.training.architecture import config_of, named_plan, plan_of
 from vitkit.training.defaults import settle, spare_patches
+from vitkit.training.effects import check_effects
 from vitkit.training.networks import check_network
 from vitkit.training.patches import check_patch_dropout
 from vitkit.training.recipe import Recipe, build
@@ -62,18 +64,23 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     if images is None:
         if named is None or named.splits:
             raise VitkitError(f"{recipe}: say how many images it trains on, with --images")
-        images = round(named.images * first.split[0])
-        notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
+        if named.per_class:
+            images = trained_of(named.per_class, first.split)
+            notes.append(f"images: {images:,} of {named.name} to train on, as its classes are divided")
+        else:
+            images = round(named.images * first.split[0])
+            notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
     images = min(images, first.max_images or images)
     known = classes or _classes_of(first)
     settled, reasons = settle(asked, images / known, is_multi=False)
+    idle = check_effects(settled, asked, named=fields)
     config = _config_of(settled, known)
     if isinstance(config, NetworkConfig):
         check_network(config, settled)
     elif settled.patch_dropout:
         check_patch_dropout(config)
     settled = spare_patches(settled, asked, config)
-    return Job(settled, config, images, (*notes, *reasons, *_left_out(settled)))
+    return Job(settled, config, images, (*notes, *reasons, *idle, *_left_out(settled)))
 
 
 def _fields_of(recipe: str | Path) -> tuple[dict[str, Any], list[str]]:

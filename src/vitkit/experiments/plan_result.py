@@ -27,8 +27,8 @@ class Memory:
         exchange: what is there for the other devices' sake: all gradients in a row (ddp), or whole blocks (fsdp).
         peak: the most at any moment of a step.
         fits: whether the accelerator has as much.
-        images: that fit in at a time, taking memory to grow as evenly as it does from none; at most those of a batch.
-            The loop computes a batch that does not fit in such pieces.
+        images: the most that fit at a time, by rehearsal; at most those of a batch. The loop computes a batch that does
+            not fit in such pieces.
     """
 
     checkpointing: str

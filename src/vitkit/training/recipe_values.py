@@ -82,9 +82,6 @@ def checkpoint_every(text: str) -> int:
     return int(text)
 
 
-_OF_STEPS = ("mixup", "cutmix", "ema", "swa", "patch_dropout")  # mean nothing where a head is fitted at once
-
-
 def check_values(recipe: Any) -> None:
     """Refuse a field that is out of range, or that cannot be read."""
     check_ranges(recipe)
@@ -103,7 +100,7 @@ def check_values(recipe: Any) -> None:
 
 
 def check_together(recipe: Any) -> None:
-    """Refuse fields of which one leaves another nothing to act on."""
+    """Refuse fields that contradict one another; what has nothing to act on is a matter of `training.effects`."""
     if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
         raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
@@ -118,16 +115,6 @@ def check_together(recipe: Any) -> None:
         raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
     if recipe.swa and recipe.time:
         raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
-    if recipe.find_lr and recipe.method == "probe":
-        raise VitkitError("a head on frozen features is fitted without a learning rate; leave out --find-lr")
-    if recipe.method == "probe":
-        asked = [name for name in _OF_STEPS if getattr(recipe, name)]
-        asked += ["balance"] if recipe.balance in ("loss", "sampler") else []
-        if asked:
-            raise VitkitError(
-                f"method probe takes no steps, so {asked[0]} has nothing to act on; leave it out or take "
-                "--method probe-sgd"
-            )
     if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
         what = "lp_ft fits it to photographs" if recipe.lp_ft else "there are no weights whose text encoder knows them"
         raise VitkitError(f"head_from names begins the head from the class names, and {what}; leave out one of the two")

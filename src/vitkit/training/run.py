@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from vitkit.training.architecture import weights_of
 from vitkit.training.candidates import choose_and_settle
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
+from vitkit.training.effects import check_effects
 from vitkit.training.fit import fit_and_report
 from vitkit.training.lineage import (
     Divided,
@@ -63,6 +64,7 @@ def train(
     *,
     force: bool = False,
     notes: Sequence[str] = (),
+    named: Collection[str] = (),
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
@@ -76,6 +78,7 @@ def train(
         out: the run folder; by default the next free `runs/NAME-N`.
         force: write over the run that is in `out`.
         notes: lines about the recipe, to be told with the choices that were left to vitkit.
+        named: the fields that the user named for this training, as opposed to those of a recipe file.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, beside the recipe's.
         say: takes each line of the story.
@@ -96,13 +99,14 @@ def train(
     check_watchers(asked, callbacks, loggers)
     team = assemble(asked.devices, asked.nodes, choose_device(asked))
     with ExitStack() as hold, reading_once():
-        folder, settled = team.by_first(lambda: _prepare(fields, out, force, team, notes, say, progress, hold))
+        folder, settled = team.by_first(lambda: _prepare(fields, named, out, force, team, notes, say, progress, hold))
         _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), settled)
     return folder
 
 
 def _prepare(
     fields: dict[str, Any],
+    named: Collection[str],
     out: str | Path | None,
     force: bool,
     team: Team,
@@ -113,8 +117,11 @@ def _prepare(
 ) -> tuple[Path, Recipe]:
     """Settle everything that the recipe leaves open, and write it into the run's folder, which is held from then on."""
 
+    idle: list[str] = []
+
     def take_place(table: ImageTable, recipes: Sequence[Recipe]) -> None:
         for recipe in recipes:
+            idle.extend(check_effects(recipe, fields, named, table))
             check_team(recipe, team)
             check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None:
@@ -130,7 +137,14 @@ def _prepare(
             write_bytes(run.folder / LABELS, labels)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.root}")
         tried = [] if selection is None else selection.lines()
-        for reason in [*filter(None, [table.layout]), *notes, *tried, *settled.reasons, *describe_team(recipe, team)]:
+        for reason in [
+            *filter(None, [table.layout]),
+            *notes,
+            *dict.fromkeys(idle),
+            *tried,
+            *settled.reasons,
+            *describe_team(recipe, team),
+        ]:
             run.say(reason)
         if selection is not None:
             write_json(run.folder / SELECTION, selection.to_dict())

@@ -20,7 +20,7 @@ from vitkit.training.first_head import settle_head
 from vitkit.training.lineage import Divided, Images, ancestry_of, divide, of_ancestry, refuse_folds
 from vitkit.training.recipe import Recipe
 from vitkit.training.setup import start_of
-from vitkit.training.teacher import check_distillation, load_teacher
+from vitkit.training.teacher import load_teacher
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ def settle(
     table = read_corrected(fields["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_trainable(table)
     recipe, reasons = complete(fields, table)
-    check_distillation(recipe)
     if take_place is not None:
         take_place(table, recipe)
     recipe, of_head = settle_head(recipe, fields, table, progress)

@@ -52,6 +52,7 @@ from vitkit.training.metrics_file import ZERO_SHOT, read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.selected import Selection
+from vitkit.training.setup import choose_precision
 
 _EXPLAINED = 12  # mistakes
 
@@ -92,7 +93,9 @@ def report(
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
-    numbers = all_figures(evaluation, seen_before, classifier.provenance)
+    numbers = all_figures(evaluation, seen_before, classifier.provenance, classifier.computation)
+    if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
+        say(f"trained in {trained}, evaluated in {classifier.precision}, which `vitkit predict` computes in here too")
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")

@@ -21,7 +21,6 @@ from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.system.cache import offline
-from vitkit.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -69,22 +68,6 @@ class Teacher:
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=like.device).view(1, -1, 1, 1)
-
-
-def check_distillation(recipe: Recipe) -> None:
-    """Refuse choices of distillation that nothing would read.
-
-    Raises:
-        VitkitError: they are made without a teacher, or those of soft distillation for hard.
-    """
-    default = Recipe()
-    soft = [
-        name for name in ("distill_alpha", "distill_temperature") if getattr(recipe, name) != getattr(default, name)
-    ]
-    if recipe.teacher is None and (soft or recipe.distillation != "hard"):
-        raise VitkitError(f"{soft[0] if soft else 'soft distillation'} needs a teacher: name one with --teacher")
-    if recipe.distillation == "hard" and soft:
-        raise VitkitError(f"{soft[0]} is of soft distillation: add --distillation soft, or leave it out")
 
 
 def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:

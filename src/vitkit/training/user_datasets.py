@@ -7,6 +7,7 @@ chose the model.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,9 +25,9 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
-from vitkit.evaluation.chosen import by_name, by_name_in_words, chosen_on
-from vitkit.evaluation.figures import figures
+from vitkit.evaluation.chosen import by_name_in_words, chosen_on
 from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.unseen import all_figures
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import write_json, write_text
@@ -36,6 +37,7 @@ from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
 from vitkit.training.distributed import Team, assemble, check_team
+from vitkit.training.effects import check_effects
 from vitkit.training.finalize import settle_by, standing_of
 from vitkit.training.first_head import settle_head
 from vitkit.training.fit import before_training
@@ -46,7 +48,6 @@ from vitkit.training.recipe_files import load_of_run
 from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.run_folder import Run, check_overwritten, clear, going_on, hold_again, hold_given, hold_next
 from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of
-from vitkit.training.teacher import check_distillation
 from vitkit.weights import load
 from vitkit.weights.read import reading_once
 
@@ -54,7 +55,15 @@ _DEALING = ("layout", "labels", "split", "split_from", "group_by", "folds", "max
 OF_FILES = ("data", *_DEALING, "views", "find_lr", "cache", "select_time")  # fields
 
 
-def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None, *, force: bool, run_of: Run) -> Path:
+def train_on(
+    datasets: Datasets,
+    fields: dict[str, Any],
+    out: str | Path | None,
+    *,
+    force: bool,
+    run_of: Run,
+    named: Collection[str] = (),
+) -> Path:
     """Train on these datasets, and leave a run folder: recipe, metrics.csv, the model, figures and a page.
 
     Args:
@@ -63,6 +72,7 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
         out: the run folder; by default the next free `runs/datasets-N`.
         force: write over the run that is in `out`.
         run_of: who is told, and who looks on; its folder is of no account.
+        named: the fields that the caller named, as opposed to those of a recipe file.
 
     Raises:
         VitkitError: what is given cannot be trained on.
@@ -78,7 +88,7 @@ def train_on(datasets: Datasets, fields: dict[str, Any], out: str | Path | None,
     found = survey(datasets, run_of.watch if team.is_first else silent)
     check_trainable(found.table)
     recipe, reasons = complete(asked, found.table)
-    check_distillation(recipe)
+    reasons += check_effects(recipe, fields, named)
     check_team(recipe, team)
     recipe, of_head = settle_head(recipe, asked, found.table, run_of.watch)
     config, preprocess = start_of(recipe, found.table.classes, run_of.watch)
@@ -174,7 +184,8 @@ def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
-    write_json(run.folder / EVALUATION, numbers := figures(evaluation) | by_name(classifier.provenance))
+    numbers = all_figures(evaluation, None, classifier.provenance, classifier.computation)
+    write_json(run.folder / EVALUATION, numbers)
     _write_report(run, recipe, classifier, evaluation, numbers)
     run.say(f"accuracy {evaluation.accuracy:.4f} on {evaluation.described} ({evaluation.loss:.4f} log loss)")
 

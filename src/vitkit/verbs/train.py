@@ -197,7 +197,9 @@ def train(
         notes = [*notes, *left_out]
     from vitkit.training import run
 
-    return TrainingRun(run.train(resolved, out, force=force, notes=notes, **watching, say=say, progress=progress))
+    resolution = {"notes": notes, "named": tuple(fields)}
+    folder = run.train(resolved, out, force=force, **resolution, **watching, say=say, progress=progress)
+    return TrainingRun(folder)
 
 
 def _heeded(resolved: dict[str, Any], asked: Collection[str]) -> tuple[dict[str, Any], list[str]]:
@@ -229,7 +231,7 @@ def _train_on_datasets(
         # What a recipe file says of files is of no account here; what the caller says of them is refused.
         read = {} if recipe is None else load_fields(recipe)
         asked = overlay({name: value for name, value in read.items() if name not in OF_FILES}, unfold(fields))
-        return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of))
+        return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of, named=tuple(fields)))
     if out is not None or force or fields:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
     resume_on(Datasets(*given), run_of)

@@ -19,6 +19,7 @@ from vitkit.profiling.model_info import describe
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION
+from vitkit.training.effects import check_effects, without_effect
 from vitkit.training.recipe import build
 from vitkit.training.settling import settle
 from vitkit.weights.read import reading_once
@@ -56,6 +57,9 @@ def plan_ablation(
                     judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
                     images, config = own.images.table.splits.count("train"), settled.config
                     classes = config.num_classes
+                    check_effects(settled.recipe, fields, named=asked)
+                    idle = without_effect(settled.recipe, fields)  # a preset's epochs, where a head is fitted at once
+                    fields = {name: value for name, value in fields.items() if name not in idle}
                     fields |= {"method": settled.recipe.method}
                     notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
                 else:

@@ -27,6 +27,7 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import PRETRAINING, RECIPE
 from vitkit.training.architecture import weights_of
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
+from vitkit.training.effects import check_effects
 from vitkit.training.lineage import Images, ancestry_of, divide, of_ancestry
 from vitkit.training.loggers import check_watchers
 from vitkit.training.pretraining.choices import KINDS, OF_LABELS, Pretraining, parted
@@ -108,7 +109,9 @@ def settle_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
     if weights == "none" and rest.get("model") is None:
         rest["model"] = DEFAULT_MODEL
     settled = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    return choices, build({**overlay(KINDS[choices.objective].recipe, rest), **settled}, "flags")
+    recipe = build({**overlay(KINDS[choices.objective].recipe, rest), **settled}, "flags")
+    check_effects(recipe, rest, named=rest)
+    return choices, recipe
 
 
 def _read(choices: Pretraining, recipe: Recipe, progress: Progress) -> ImageTable:

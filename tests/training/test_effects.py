@@ -1,0 +1,192 @@
+"""A choice that would change nothing is refused: the table of effects, checked by training with and without each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.training import run
+from vitkit.training.defaults import settle
+from vitkit.training.effects import ACTS, check_effects, without_effect
+from vitkit.training.recipe import Recipe
+from vitkit.training.recipe_files import bundled, load_fields, load_of_run
+
+BASE: dict[str, Any] = {
+    "batch_size": 8,
+    "workers": 0,
+    "precision": "float32",
+    "cache": "none",
+    "logger": "none",
+    "lp_ft": False,
+    "seed": 0,
+    "keep": "best",
+}
+METHODS = ("probe", "probe-sgd", "lora", "full", "scratch")
+
+# A value of each field that differs from what every method takes by itself, and what else it needs to act at all.
+CHOICES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lora_rank": (2, {}),
+    "lp_ft": (True, {}),
+    "views": (1, {}),
+    "init": ("reference", {}),
+    "epochs": (3, {}),
+    "grad_accum": (2, {}),
+    "optimizer": ("sgd", {}),
+    "lr": (0.02, {}),
+    "weight_decay": (0.3, {}),
+    "decay_all": (True, {"weight_decay": 0.3}),
+    "layer_decay": (0.4, {}),
+    "momentum": (0.5, {}),
+    "beta2": (0.9, {}),
+    "schedule": ("linear", {}),
+    "step_per": ("epoch", {}),
+    "warmup": (0.6, {}),
+    "min_lr": (0.5, {}),
+    "clip_grad": (0.01, {}),
+    "ema": (0.5, {}),
+    "swa": (0.5, {}),
+    "swa_lr": (0.1, {"swa": 0.5, "epochs": 4}),
+    "label_smoothing": (0.4, {}),
+    "dropout": (0.4, {}),
+    "attention_dropout": (0.4, {}),
+    "drop_path": (0.4, {}),
+    "patch_dropout": (0.5, {}),
+    "mixup": (0.5, {}),
+    "cutmix": (0.5, {}),
+    "fit": ("pad", {}),
+    "crop_pct": (0.5, {"fit": "crop"}),
+    "interpolation": ("nearest", {"crop_pct": 0.5, "fit": "crop"}),
+    "crop_scale": ((0.1, 0.2), {}),
+    "hflip": (False, {}),
+    "rotate": (40.0, {}),
+    "translate": (0.4, {}),
+    "zoom": (0.5, {}),
+    "shear": (30.0, {}),
+    "color_jitter": (0.9, {}),
+    "rand_augment": (9, {}),
+    "random_erasing": (0.9, {}),
+    "max_images": (9, {}),
+    "split_seed": (7, {}),
+    "split": ((0.5, 0.3, 0.2), {}),
+    "balance": ("sampler", {}),
+}
+# What else the fields of the table do than change weights and figures, so that trainings cannot show it here.
+NOT_SHOWN = {
+    "time": "its effect is a matter of the clock",
+    "patience": "the epochs of a test are too few",
+    "keep": "the last epoch may be the best",
+    "monitor": "two figures may agree on the best epoch",
+    "find_lr": "it may find what is there already",
+    "teacher": "tests/training/test_teacher.py",
+    "distillation": "tests/training/test_teacher.py",
+    "distill_alpha": "tests/training/test_teacher.py",
+    "distill_temperature": "tests/training/test_teacher.py",
+    "checkpointing": "the result is the same by design",
+    "compile": "the result is the same by design",
+    "logger": "it watches",
+}
+SHOWN_IN_EVERY_TEST_RUN = {("probe", "epochs"), ("probe-sgd", "drop_path"), ("scratch", "lora_rank"), ("full", "views")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[str, Recipe]]:
+    """What a training comes to, by its fields: a hash of weights and of figures, and its recipe."""
+    place = tmp_path_factory.mktemp("effects")
+    photos, source = runs.photos(place / "photos", images=8), place / "source"
+    others = runs.photos(place / "others", images=8, seed=1)  # weights that know photographs keep their split
+    run.train(runs.quick(others, epochs=1), source, say=lambda line: None)
+    known: dict[str, tuple[str, Recipe]] = {}
+
+    def train(method: str, **fields: Any) -> tuple[str, Recipe]:
+        begun = {"model": "vit_micro_patch8_16", "model_fields": runs.SIZE, "weights": "none"}
+        start = begun if method == "scratch" else {"weights": str(source)}
+        steps = {} if method == "probe" else {"epochs": 2}
+        asked = {"data": str(photos), "method": method, **start, **BASE, **steps, **fields}
+        key = repr(sorted(asked.items(), key=lambda pair: pair[0]))
+        if key not in known:
+            folder = place / str(len(known))
+            run.train(asked, folder, say=lambda line: None)
+            content = (folder / "model.safetensors").read_bytes() + str(runs.metrics(folder)).encode()
+            known[key] = hashlib.sha256(content).hexdigest(), load_of_run(folder / "recipe.toml")
+        return known[key]
+
+    return train
+
+
+def test_every_field_of_the_table_is_tried() -> None:
+    assert ACTS.keys() <= CHOICES.keys() | NOT_SHOWN.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        pytest.param(method, name, marks=() if (method, name) in SHOWN_IN_EVERY_TEST_RUN else pytest.mark.accept)
+        for method in METHODS
+        for name in CHOICES
+        if (method, name) != ("probe", "hflip")  # to switch it off asks for nothing where nothing is mirrored
+    ],
+)
+def test_a_choice_is_refused_if_and_only_if_it_changes_nothing(
+    trained: Callable[..., tuple[str, Recipe]], method: str, name: str
+) -> None:
+    value, beside = CHOICES[name]
+    plain, _ = trained(method, **beside)
+    chosen, recipe = trained(method, **{**beside, name: value})
+    is_refused = name in without_effect(recipe, {name: value}, named={name})
+    assert is_refused == (plain == chosen)
+    if is_refused:
+        with pytest.raises(VitkitError, match=name):
+            check_effects(recipe, {name: value}, named={name})
+
+
+def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_said(tmp_path: Path) -> None:
+    photos = runs.photos(tmp_path / "photos", images=6)
+    with pytest.raises(VitkitError, match="lora_rank acts with method lora alone, and this is scratch: leave it out"):
+        vitkit.train(photos, **runs.quick_fields(lora_rank=8), out=tmp_path / "refused", say=lambda line: None)
+    assert not (tmp_path / "refused").exists()
+    (tmp_path / "mine.toml").write_text("lora_rank = 3\nswa_lr = 1e-4\nbeta2 = 0.98\n")
+    said: list[str] = []
+    vitkit.train(
+        photos, recipe=tmp_path / "mine.toml", **runs.quick_fields(epochs=1), out=tmp_path / "run", say=said.append
+    )
+    assert "of the recipe, lora_rank changes nothing: what acts with method lora alone, and this is scratch" in said
+    assert any(line.startswith("of the recipe, swa_lr changes nothing") for line in said)
+    assert not any("beta2" in line for line in said)
+
+
+def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
+    for part, images in (("train", 6), ("val", 3)):
+        runs.photos(tmp_path / "photos" / part, images=images)
+    for field in ({"split": (0.5, 0.3, 0.2)}, {"split_seed": 3}):
+        with pytest.raises(VitkitError, match="comes divided already: leave it out"):
+            vitkit.train(tmp_path / "photos", **runs.quick_fields(**field), out=tmp_path / "run", say=lambda line: None)
+
+
+@pytest.mark.parametrize("name", sorted(bundled()))
+def test_nothing_in_a_bundled_recipe_is_idle(name: str) -> None:
+    fields = load_fields(name)
+    recipe, _ = settle(fields, 100, is_multi=False)
+    assert without_effect(recipe, fields) == {}
+
+
+def test_two_fields_of_one_recipe_may_leave_each_other_idle() -> None:
+    for fields, idle in (
+        ({"optimizer": "sgd", "beta2": 0.9}, {"beta2"}),
+        ({"schedule": "constant", "min_lr": 0.1, "warmup": 0.0, "step_per": "epoch"}, {"min_lr", "step_per"}),
+        ({"schedule": "constant", "warmup": 0.1, "step_per": "epoch"}, set()),
+        ({"weight_decay": 0.0, "decay_all": True}, {"decay_all"}),
+        ({"keep": "last", "monitor": "val_loss"}, {"monitor"}),
+        ({"keep": "last", "monitor": "val_loss", "patience": 3}, set()),
+        ({"fit": "squash", "crop_pct": 0.9}, {"crop_pct"}),
+        ({"swa_lr": 0.1}, {"swa_lr"}),
+        ({"distillation": "soft", "distill_alpha": 0.3}, {"distillation", "distill_alpha"}),
+    ):
+        recipe = Recipe(method="full", **fields)  # type: ignore[arg-type]
+        assert without_effect(recipe, fields, named=fields).keys() == idle  # type: ignore[arg-type]
