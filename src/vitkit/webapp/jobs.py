@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, holder, is_held, sole, write_json
-from vitkit.system.processes import birth_of
+from vitkit.system.processes import birth_of, python
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
@@ -165,7 +164,7 @@ class Jobs:
         """A process that works on the queue; where another does, it ends."""
         with (self.own / "runner.log").open("ab") as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
-                [sys.executable, "-m", "vitkit.webapp.runner", str(self.runs)],
+                python("vitkit.webapp.runner", str(self.runs)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -230,7 +229,7 @@ def _wait_for_others(jobs: Jobs) -> None:
 
 def command(job: Job) -> list[str]:
     """What is run for a job."""
-    return [sys.executable, "-m", "vitkit", *job.arguments]
+    return python("vitkit", *job.arguments)
 
 
 def _run(jobs: Jobs, job: Job) -> None:
