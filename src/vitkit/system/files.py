@@ -126,20 +126,11 @@ def is_held(path: Path, place: Path | None = None) -> bool:
         if found is None or found[2] != socket.gethostname():
             return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
         os.kill(int(found[1]), 0)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, OverflowError):  # the last: no process has such a number
         return False
     except OSError:  # of another user
         return True
     return _is_locked(place)
-
-
-def holder(folder: Path) -> int | None:
-    """The number of the process that works on a folder; None: of none that is known here, as on another machine."""
-    with suppress(OSError):
-        found = re.match(r"process (\d+) of (.+) since ", (folder / _LOCK).read_text())
-        is_here = found is not None and found[2] == socket.gethostname()
-        return int(found[1]) if found is not None and is_here and is_held(folder) else None
-    return None
 
 
 def _is_locked(place: Path) -> bool:

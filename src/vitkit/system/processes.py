@@ -37,6 +37,18 @@ def _safe_path() -> list[str]:
     return path if os.path.realpath(home) != here else [*path, home]
 
 
+def is_same(process: int, birth: str) -> bool:
+    """Whether the process that began then (`birth_of`) still has this number, and is this user's.
+
+    Where the system cannot tell when a process began, none is: a number alone may be any process's.
+    """
+    if process <= 1 or not birth or birth_of(process) != birth:
+        return False
+    with suppress(OSError, AttributeError):  # no such process by now; Windows has no users of this kind
+        return not _PROC.is_dir() or (_PROC / str(process)).stat().st_uid == os.getuid()
+    return False
+
+
 def birth_of(process: int) -> str:
     """When a process began, as the system tells it: another one that gets its number later began at another time.
 
