@@ -68,11 +68,13 @@ def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[N
         wait: seconds for another process, or thread, to be done.
 
     Raises:
-        VitkitError: another process works on it; the message says which.
+        VitkitError: another process works on it, and the message says which; or the lock is a link.
     """
     from filelock import FileLock, Timeout
 
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
+    if place.is_symlink():
+        raise VitkitError(f"{place} is a link, where vitkit writes who works on {path}: remove it")
     lock = FileLock(place, timeout=wait)
     try:
         lock.acquire()

@@ -101,9 +101,8 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in _FOLDER_FILES:
         if (folder / name).is_file():
             return [folder / name]
-    loose = [
-        file for suffix in ("safetensors", "npz", "pth", "pt", "bin") for file in sorted(folder.glob(f"*.{suffix}"))
-    ]
+    endings = ("safetensors", "npz", "pth", "pt", "bin")
+    loose = [file for suffix in endings for file in sorted(folder.glob(f"*.{suffix}")) if file.is_file()]
     if len(loose) == 1:
         return loose
     if loose:
