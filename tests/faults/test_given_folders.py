@@ -5,10 +5,12 @@ What is written through a link, or below another folder, is the user's; what is 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import vitkit
 import wordy
 from photos import fingerprint
 from vitkit.classifier import Classifier
+from vitkit.data.pictures import PictureRecord
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_plan import Job, Plan
@@ -176,3 +179,13 @@ def test_a_server_is_given_no_pipe(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "model", tmp_path / "given")
     replaced(tmp_path / "given" / "model.safetensors", "pipe")
     assert "model.safetensors" in error_of(lambda: vitkit.serve(tmp_path / "given", port=0))
+
+
+def test_a_record_of_pictures_that_unpacks_to_very_much_is_not_unpacked() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("codes.npy", "w") as member:
+        for _ in range(1100):
+            member.write(bytes(2**20))
+    assert len(packed.getvalue()) < 2**21
+    with pytest.raises(VitkitError, match=r"the picture record of it is damaged: .* would unpack to 1,153,433,600"):
+        PictureRecord.from_bytes(packed.getvalue(), "it")
