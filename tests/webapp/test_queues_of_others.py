@@ -96,6 +96,13 @@ def test_what_the_studio_keeps_is_nobody_elses(place: Workspace, monkeypatch: py
         folder.chmod(0o700)
 
 
+def test_where_nothing_can_be_kept_a_line_says_so(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").touch()
+    monkeypatch.setenv("VITKIT_STATE", "file/state")
+    with pytest.raises(VitkitError, match=r"cannot make file/state: .*VITKIT_STATE"):
+        Jobs(place.runs)
+
+
 def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
     place: Workspace, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,10 +29,13 @@ def private(folder: Path) -> Path:
     """A folder that nobody else writes in, made if need be: what is in there may be acted upon.
 
     Raises:
-        VitkitError: it is another user's, or others may write in it.
+        VitkitError: it is another user's, others may write in it, or it cannot be made.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    seen = folder.stat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = folder.stat()
+    except OSError as error:
+        raise VitkitError(f"cannot make {folder}: {error.strerror}; VITKIT_STATE may name another folder") from error
     if hasattr(os, "getuid") and (seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise VitkitError(f"{folder} is another user's, or others may write in it: make it yours alone (chmod 700)")
     return folder
