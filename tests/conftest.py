@@ -32,12 +32,10 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing that another run of the tests, or the user, has put into the cache decides what happens here."""
-    before = os.environ.get("VITKIT_CACHE")
-    os.environ["VITKIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    os.environ.pop("VITKIT_CACHE")
-    if before is not None:
-        os.environ["VITKIT_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("cache", "state"):
+            patch.setenv(f"VITKIT_{name.upper()}", str(tmp_path_factory.mktemp(name)))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

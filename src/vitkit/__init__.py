@@ -1,6 +1,9 @@
 """vitkit: Vision Transformers you can trust, look inside and ship. Names are imported when first used."""
 
-from __future__ import annotations
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] == ["vitkit"] and not sys.flags.safe_path:
+    del sys.path[0]  # of `python -m vitkit`: the current folder, ahead of the standard library
 
 from typing import TYPE_CHECKING
 

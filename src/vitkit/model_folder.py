@@ -117,7 +117,7 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
         return None
     for name in (RECORD, _NEXT_RECORD):
         with suppress(FileNotFoundError):
-            data = (folder / name).read_bytes()
+            data = (folder / name).read_bytes() if (folder / name).is_file() else b""
             if hashlib.sha256(data).hexdigest() == expected:
                 return data
     state = "is damaged" if (folder / RECORD).is_file() else "is gone"

@@ -23,6 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
+from vitkit.weights.read import read_checkpoint
 
 HUGE = 4_000_000_000
 
@@ -151,3 +152,57 @@ def test_a_stack_without_numbers_may_not_be_deep(tmp_path: Path) -> None:
 def test_what_no_model_has_cannot_be_configured(fields: dict[str, Any]) -> None:
     with pytest.raises(VitkitError):
         ViTConfig(**fields)
+
+
+# --- Indices of shards --------------------------------------------------------------------------------------
+
+INDICES = {"model.safetensors.index.json": "w.safetensors", "pytorch_model.bin.index.json": "w.bin"}
+
+
+def sharded(place: Path, index: str, shard: Any) -> Path:
+    """A folder of a hub whose index names `shard`; beside it `private`, with weights that are nobody's business."""
+    for folder in (place / "given", place / "private", place / "given" / "below"):
+        folder.mkdir(parents=True)
+        save_file({"a": torch.ones(2)}, folder / "w.safetensors")
+        torch.save({"a": torch.ones(2)}, folder / "w.bin")
+    (place / "given" / index).write_text(json.dumps({"weight_map": {"a": shard} if shard is not None else {}}))
+    return place / "given"
+
+
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../private/{}",
+        "{place}/private/{}",
+        "below/{}",
+        "./{}",
+        "..",
+        ".",
+        "",
+        "..\\private\\{}",
+        "C:{}",
+        "w\0",
+        3,
+        ["{}"],
+    ],
+)
+def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, index: str, shard: Any) -> None:
+    if isinstance(shard, str):
+        shard = shard.replace("{place}", str(tmp_path)).replace("{}", INDICES[index])
+    with pytest.raises(VitkitError, match=r"index\.json (names .* the same folder|is damaged)"):
+        read_checkpoint(sharded(tmp_path, index, shard))
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_an_index_of_files_beside_it_is_read_and_one_of_none_is_damaged(tmp_path: Path, index: str) -> None:
+    assert list(read_checkpoint(sharded(tmp_path / "a", index, INDICES[index])).tensors) == ["a"]
+    with pytest.raises(VitkitError, match="names no file"):
+        read_checkpoint(sharded(tmp_path / "b", index, None))
+
+
+def test_shards_may_be_links_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    folder = sharded(tmp_path, "model.safetensors.index.json", "w.safetensors")
+    (folder / "w.safetensors").rename(tmp_path / "blob")
+    (folder / "w.safetensors").symlink_to("../blob")
+    assert list(read_checkpoint(folder).tensors) == ["a"]

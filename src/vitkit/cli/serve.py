@@ -51,6 +51,13 @@ def serve(
     queue: Annotated[
         int, typer.Option("--queue", min=1, help="Pictures that may wait; what is more is refused (503).")
     ] = 256,
+    explain_queue: Annotated[
+        int, typer.Option("--explain-queue", min=1, help="Pictures that may wait to be explained, likewise.")
+    ] = 4,
+    max_values: Annotated[
+        int,
+        typer.Option("--max-values", min=1, help="Numbers in an answer's features; what is more is refused (413)."),
+    ] = 2_000_000,
 ) -> None:
     """Answer other programs over HTTP: /predict, /explain, /embed, /models, /health, /ready, /metrics, /docs.
 
@@ -71,6 +78,8 @@ def serve(
             batch=batch,
             max_wait=max_wait,
             queue=queue,
+            explain_queue=explain_queue,
+            max_values=max_values,
             note=tell,
             progress=bar,
         )

@@ -29,6 +29,7 @@ _FORMAT = 1
 _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
 _FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels: smaller steps tell no picture from another
+_LARGE, _MOST_RATIO = 2**30, 200  # bytes that a record may unpack to, or so many for each of its own
 _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
 
 
@@ -130,6 +131,7 @@ class PictureRecord:
             VitkitError: they are damaged, or a later vitkit wrote them; `source` is named.
         """
         try:
+            _check_size(data)
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
@@ -164,6 +166,19 @@ class PictureRecord:
             raise ValueError(f"its parts do not fit together: {', '.join(wrong) or len(self.codes)}")
         if n and (self.roles.max() >= len(ROLES) or self.labels.max() >= len(self.names) or self.labels.min() < 0):
             raise ValueError("it numbers roles or labels that there are not")
+
+
+def _check_size(data: bytes) -> None:
+    """Refuse a few bytes that unpack to very many.
+
+    Raises:
+        ValueError: they do.
+        zipfile.BadZipFile: they are no record.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > max(_LARGE, _MOST_RATIO * len(data)):
+        raise ValueError(f"{len(data):,} bytes would unpack to {size:,}")
 
 
 def make_record(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.data import named
+from vitkit.data.decode import UnreadableImageError, refuse_special
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.pictures import DIGEST, PictureRecord
 from vitkit.data.sources import ImageTable
@@ -132,7 +133,8 @@ def _by_content(root: Path, progress: Progress | None) -> dict[str, str]:
 
 def _digest(file: Path) -> str | None:
     try:
+        refuse_special(file)
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()
-    except OSError:
+    except (OSError, UnreadableImageError):
         return None

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from vitkit.data.splits import limit_training
@@ -47,6 +47,10 @@ class Job:
     fields: dict[str, Any]
     folder: str
     pretraining: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if (own := PurePath(self.folder)).is_absolute() or ".." in own.parts or not own.parts:
+            raise ValueError(f"{self.folder!r} is no folder below a comparison's")  # which may be cleared, and written
 
     @property
     def described(self) -> str:

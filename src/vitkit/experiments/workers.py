@@ -22,6 +22,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_plan import Job
 from vitkit.system.devices import choose_device
 from vitkit.system.files import from_json, to_json
+from vitkit.system.processes import python
 from vitkit.system.progress import Progress
 
 
@@ -93,7 +94,7 @@ def _environments(count: int, device: str) -> list[dict[str, str]]:
 
 def _start(environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603  # this program
-        [sys.executable, "-m", __name__],
+        python(__name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

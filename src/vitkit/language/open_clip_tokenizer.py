@@ -18,6 +18,7 @@ from vitkit.errors import VitkitError
 MERGES = "bpe_simple_vocab_16e6.txt.gz"
 DESCRIPTION = "open_clip_config.json"
 BEGIN, END = "<start_of_text>", "<end_of_text>"
+_LONGEST = 2**24  # characters of the file, five times those of OpenAI's
 _SIZE = 49_408  # tokens: of 256 bytes, alone and at the end of a word, of merges, and the two above
 _WORDS = rf"(?i:{BEGIN}|{END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
 
@@ -59,7 +60,12 @@ def read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[
     from tokenizers.models import BPE
 
     with gzip.open(path, "rt", encoding="utf-8") as text:
-        lines = text.read().split("\n")
+        content = text.read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise VitkitError(
+            f"{path} is damaged: it unpacks to more than {_LONGEST:,} characters, and OpenAI's to 3,130,099"
+        )
+    lines = content.split("\n")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: (ord(letter) > 255, ord(letter)))
     names = [*alphabet, *(f"{letter}</w>" for letter in alphabet)]
     pairs = [line.split() for line in lines[1 : _SIZE - len(names) - 1]]

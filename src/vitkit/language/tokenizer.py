@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.language.open_clip_tokenizer import DESCRIPTION, MERGES, find_merges, read_merges
+from vitkit.language.tokenizer_limits import check_pieces, check_steps, check_text
 from vitkit.system.files import from_json
 
 Clean = Literal["none", "lower", "canonical"]
@@ -44,7 +46,12 @@ class Tokenizer:
     is_padded_left: bool = False
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._fit(self.encode(text)) for text in texts]
+        return [self._fit(self._ids(text)) for text in texts]
+
+    def _ids(self, text: str) -> list[int]:
+        check_text(text)
+        with _panics_told():
+            return self.encode(text)
 
     def _fit(self, ids: list[int]) -> list[int]:
         if len(ids) > self.context:
@@ -66,26 +73,46 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
     """
     settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     try:
-        if (folder / "spiece.model").is_file():
-            return _of_pieces(folder / "spiece.model", context)
-        if (folder / "tokenizer.json").is_file():
-            return _of_json(folder / "tokenizer.json", settings, context, clean)
-        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            return _of_merges(folder, context)
-        described = _json(folder / DESCRIPTION) if (folder / DESCRIPTION).is_file() else None
-        if (merges := find_merges(folder, described)) is not None:
-            encode, end = read_merges(merges, described)
-            return Tokenizer(encode, end, 0, context)
+        with _panics_told():
+            return _read(folder, settings, context, clean)
     except ImportError as error:
         raise VitkitError(f"reading words needs the library {error.name}: {EXTRA}") from error
     except VitkitError:
         raise
     except Exception as error:  # the libraries raise what they like
         raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}") from error
+
+
+def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
+    if (folder / "spiece.model").is_file():
+        return _of_pieces(folder / "spiece.model", context)
+    if (folder / "tokenizer.json").is_file():
+        return _of_json(folder / "tokenizer.json", settings, context, clean)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _of_merges(folder, context)
+    described = _json(folder / DESCRIPTION) if (folder / DESCRIPTION).is_file() else None
+    if (merges := find_merges(folder, described)) is not None:
+        encode, end = read_merges(merges, described)
+        return Tokenizer(encode, end, 0, context)
     raise VitkitError(
         f"{folder} has no tokenizer: expected tokenizer.json, spiece.model, or vocab.json and merges.txt beside the "
         f"weights, as their publisher has them; of OpenCLIP's own files {MERGES} will do"
     )
+
+
+@contextmanager
+def _panics_told() -> Iterator[None]:
+    """What the library tokenizers gives up in a way that no other error is.
+
+    Raises:
+        VitkitError: it does, as where a regular expression takes too long.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise VitkitError(f"the tokenizer cannot be used: {first_line(error)}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -101,6 +128,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
     from tokenizers import Tokenizer as Library
 
+    check_steps(path)
     own = Library.from_file(str(path))
     own.no_truncation()
     own.no_padding()
@@ -145,6 +173,7 @@ def _of_pieces(path: Path, context: int) -> Tokenizer:
     """SigLIP's."""
     from sentencepiece import SentencePieceProcessor
 
+    check_pieces(path)
     own = SentencePieceProcessor()
     own.Load(str(path))
     ahead = "<unk>"  # so that sentencepiece does not strip the space ahead of the first word

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 import vitkit
 from vitkit.serving import answers
@@ -18,7 +20,7 @@ from vitkit.serving.describing import OPTIONS, described
 from vitkit.serving.metrics import CONTENT_TYPE
 from vitkit.serving.pages import add_pages
 from vitkit.serving.questions import BadRequestError, read_body, settle_options
-from vitkit.serving.service import Service
+from vitkit.serving.service import Embedded, Service
 from vitkit.system.files import to_json
 
 _AGAIN = "1"  # seconds after which to ask again
@@ -67,9 +69,7 @@ class _Routes:
         return _json(found, 422 if all("error" in row for row in found["predictions"]) else 200)
 
     async def embed(self, request: Request) -> Response:
-        found = await self._service.embed(*await _question(self._service, request))
-        status = 422 if all("error" in row for row in found["embeddings"]) else 200
-        return await asyncio.to_thread(_json, found, status)
+        return _Streamed(await self._service.embed(*await _question(self._service, request)))
 
     async def explain(self, request: Request) -> Response:
         uploads, options = await _question(self._service, request)
@@ -93,12 +93,37 @@ class _Routes:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
+class _Streamed(StreamingResponse):
+    """Features as JSON, picture by picture: never all of them as text, which takes ten times as much memory."""
+
+    def __init__(self, found: Embedded) -> None:
+        status = 422 if all("error" in row for row in found.rows) else 200
+        super().__init__(_pieces(found), status, media_type="application/json")
+        self._sent = found.sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._sent()
+
+
+def _pieces(found: Embedded) -> Iterator[bytes]:
+    between = f'{to_json(found.about)[:-1]}, "embeddings": ['
+    for row in found.rows:
+        features = row["features"]
+        plain = row if features is None else {**row, "features": features.tolist()}
+        yield (between + to_json(plain)).encode("utf-8", "replace")
+        between = ", "
+    yield b"]}"
+
+
 # --- Questions ------------------------------------------------------------------------------------------------
 
 
 async def _question(service: Service, request: Request) -> tuple[Any, dict[str, str]]:
     """The pictures and the options of a request that can be taken."""
-    service.check_open()
+    service.check_open(request.scope["path"])
     body, kind = await request.body(), request.headers.get("content-type", "")
     if len(body) > _LARGE:
         uploads, beside = await asyncio.to_thread(read_body, kind, body)

@@ -152,6 +152,18 @@ class Workers:
             state.changed.notify_all()
         return await request.future
 
+    def cancel(self) -> None:
+        """Take nothing more, and refuse what waits (`ClosedError`); what is being answered is not stopped by this."""
+        with self._state.changed:
+            self._state.is_closed = True
+            refused = [question for queue in self._state.queues.values() for question in queue]
+            self._state.queues.clear()
+            self._state.waiting = 0
+            self._state.changed.notify_all()
+        for question in refused:
+            question.request.error = ClosedError()
+        self._give_answers(refused)
+
     def close(self) -> None:
         """Answer what waits, take nothing more, and end the threads."""
         with self._state.changed:
@@ -193,17 +205,24 @@ class Workers:
                 queue = state.queues[work]
                 left = queue[0].came + self._wait - time.monotonic()
                 if len(queue) >= work.most or left <= 0 or state.is_closed:
-                    questions = [queue.popleft() for _ in range(min(work.most, len(queue)))]
-                    state.waiting -= len(questions)
+                    taken = [queue.popleft() for _ in range(min(work.most, len(queue)))]
+                    state.waiting -= len(taken)
+                    questions = [question for question in taken if not question.request.future.done()]
+                    if not questions:  # nobody waits for them any more
+                        continue
                     state.working += len(questions)
                     return work, questions
                 state.changed.wait(left)
 
     def _hand_out(self, questions: Sequence[_Question]) -> None:
         """Give the requests that are now complete back to their loops, each loop being woken once."""
-        complete = dict[asyncio.AbstractEventLoop, list[_Request]]()
         with self._state.changed:
             self._state.working -= len(questions)
+        self._give_answers(questions)
+
+    def _give_answers(self, questions: Sequence[_Question]) -> None:
+        complete = dict[asyncio.AbstractEventLoop, list[_Request]]()
+        with self._state.changed:
             for question in questions:
                 question.request.left -= 1
                 if not question.request.left:

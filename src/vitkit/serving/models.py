@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -21,7 +22,7 @@ from vitkit.exporting.loading import Exported
 from vitkit.inference.features import Features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, cores, join, set_threads, threads
 from vitkit.inference.prediction_files import Columns
-from vitkit.serving.batching import Work
+from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
 from vitkit.system.files import to_json
 from vitkit.system.progress import Progress, Say
@@ -29,12 +30,17 @@ from vitkit.text.words import plural
 from vitkit.verbs.inputs import open_model
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vitkit.classifier import Classifier
-    from vitkit.explanation.explanation import Explanation
+    from vitkit.data.preprocess import Preprocess
+    from vitkit.explanation.explanation import Explainable, Explanation
+    from vitkit.model.build import Model
 
 Array = npt.NDArray[np.float32]
 _NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
 _DIGITS = 12  # of a version
+_CORES_PER_EXPLAINER = 4
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class ServedModel:
         self.is_concurrent = runner is not None and runner.is_concurrent
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
         self._turn: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
+        self._is_given_up = Event()
         self.predicting = Work(name, self.batch, self._predict)
 
     @property
@@ -71,7 +78,7 @@ class ServedModel:
         return not isinstance(self.classifier, Exported)
 
     @cached_property
-    def embedding(self) -> dict[str, Work]:
+    def embedding(self) -> dict[Features, Work]:
         """By what the features are of."""
         return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
 
@@ -79,6 +86,19 @@ class ServedModel:
     def explaining(self) -> Work:
         """Each question is a `ToExplain`, each answer an `Explanation`."""
         return Work(self.name, 1, lambda asked: [self._explain(own) for own in asked])
+
+    def numbers_of(self, what: Features) -> int:
+        """How many numbers the features of a picture have."""
+        from vitkit.model.network import Network
+
+        model = self.classifier.model
+        if isinstance(model, Network):
+            return model.anatomy.feature_size
+        return model.config.hidden_size * (model.config.patches if what == "patches" else 1)
+
+    def give_up(self) -> None:
+        """End the explanations that are being made, within the time that a layer takes."""
+        self._is_given_up.set()
 
     def begin(self) -> None:
         """Have the backend ready in this thread, before anybody waits for it."""
@@ -126,9 +146,7 @@ class ServedModel:
             return found
 
         return [
-            {"path": path, "features": None, "error": row}
-            if isinstance(row, str)
-            else {"path": path, "features": row.tolist()}
+            {"path": path, "features": None, "error": row} if isinstance(row, str) else {"path": path, "features": row}
             for path, row in self._rows(asked, features)[1]
         ]
 
@@ -147,8 +165,60 @@ class ServedModel:
             return doubts, join([upload.path for upload in uploads], images, compute)
 
     def _explain(self, asked: ToExplain) -> Explanation:
-        with self._turn:
-            return self.classifier.explain(asked.upload.content, asked.method, asked.target, asked.layer)
+        from vitkit.explanation.explanation import explain
+
+        return explain(self._explained, asked.upload.content, asked.method, asked.target, asked.layer)
+
+    @cached_property
+    def _explained(self) -> Explainable:
+        return _Explained(self.classifier, _watched(self.classifier.model, self._is_given_up), self._turn)
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """A classifier as explanations ask it, which may take long: only for its answer it waits for its turn.
+
+    Attributes:
+        classifier: whose answers are explained.
+        model: shares its weights.
+        turn: of those who ask for answers.
+    """
+
+    classifier: Classifier
+    model: Model
+    turn: AbstractContextManager[Any]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.classifier.classes
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.classifier.preprocess
+
+    @property
+    def task(self) -> str:
+        return self.classifier.task
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        with self.turn:
+            return self.classifier.probabilities(images)
+
+
+def _watched(model: Model, is_given_up: Event) -> Model:
+    """A model of the same weights whose every layer first looks whether anybody still waits for its results."""
+    from vitkit.explanation.attention import twin
+    from vitkit.model.vit import Attention
+
+    def look(*_: object) -> None:
+        if is_given_up.is_set():
+            raise ClosedError
+
+    copied = twin(model, Attention)
+    for module in copied.modules():
+        module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # which the twin has in common
+        module.register_forward_pre_hook(look)
+    return copied
 
 
 _WHAT: tuple[Features, ...] = get_args(Features)
@@ -177,6 +247,15 @@ class Shelf:
     @property
     def _is_concurrent(self) -> bool:
         return all(own.is_concurrent for own in self.models)
+
+    @property
+    def explainers(self) -> int:
+        """Threads that explain: a few of those that there are cores for, so that predictions do not wait."""
+        return max(1, cores() // _CORES_PER_EXPLAINER) if self._is_concurrent else 1
+
+    def begin_to_explain(self) -> None:
+        """Prepare a thread that explains."""
+        set_threads(1 if self._is_concurrent else threads())
 
     def begin(self) -> None:
         """Prepare a thread that answers."""

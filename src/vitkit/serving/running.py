@@ -15,6 +15,7 @@ from vitkit.serving.rules import Rules
 from vitkit.serving.service import Service
 
 _KEPT = 75  # seconds that a connection is kept without a request
+_LAST = 20  # seconds in which what was accepted is answered when the server is stopped
 _CONNECTIONS = 1000  # at most; fewer where fewer files may be open
 _FILES = 100  # that are left for everything else
 _STEP = 0.01  # seconds after which it is looked again whether the server has begun
@@ -44,6 +45,7 @@ class Running:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEPT,
+                timeout_graceful_shutdown=_LAST,
                 limit_concurrency=_most_connections(),
                 h11_max_incomplete_event_size=MOST_HEAD,
             )
@@ -64,7 +66,7 @@ class Running:
 
     def stop(self) -> None:
         """Take nothing more, answer what was accepted, and end."""
-        self._service.is_closing = True
+        self._service.begin_to_close()
         self._server.should_exit = True
         self._thread.join()
         self._service.close()

@@ -92,6 +92,8 @@ def serve(
     batch: int | None = None,
     max_wait: float = 5.0,
     queue: int = 256,
+    explain_queue: int = 4,
+    max_values: int = 2_000_000,
     note: Say = unsaid,
     progress: Progress = silent,
 ) -> Server:
@@ -116,6 +118,9 @@ def serve(
         batch: pictures that are answered at a time, at most; by default as suits the backend.
         max_wait: milliseconds that a picture waits for others, at most, while a core is free.
         queue: pictures that may wait; a request for more is refused (503).
+        explain_queue: pictures that may wait to be explained, which takes longer and is done by threads of its own.
+        max_values: numbers that the features of an answer may have (pictures x patches x width); a request for more is
+            refused (413).
         note: told what had to be assumed of a model, a line each.
         progress: of loading.
 
@@ -129,7 +134,8 @@ def serve(
     """
     check_choice("--device", device, DeviceName)
     check_least("--batch", batch, 1)
-    check_least("--queue", queue, 1)
+    for name, value in (("--queue", queue), ("--explain-queue", explain_queue), ("--max-values", max_values)):
+        check_least(name, value, 1)
     if not 0 <= max_wait <= 10_000:
         raise VitkitError(f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
     named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
@@ -145,7 +151,10 @@ def serve(
         shelf = open_models(
             named, backend=backend, precision=precision, device=device, batch=batch, note=note, progress=progress
         )
-        return Server(Service(shelf, wait=max_wait / 1000, most=queue), listener, rules)
+        service = Service(
+            shelf, wait=max_wait / 1000, most=queue, most_explanations=explain_queue, most_numbers=max_values
+        )
+        return Server(service, listener, rules)
     except BaseException:
         listener.close()
         raise

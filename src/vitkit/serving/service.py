@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitkit.data.decode import UnreadableImageError
@@ -15,34 +17,62 @@ from vitkit.serving.describing import TOP
 from vitkit.serving.metrics import Metrics
 from vitkit.serving.models import ServedModel, Shelf, ToExplain
 from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
+from vitkit.text.words import plural
 
 if TYPE_CHECKING:
     from vitkit.explanation.explanation import Explanation
 
 _LATER = "too many pictures are waiting: ask again later"
 _CLOSING = "the server is closing"
+_AT_A_TIME = 4  # largest answers that are held in memory at a time
+_MOST_RANKED = 200_000  # classes that an answer names, each with its probability
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The features of the pictures of a request.
+
+    Attributes:
+        about: what the answer says of all of them.
+        rows: one for each picture; features are arrays.
+        sent: to be called when the answer has been sent, or cannot be.
+    """
+
+    about: dict[str, Any]
+    rows: list[dict[str, Any]]
+    sent: Callable[[], None]
 
 
 class Service:
-    """The models of a server and the threads that ask them.
+    """The models of a server and the threads that ask them; explanations, which take long, have threads of their own.
 
     Args:
         shelf: the models.
         wait: seconds that a picture waits, at most, for others to be answered with.
         most: pictures that may wait.
+        most_explanations: pictures that may wait to be explained.
+        most_numbers: of an answer.
 
     Attributes:
         is_closing: no more questions are taken; those that were taken are being answered.
     """
 
-    def __init__(self, shelf: Shelf, *, wait: float, most: int) -> None:
+    def __init__(self, shelf: Shelf, *, wait: float, most: int, most_explanations: int, most_numbers: int) -> None:
         self.shelf, self.metrics = shelf, Metrics()
         self.is_closing = False
         self._threads = threads()
-        self.workers = Workers(shelf.threads, wait=wait, most=most, begin=shelf.begin, observe=self.metrics.observe)
-        self.metrics.watch(lambda: self.workers.waiting, lambda: self.workers.working)
+        observe = self.metrics.observe
+        self.workers = Workers(shelf.threads, wait=wait, most=most, begin=shelf.begin, observe=observe)
+        self.explainers = Workers(
+            shelf.explainers, wait=0, most=most_explanations, begin=shelf.begin_to_explain, observe=observe
+        )
+        self.metrics.watch(
+            lambda: self.workers.waiting + self.explainers.waiting,
+            lambda: self.workers.working + self.explainers.working,
+        )
+        self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
-    def check_open(self) -> None:
+    def check_open(self, path: str) -> None:
         """Whether a question can be taken, before its pictures are read.
 
         Raises:
@@ -50,7 +80,8 @@ class Service:
         """
         if self.is_closing:
             raise BadRequestError(503, _CLOSING)
-        if self.workers.waiting >= self.workers.most:
+        workers = self.explainers if path == "/explain" else self.workers
+        if workers.waiting >= workers.most:
             raise BadRequestError(503, _LATER)
 
     async def predict(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
@@ -58,17 +89,28 @@ class Service:
         model = self._model(options)
         top = min(whole_number(options, "top", 1, TOP), len(model.classifier.classes))
         columns = Columns(top, part_of_one(options, "reject"), model.classifier.task == "multi")
-        rows = await self._ask(model.predicting, [(upload, columns) for upload in uploads])
+        named = self._rankings.take(len(uploads), top, "ask for fewer classes (top)")
+        try:
+            rows = await self._ask(self.workers, model.predicting, [(upload, columns) for upload in uploads])
+        finally:
+            self._rankings.give_back(named)
         return {**_named(model), "predictions": self._counted(model, rows)}
 
-    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
+    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> Embedded:
         """What the model sees in each picture, as a vector."""
         model = self._whole(options)
-        what = options.get("what", "head")
-        if what not in model.embedding:
-            raise BadRequestError(400, f"what must be one of {', '.join(model.embedding)}, not {what!r:.80}")
-        rows = await self._ask(model.embedding[what], uploads)
-        return {**_named(model), "what": what, "embeddings": self._counted(model, rows)}
+        wanted = options.get("what", "head")
+        what = next((known for known in model.embedding if known == wanted), None)
+        if what is None:
+            raise BadRequestError(400, f"what must be one of {', '.join(model.embedding)}, not {wanted!r:.80}")
+        numbers = self._features.take(len(uploads), model.numbers_of(what), "ask for their mean (what=mean)")
+        try:
+            rows = await self._ask(self.workers, model.embedding[what], uploads)
+        except BaseException:
+            self._features.give_back(numbers)
+            raise
+        about = {**_named(model), "what": what}
+        return Embedded(about, self._counted(model, rows), partial(self._features.give_back, numbers))
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Where in the one picture a class comes from, in numbers."""
@@ -93,9 +135,17 @@ class Service:
         method = next(iter(found.maps), "heads")
         return await asyncio.to_thread(lambda: picture_to_png(found.overlay(method)))
 
+    def begin_to_close(self) -> None:
+        """Take no more questions. What was accepted is answered, but for explanations, which are given up."""
+        self.is_closing = True
+        self.explainers.cancel()
+        for model in self.shelf.models:
+            model.give_up()
+
     def close(self) -> None:
         """Answer what waits, and end the threads."""
-        self.is_closing = True
+        self.begin_to_close()
+        self.explainers.close()
         self.workers.close()
         set_threads(self._threads)  # what a thread has set is also the default of later ones
 
@@ -104,15 +154,16 @@ class Service:
         if len(uploads) > 1:
             raise BadRequestError(400, f"one picture at a time is explained, not {len(uploads)}")
         method, target = options.get("method", "gradient"), options.get("target", "top")
-        (found,) = await self._ask(model.explaining, [ToExplain(uploads[0], method, target, _layer(options))])
+        asked = ToExplain(uploads[0], method, target, _layer(options))
+        (found,) = await self._ask(self.explainers, model.explaining, [asked])
         self.metrics.images.labels(model.name, "answered").inc()
         return model, found
 
-    async def _ask(self, work: Work, asked: Sequence[Any]) -> list[Any]:
-        if len(asked) > self.workers.most:
-            raise BadRequestError(413, f"a request may have {self.workers.most} pictures at most, not {len(asked)}")
+    async def _ask(self, workers: Workers, work: Work, asked: Sequence[Any]) -> list[Any]:
+        if len(asked) > workers.most:
+            raise BadRequestError(413, f"a request may have {workers.most} pictures at most, not {len(asked)}")
         try:
-            return await self.workers.ask(work, asked)
+            return await workers.ask(work, asked)
         except FullError:
             raise BadRequestError(503, _LATER) from None
         except ClosedError:
@@ -145,6 +196,40 @@ class Service:
         if not model.is_whole:
             raise BadRequestError(400, f"{model.name} is an exported file, which gives predictions alone")
         return model
+
+
+class _Budget:
+    """What answers of a kind hold in memory at a time.
+
+    Args:
+        most: of one answer; all together may have a few times as many.
+        what: is counted.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what, self._taken = most, what, 0
+
+    def take(self, pictures: int, each: int, otherwise: str) -> int:
+        """Count what an answer holds, and say how much it is, which is to be given back.
+
+        Raises:
+            BadRequestError: they are too many for an answer, or for now.
+        """
+        count = pictures * each
+        if count > self._most:
+            fits = self._most // each
+            fewer = f"send at most {plural(fits, 'picture', 'pictures')} at a time, or " if fits else ""
+            raise BadRequestError(
+                413, f"the answer would have {count:,} {self._what}, and may have {self._most:,}: {fewer}{otherwise}"
+            )
+        if self._taken + count > _AT_A_TIME * self._most:
+            raise BadRequestError(503, _LATER)
+        self._taken += count
+        return count
+
+    def give_back(self, count: int) -> None:
+        """The answer is no longer in memory."""
+        self._taken -= count
 
 
 def _named(model: ServedModel) -> dict[str, Any]:

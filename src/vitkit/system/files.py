@@ -68,11 +68,13 @@ def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[N
         wait: seconds for another process, or thread, to be done.
 
     Raises:
-        VitkitError: another process works on it; the message says which.
+        VitkitError: another process works on it, and the message says which; or the lock is a link.
     """
     from filelock import FileLock, Timeout
 
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
+    if place.is_symlink():
+        raise VitkitError(f"{place} is a link, where vitkit writes who works on {path}: remove it")
     lock = FileLock(place, timeout=wait)
     try:
         lock.acquire()
@@ -126,20 +128,11 @@ def is_held(path: Path, place: Path | None = None) -> bool:
         if found is None or found[2] != socket.gethostname():
             return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
         os.kill(int(found[1]), 0)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, OverflowError):  # the last: no process has such a number
         return False
     except OSError:  # of another user
         return True
     return _is_locked(place)
-
-
-def holder(folder: Path) -> int | None:
-    """The number of the process that works on a folder; None: of none that is known here, as on another machine."""
-    with suppress(OSError):
-        found = re.match(r"process (\d+) of (.+) since ", (folder / _LOCK).read_text())
-        is_here = found is not None and found[2] == socket.gethostname()
-        return int(found[1]) if found is not None and is_here and is_held(folder) else None
-    return None
 
 
 def _is_locked(place: Path) -> bool:

@@ -16,7 +16,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, sole_in, unfinished
 from vitkit.system.progress import Progress, Say
-from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, RECIPE, folds_in
+from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, Team
 
 _OWN_FILES = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
@@ -103,8 +103,16 @@ def hold_next(name: str, hold: ExitStack) -> Path:
 
 
 def hold_again(folder: Path, hold: ExitStack) -> None:
-    """Hold a run that is to go on, and remove what a killed process was writing there."""
+    """Hold a run that is to go on, and remove what a killed process was writing there.
+
+    Raises:
+        VitkitError: another process holds it, or what it adds lines to is a link, which may lead anywhere.
+    """
     hold.enter_context(sole_in(folder))
+    for own in (folder, *folds_in(folder)):
+        for name in (LOG, METRICS):
+            if (own / name).is_symlink():
+                raise VitkitError(f"{own / name} is a link, and a run adds lines to it: put the file itself there")
     sweep(folder)
 
 

@@ -3,14 +3,18 @@
 Each job is a file, `jobs/NUMBER.json`, and the run folder that its process writes. `runner` is a process too: it takes
 one job after the other, and ends when there is none. Nothing of this is in the server's memory: the page, the server
 and the runner may each end, and whoever comes next reads from the folder how things stand.
+
+The studio's own folder is this user's (`workspace.own_folder`) and lies outside of the runs: what came along with
+somebody else's runs is never begun, gone on with or stopped.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,12 +25,16 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json, holder, is_held, sole, write_json
-from vitkit.system.processes import birth_of
+from vitkit.system.files import from_json, is_held, sole, write_json
+from vitkit.system.processes import birth_of, is_same, python
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
+from vitkit.text.words import plural
+from vitkit.webapp.workspace import own_folder
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
+_BEFORE = ".studio"  # in a folder of runs: where queues were kept before, of whom nobody knows
+_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from"}  # of a training that is asked for
 _PATIENCE = 3.0  # seconds that a second runner waits for the first to end, which may just have looked for the last time
 _BEGINNING = 60.0  # seconds in which a process has come to its folder
 _ENDING = 0.2  # seconds between two looks at a process that is no child of the runner
@@ -69,19 +77,35 @@ class Jobs:
     """
 
     def __init__(self, runs: Path) -> None:
-        self.runs, self.own = runs, runs / ".studio"
+        self.runs, self.own = runs, own_folder(runs)
         self.folder = self.own / "jobs"
 
     # --- The files ----------------------------------------------------------------------------------------
 
     def all(self) -> list[Job]:
-        """In the order in which they were asked for; what is damaged is passed over."""
-        found = []
-        for file in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
-            with suppress(OSError, ValueError, TypeError, KeyError):
-                stored = from_json(file.read_text(encoding="utf-8"))
-                found.append(Job(**{**stored, "arguments": tuple(stored["arguments"])}))
-        return sorted(found, key=lambda job: job.number)
+        """In the order in which they were asked for; what is damaged is passed over, and told by `notes`."""
+        return sorted(filter(None, self._read().values()), key=lambda job: job.number)
+
+    def _read(self) -> dict[Path, Job | None]:
+        """By its file each job; None for what is none."""
+        found: dict[Path, Job | None] = {}
+        for file in sorted(self.folder.glob("*.json")):
+            with suppress(FileNotFoundError):  # it was just taken from the queue
+                found[file] = _read_job(file)
+        return found
+
+    def notes(self) -> list[str]:
+        """What the reader should know of the queue, a line each."""
+        told = [
+            f"{file} is no record of a training: it is left as it is, and can be deleted"
+            for file, job in self._read().items()
+            if job is None
+        ]
+        before = self.runs / _BEFORE
+        if others := len(list((before / "jobs").glob("*.json"))):
+            what = plural(others, "training", "trainings")
+            told.append(f"{before} holds {what} of another studio's queue: none is begun or stopped here")
+        return told
 
     def last(self) -> dict[str, Job]:
         """Of each run the last job that writes it, or wrote it; runs in the order in which those were asked for."""
@@ -89,9 +113,10 @@ class Jobs:
 
     def add(self, run: str, arguments: Sequence[str], asked: dict[str, Any]) -> Job:
         """Put a job at the end of the queue, and see that the queue is worked on."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with sole(self.folder, self.own / "jobs.lock", wait=5.0):
-            number = max((job.number for job in self.all()), default=0) + 1
+            numbers = [int(file.stem) for file in self.folder.glob("*.json") if file.stem.isdecimal()]
+            number = max(numbers, default=0) + 1
             job = Job(number, run, tuple(arguments), str(Path.cwd()), asked, time.time())
             self.write(job)
         self._start_runner()  # one that is there may just have looked for the last time
@@ -135,12 +160,7 @@ class Jobs:
         """Whether a job's process is there that has not come to its folder yet, or has just left it."""
         if not job.started or job.ended or not (self.is_worked_on or time.time() - job.started < _BEGINNING):
             return False
-        if job.birth:  # the number may be another process's by now, after a restart above all
-            return birth_of(job.process) == job.birth
-        with suppress(OSError):
-            os.kill(job.process, 0)
-            return time.time() - job.started < _BEGINNING
-        return False
+        return is_same(job.process, job.birth)  # the number may be another process's by now, after a restart above all
 
     def can_resume(self, run: str) -> bool:
         """Whether there is something to go on from."""
@@ -165,7 +185,7 @@ class Jobs:
         """A process that works on the queue; where another does, it ends."""
         with (self.own / "runner.log").open("ab") as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
-                [sys.executable, "-m", "vitkit.webapp.runner", str(self.runs)],
+                python("vitkit.webapp.runner", str(self.runs)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -173,24 +193,25 @@ class Jobs:
             )
         threading.Thread(target=runner.wait, daemon=True).start()  # so that it leaves nothing behind when it ends
 
+    def can_stop(self, job: Job | None) -> bool:
+        """Whether a job waits, or its process, which this queue has begun, is at work."""
+        return job is not None and (not job.started or (not job.ended and is_same(job.process, job.birth)))
+
     def stop(self, run: str) -> None:
         """Ask the process of a run to stop where it can go on from; take it from the queue if it has not begun.
 
         Raises:
-            VitkitError: it does not run.
+            VitkitError: it does not run, or was begun by something else than this queue.
         """
         job = self.last().get(run)
-        if job is not None and not job.started:
+        if job is None or not self.can_stop(job):
+            where = "was not begun by this studio: stop it where it was begun" if is_held(self.runs / run) else ""
+            raise VitkitError(f"{run} {where or 'does not run'}")
+        if not job.started:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
             return
-        process = holder(self.runs / run)
-        if process is None and job is not None and self.is_beginning(job):
-            process = job.process
-        if process is None:
-            where = "on another machine, or is just beginning: stop it there" if is_held(self.runs / run) else ""
-            raise VitkitError(f"{run} runs {where}" if where else f"{run} does not run")
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGTERM)
+            os.kill(job.process, signal.SIGTERM)
 
     def forget(self, run: str) -> None:
         """No longer tell of a run that left nothing behind.
@@ -229,16 +250,71 @@ def _wait_for_others(jobs: Jobs) -> None:
 
 
 def command(job: Job) -> list[str]:
-    """What is run for a job."""
-    return [sys.executable, "-m", "vitkit", *job.arguments]
+    """What is run for a job.
+
+    Raises:
+        VitkitError: it is something else than the studio asks for.
+    """
+    if not _is_training(job):
+        raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not what the studio asks for: it is not run")
+    return python("vitkit", *job.arguments)
+
+
+def _is_training(job: Job) -> bool:
+    """Whether a job's arguments are a training in its own folder, with the flags that the Train tab gives."""
+    verb, *rest = job.arguments or ("",)
+    sources = rest[:1] if rest and not rest[0].startswith("-") else []
+    flags, values = rest[len(sources) :: 2], rest[len(sources) + 1 :: 2]
+    if verb != "train" or len(flags) != len(values) or any(value.startswith("-") for value in values):
+        return False
+    is_known = set(flags) == {"--resume"} if not sources else {"--out"} <= set(flags) <= _FLAGS
+    given = dict(zip(flags, values, strict=True))
+    return is_known and len(given) == len(flags) and Path(given.get("--out", given.get("--resume", ""))).name == job.run
+
+
+def _read_job(file: Path) -> Job | None:
+    """What a file tells of a job; None where it is no record of one.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    try:
+        stored = from_json(file.read_text(encoding="utf-8"))
+        is_list = isinstance(stored["arguments"], list)
+        job = Job(**{**stored, "arguments": tuple(stored["arguments"])})
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return job if is_list and _is_record(job) and file.name == f"{job.number:06}.json" else None
+
+
+def _is_record(job: Job) -> bool:
+    """Whether every field is of its type, and within what there can be."""
+    times = (job.queued, job.started, job.ended)
+    return (
+        all(type(own) is int and 0 <= own < 2**31 for own in (job.number, job.process))
+        and (job.code is None or type(job.code) is int)
+        and all(type(own) in (int, float) and 0 <= own < math.inf for own in times)
+        and all(isinstance(own, str) for own in (job.run, job.folder, job.birth, *job.arguments))
+        and isinstance(job.asked, dict)
+        and job.number > 0
+        and Path(job.run).name == job.run != ""
+    )
 
 
 def _run(jobs: Jobs, job: Job) -> None:
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was taken from the queue meanwhile
     with jobs.log(job).open("ab") as log:
+        try:
+            arguments = command(job)
+        except VitkitError as error:
+            log.write(f"error: {error}\n".encode("utf-8", "replace"))
+            jobs.write(replace(job, started=time.time(), ended=time.time(), code=2))
+            return
         process = subprocess.Popen(  # noqa: S603  # this program
-            command(job),
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -7,13 +7,13 @@ import hashlib
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.cache import cache_folder
+from vitkit.system.processes import python
 from vitkit.system.progress import Progress
 from vitkit.webapp.background import Background
 from vitkit.webapp.offers import Offer, best_eyes
@@ -130,7 +130,7 @@ def run_vitkit(arguments: list[str], progress: Progress) -> None:
         VitkitError: it failed; the message is its own.
     """
     process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
-        [sys.executable, "-m", "vitkit", *arguments],
+        python("vitkit", *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

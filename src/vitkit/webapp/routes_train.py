@@ -65,7 +65,8 @@ def router(workspace: Workspace) -> APIRouter:
     def show_runs() -> dict[str, Any]:
         jobs.see_to_queue()
         last = jobs.last()
-        return {"runs": [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]}
+        told = [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]
+        return {"runs": told, "notes": jobs.notes()}
 
     @routes.get("/runs/{name}")
     def show_run(name: str) -> dict[str, Any]:
@@ -171,7 +172,8 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     why = jobs.why_failed(job) if state == "failed" and job is not None else ""
     begun = job.started or job.queued if job is not None else _time(folder / RECIPE)
     own = {"name": name, "state": state, "figures": figures, "why": why, "begun": begun}
-    return {**own, "asked": job.asked if job is not None else {}, "can_resume": jobs.can_resume(name)}
+    able = {"can_resume": jobs.can_resume(name), "can_stop": jobs.can_stop(job)}
+    return {**own, "asked": job.asked if job is not None else {}, **able}
 
 
 def _time(file: Path) -> float:

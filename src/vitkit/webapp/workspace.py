@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
+from vitkit.system.cache import private, state_folder
+from vitkit.system.files import fitting, from_json
 from vitkit.system.run_files import RECIPE, SPLIT
 
 
@@ -19,7 +21,7 @@ class Workspace:
 
     Attributes:
         photographs: the folder of photographs; nothing is ever written below it.
-        runs: the folder that holds the run folders, and the studio's queue.
+        runs: the folder that holds the run folders.
         labels: the label file, there or not yet.
         weights: local files and models that were named beside those of the runs.
         first_run: the run that was named in the place of a folder; empty: none was.
@@ -39,7 +41,7 @@ class Workspace:
     @property
     def own(self) -> Path:
         """The studio's own folder: the queue and what it has said, and nothing that a run needs."""
-        return self.runs / ".studio"
+        return own_folder(self.runs)
 
     def run_folder(self, name: str) -> Path:
         """The folder of a run by its name, as the browser gives it.
@@ -67,6 +69,17 @@ class Workspace:
             "labels": str(self.labels),
             "first_run": self.first_run,
         }
+
+
+def own_folder(runs: Path) -> Path:
+    """What this user's studio keeps of a folder of runs: never in there, where it could come from somebody else.
+
+    Raises:
+        VitkitError: others may write where it is kept.
+    """
+    place = os.path.realpath(runs)
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+    return private(state_folder() / "studio") / fitting(Path(place).name or "runs", f"-{digest}")
 
 
 def open_workspace(

@@ -6,6 +6,7 @@ The kind of a file is told by its content.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitkit.weights.torch_file import is_torch_zip, read_torch
 
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # a file's name, and no path on any system
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
@@ -91,10 +93,7 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in _SHARDS:
         index = _read_json(folder / name)
         if index is not None:
-            try:
-                files = [folder / shard for shard in sorted(set(index["weight_map"].values()))]
-            except (KeyError, AttributeError, TypeError) as error:
-                raise VitkitError(f"{folder / name} is damaged: it has no weight_map") from error
+            files = _shards(folder / name, index)
             missing = [file.name for file in files if not file.is_file()]
             if missing:
                 raise VitkitError(f"{folder} is incomplete: {', '.join(missing)} of {name} is missing")
@@ -102,9 +101,8 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in _FOLDER_FILES:
         if (folder / name).is_file():
             return [folder / name]
-    loose = [
-        file for suffix in ("safetensors", "npz", "pth", "pt", "bin") for file in sorted(folder.glob(f"*.{suffix}"))
-    ]
+    endings = ("safetensors", "npz", "pth", "pt", "bin")
+    loose = [file for suffix in endings for file in sorted(folder.glob(f"*.{suffix}")) if file.is_file()]
     if len(loose) == 1:
         return loose
     if loose:
@@ -112,6 +110,24 @@ def _weight_files(folder: Path) -> list[Path]:
     raise VitkitError(
         f"{folder} holds no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin"
     )
+
+
+def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
+    """The files that an index names, which lie beside it.
+
+    Raises:
+        VitkitError: it names none, or one that lies elsewhere.
+    """
+    try:
+        shards = sorted(set(index["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError) as error:
+        raise VitkitError(f"{path} is damaged: it has no weight_map") from error
+    if not shards:
+        raise VitkitError(f"{path} is damaged: its weight_map names no file")
+    for shard in shards:
+        if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
+            raise VitkitError(f"{path} names {shard!r:.200}: expected the names of files in the same folder")
+    return [path.with_name(shard) for shard in shards]
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import pickle
 import signal
@@ -24,11 +23,9 @@ from vitkit.data.doctor.contents import Stamped, examine
 from vitkit.data.memory import Facts, Memory, row_of
 from vitkit.data.opening import decoders
 from vitkit.data.room import LEAST, ROOM
+from vitkit.system.processes import python
 
 _MOST = 32  # processes
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from vitkit.data.doctor.readers import serve; serve()"
-)
 
 
 class Readers:
@@ -76,7 +73,7 @@ class _Reader:
 
     def __init__(self, room: int) -> None:
         self._process = subprocess.Popen(  # noqa: S603  # this program
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            python(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -130,3 +127,7 @@ def serve() -> None:
 def _tell(out: Any, what: Any) -> None:
     pickle.dump(what, out)
     out.flush()
+
+
+if __name__ == "__main__":
+    serve()

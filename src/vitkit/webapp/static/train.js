@@ -29,12 +29,13 @@ class TrainPage {
   }
 
   async build(main) {
-    const [{ offers }, { runs }] = await Promise.all([get("/api/train/offers"), get("/api/train/runs")]);
+    const [{ offers }, { runs, notes }] = await Promise.all([get("/api/train/offers"), get("/api/train/runs")]);
     this.runs = runs;
     if (!this.chosen && runs.length) this.chosen = runs[0].name;
     this.list = el("ul", { class: "runs" });
     this.detail = el("section", { class: "panel run", "aria-label": "The chosen training" });
-    const side = el("div", { class: "train-side" }, this.form(offers), el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list));
+    const side = el("div", { class: "train-side" }, this.form(offers), el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
+      notes.map((note) => el("p", { class: "small soft wrap" }, note))));
     fill(main, el("div", { class: "train" }, side, this.detail));
     this.draw();
     await this.follow();
@@ -150,7 +151,7 @@ class TrainPage {
     };
     const results = run.state === "done" && this.studio.tabs.some((tab) => tab.name === "results");
     return el("div", { class: "row" },
-      run.state === "running" && el("button", { type: "button", onclick: () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`) }, "Stop"),
+      run.state === "running" && run.can_stop && el("button", { type: "button", onclick: () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`) }, "Stop"),
       run.state === "queued" && el("button", { type: "button", onclick: () => act("stop", `${run.name} is taken from the queue.`) }, "Take from the queue"),
       run.state === "stopped" && run.can_resume && el("button", { type: "button", class: "primary", onclick: () => act("resume", `${run.name} goes on.`) }, "Go on"),
       run.state === "failed" && el("button", { type: "button", onclick: () => act("forget", `${run.name} is no longer in the list.`) }, "Take from the list"),
@@ -167,6 +168,7 @@ class TrainPage {
       run.why && el("p", { class: "bad wrap" }, run.why),
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
       run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
+      run.state === "running" && !run.can_stop && el("p", { class: "small soft" }, "This studio has not begun it: stop it where it was begun."),
       run.state === "queued" && el("p", { class: "soft" }, "Waits for the trainings before it."),
     ];
   }

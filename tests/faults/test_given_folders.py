@@ -1,0 +1,191 @@
+"""Folders that somebody gave to the user: links and names that lead out of them, pipes and devices instead of files.
+
+What is written through a link, or below another folder, is the user's; what is read from a pipe may never end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+import tiny
+import vitkit
+import wordy
+from photos import fingerprint
+from vitkit.classifier import Classifier
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.experiments.comparison_plan import Job, Plan
+from vitkit.language.tokenizer import read_tokenizer
+from vitkit.system.files import sole, sole_in
+from vitkit.training import run
+from vitkit.weights import load
+from vitkit.weights.read import read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("given")
+    runs.photos(root / "photos", images=8)
+    run.train(runs.quick(root / "photos", epochs=1), root / "run", say=lambda _: None)
+    return root
+
+
+@pytest.fixture
+def given(trained: Path, tmp_path: Path) -> Path:
+    """A run, and `precious` beside it."""
+    (tmp_path / "precious").write_text("precious")
+    return runs.copy_of(trained / "run", tmp_path / "run")
+
+
+# --- Links and names that lead elsewhere --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.csv", ".lock"])
+def test_a_run_that_goes_on_writes_through_no_link(given: Path, name: str) -> None:
+    (given / name).unlink(missing_ok=True)
+    (given / name).symlink_to("../precious")
+    with pytest.raises(VitkitError, match=rf"{name} is a link"):
+        run.resume(given, say=lambda _: None)
+    assert (given.parent / "precious").read_text() == "precious"
+
+
+def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".out.csv.lock").symlink_to("precious")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".lock").symlink_to("../precious")
+    for lock in (sole(tmp_path / "out.csv"), sole_in(tmp_path / "folder")):
+        with pytest.raises(VitkitError, match="is a link"), lock:
+            pass
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("folder", ["../run", "/tmp/run", "runs/../../run", "", ".", ".."])
+def test_a_comparison_trains_in_its_folder_alone(given: Path, tmp_path: Path, folder: str) -> None:
+    fine = Job("a", 0, 1.0, 8, {"data": "photos"}, "runs/a")
+    plan = Plan({"data": "photos", "seeds": 1}, ("a",), (0,), (1.0,), (fine,), "", ()).to_dict()
+    assert Plan.from_dict(json.loads(json.dumps(plan))).jobs == (fine,)
+    plan["jobs"][0]["folder"] = folder
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "plan.json").write_text(json.dumps({"fields": {}, "plan": plan}))
+    (given / "recipe.toml").unlink()  # as of a run that was killed, whose folder is cleared
+    before = fingerprint(given)
+    with pytest.raises(VitkitError, match=r"plan\.json is damaged"):
+        vitkit.compare(out=tmp_path / "out", resume=True, say=lambda _: None)
+    assert fingerprint(given) == before
+
+
+# --- Pipes and devices --------------------------------------------------------------------------------------
+
+
+def replaced(path: Path, kind: str) -> None:
+    """Put something in the place of a file whose reading would not end."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """What it is refused with; empty where it is not. It has to come to an end."""
+    told: list[str] = []
+
+    def work() -> None:
+        try:
+            call()
+            told.append("")
+        except (VitkitError, OSError) as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert told, "it is still being read"
+    return told[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors", "pictures.npz"])
+def test_a_file_of_a_model_folder_that_is_none_is_not_read(given: Path, name: str, kind: str) -> None:
+    assert (given / name).is_file()
+    replaced(given / name, kind)
+    assert error_of(lambda: load(given))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["w.safetensors", "config.json", "model.safetensors.index.json", "class_indices.json"])
+def test_a_checkpoint_that_is_no_file_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    from safetensors.torch import save_file
+
+    model = tiny.build(num_classes=3)
+    save_file(dict(model.state_dict()), tmp_path / "w.safetensors")
+    replaced(tmp_path / name, kind)
+    assert bool(error_of(lambda: read_checkpoint(tmp_path / "w.safetensors"))) == (name == "w.safetensors")
+    error_of(lambda: load(tmp_path))
+    index = {"weight_map": {"a": "s.safetensors"}}
+    if name != "model.safetensors.index.json":
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        replaced(tmp_path / "s.safetensors", kind)
+        assert "s.safetensors" in error_of(lambda: read_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("ending", [".onnx", ".xml", ".pt2", ".pth", ".npz"])
+def test_an_exported_file_that_is_none_is_not_read(tmp_path: Path, ending: str, kind: str) -> None:
+    replaced(tmp_path / f"model{ending}", kind)
+    (tmp_path / "photo.png").write_bytes(b"")
+    assert error_of(lambda: vitkit.predict(tmp_path / f"model{ending}", tmp_path / "photo.png"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "spiece.model", "vocab.json"])
+def test_a_tokenizer_that_is_no_file_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    wordy.clip_tokenizer().save_pretrained(tmp_path)
+    replaced(tmp_path / name, kind)
+    error_of(lambda: read_tokenizer(tmp_path, wordy.CONTEXT, "none"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_photograph_that_is_no_file_is_not_read(trained: Path, tmp_path: Path, kind: str) -> None:
+    """By prediction, by evaluation where the run's pictures were, and where they are said to be now."""
+    data = runs.copy_of(trained / "photos", tmp_path / "photos")
+    given = runs.copy_of(trained / "run", tmp_path / "run")
+    for picture in sorted(data.glob("red/*.png")):
+        replaced(picture, kind)
+    (row, *_) = list(vitkit.predict(given, data / "red"))
+    assert row.error == "not a regular file"
+    error_of(lambda: vitkit.evaluate(given, data_root=data))
+    split = json.loads((given / "split.json").read_text())
+    split["root"] = str(data)
+    (given / "split.json").write_text(json.dumps(split))
+    error_of(lambda: vitkit.evaluate(given))
+
+
+def test_a_server_is_given_no_pipe(tmp_path: Path) -> None:
+    Classifier(tiny.build(num_classes=3), ("a", "b", "c"), Preprocess(size=(12, 16))).save(tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "given")
+    replaced(tmp_path / "given" / "model.safetensors", "pipe")
+    assert "model.safetensors" in error_of(lambda: vitkit.serve(tmp_path / "given", port=0))
+
+
+def test_a_record_of_pictures_that_unpacks_to_very_much_is_not_unpacked() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("codes.npy", "w") as member:
+        for _ in range(1100):
+            member.write(bytes(2**20))
+    assert len(packed.getvalue()) < 2**21
+    with pytest.raises(VitkitError, match=r"the picture record of it is damaged: .* would unpack to 1,153,433,600"):
+        PictureRecord.from_bytes(packed.getvalue(), "it")

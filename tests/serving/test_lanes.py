@@ -1,0 +1,312 @@
+"""What one who asks for much costs the others: explanations have their own threads, answers a size, stopping an end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from serving.conftest import classifier
+from serving.test_batching import Doubling, workers
+from vitkit.explanation import explanation
+from vitkit.serving import running as running_module
+from vitkit.serving.application import _pieces
+from vitkit.serving.batching import ClosedError, Work
+from vitkit.serving.models import ServedModel, ToExplain
+from vitkit.serving.questions import Upload
+from vitkit.serving.serve import Server, serve
+from vitkit.serving.service import Embedded, _Budget
+
+Asking = Callable[..., "Future[httpx.Response]"]
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serve(classifier(), port=0, backend="eager", precision="float32", explain_queue=3) as own:
+        yield own
+
+
+@pytest.fixture
+def picture(folder: Path) -> bytes:
+    return (folder / "photos" / "0.png").read_bytes()
+
+
+@pytest.fixture
+def ask(server: Server, picture: bytes) -> Iterator[Asking]:
+    """Asks in a thread."""
+    with ThreadPoolExecutor(16) as pool:
+
+        def post(path: str, pictures: int = 1) -> Future[httpx.Response]:
+            own = [("image", (f"{i}.png", picture, "image/png")) for i in range(pictures)]
+            return pool.submit(httpx.post, f"{server.url}{path}", files=own, timeout=60)
+
+        yield post
+
+
+# --- Explanations ---------------------------------------------------------------------------------------------
+
+
+def test_explanations_keep_no_prediction_waiting_and_are_refused_where_many_wait(
+    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, plain = threading.Event(), ServedModel._explain
+
+    def slow(own: ServedModel, asked: ToExplain) -> Any:
+        assert gate.wait(60)
+        return plain(own, asked)
+
+    monkeypatch.setattr(ServedModel, "_explain", slow)
+    service = server._service
+    at_work = service.shelf.explainers
+    asked = [ask("/explain?method=all") for _ in range(at_work + 3)]
+    until(lambda: (service.explainers.working, service.explainers.waiting) == (at_work, 3))
+    refused = ask("/explain").result()
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    for _ in range(3):
+        assert ask("/predict", 2).result().status_code == 200
+        assert ask("/embed").result().status_code == 200
+    assert not any(own.done() for own in asked)
+    gate.set()
+    assert [own.result().status_code for own in asked] == [200] * len(asked)
+
+
+def test_who_computes_one_batch_at_a_time_predicts_while_it_explains(
+    picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        begun.set()
+        assert gate.wait(60)
+
+    monkeypatch.setattr(explanation, "explain", slow)
+    model = ServedModel("a", classifier())
+    assert not model.is_concurrent
+    thread = threading.Thread(target=model._explain, args=(ToExplain(Upload("a", picture), "all", "top", None),))
+    thread.start()
+    assert begun.wait(60)
+    ((_, row),) = model._rows([Upload("a", picture)], model.classifier.answer)[1]
+    gate.set()
+    thread.join()
+    assert not isinstance(row, str)
+
+
+def test_an_explanation_can_be_given_up_in_its_midst(picture: bytes) -> None:
+    model = ServedModel("a", classifier())
+    asked = ToExplain(Upload("a", picture), "all", "top", None)
+    ours, theirs = model._explain(asked), model.classifier.explain(picture, "all")
+    assert all(np.array_equal(ours.maps[name], theirs.maps[name]) for name in theirs.maps)
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        model.give_up()
+
+    handle = model._explained.model.register_forward_pre_hook(count)
+    with pytest.raises(ClosedError):
+        model._explain(asked)
+    handle.remove()
+    assert passes == 1
+    assert not any(own._forward_pre_hooks for own in model.classifier.model.modules()), "predictions look at nothing"
+    assert len(model._predict([(asked.upload, _columns())])) == 1
+
+
+def _columns() -> Any:
+    from vitkit.inference.prediction_files import Columns
+
+    return Columns()
+
+
+def test_explanations_are_given_up_when_the_server_stops(
+    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long they would take: here for ever."""
+    begun = threading.Event()
+
+    def endless(own: Any, *_: Any) -> None:
+        images = torch.zeros(1, 3, *own.preprocess.size)
+        while True:
+            own.model(images)
+            begun.set()
+
+    monkeypatch.setattr(explanation, "explain", endless)
+    service = server._service
+    asked = [ask("/explain") for _ in range(service.shelf.explainers + 2)]
+    assert begun.wait(60)
+    until(lambda: service.explainers.waiting == 2)
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    for own in asked:
+        answer = own.result()
+        assert (answer.status_code, answer.json()) == (503, {"error": "the server is closing"})
+    stopping.join(60)
+    assert not stopping.is_alive()
+
+
+def test_a_request_that_does_not_come_to_its_end_does_not_keep_a_server_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_module, "_LAST", 1)
+    with serve(classifier(), port=0, backend="eager", precision="float32") as own:
+        host, port = own.url.removeprefix("http://").split(":")
+        guard = own._running._server.config.app
+        with socket.create_connection((host, int(port)), timeout=60) as other:
+            other.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n" + b"x" * 1000)
+            until(lambda: guard._held > 0)
+            stopping = threading.Thread(target=own.stop, daemon=True)
+            stopping.start()
+            stopping.join(15)  # the body itself may take 20 seconds
+            assert not stopping.is_alive()
+
+
+def test_what_nobody_waits_for_is_not_computed() -> None:
+    double, own = Doubling(), workers()
+    work = Work("a", 1, double)
+
+    async def leave() -> None:
+        double.gate.clear()
+        first = asyncio.create_task(own.ask(work, [1]))
+        until_working = asyncio.create_task(_working(own))
+        await until_working
+        gone = asyncio.create_task(own.ask(work, [2, 3]))
+        last = asyncio.create_task(own.ask(work, [4]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        double.gate.set()
+        assert await asyncio.gather(first, last) == [[2], [8]]
+
+    asyncio.run(leave())
+    own.close()
+    assert double.batches == [[1], [4]]
+    assert (own.waiting, own.working) == (0, 0)
+
+
+async def _working(own: Any) -> None:
+    while not own.working:
+        await asyncio.sleep(0.001)
+
+
+def test_what_waits_is_refused_when_workers_are_cancelled() -> None:
+    double, own = Doubling(), workers()
+    work = Work("a", 1, double)
+
+    async def cancel() -> list[Any]:
+        double.gate.clear()
+        first = asyncio.create_task(own.ask(work, [1]))
+        await _working(own)
+        rest = [asyncio.create_task(own.ask(work, [i, i + 1])) for i in range(3)]
+        await asyncio.sleep(0)
+        own.cancel()
+        found = await asyncio.gather(*rest, return_exceptions=True)
+        assert not first.done()
+        double.gate.set()
+        return [await first, *found]
+
+    first, *rest = asyncio.run(cancel())
+    own.close()
+    assert first == [2]
+    assert [type(own) for own in rest] == [ClosedError] * 3
+    assert double.batches == [[1]]
+    assert (own.waiting, own.working) == (0, 0)
+
+
+# --- The size of answers --------------------------------------------------------------------------------------
+
+
+def numbers(server: Server) -> int:
+    """Of a picture's patches."""
+    config = server._service.shelf.models[0].classifier.model.config
+    return int(config.patches * config.hidden_size)
+
+
+def test_features_have_a_size_that_is_said_before_anything_is_computed(server: Server, ask: Asking) -> None:
+    service, each = server._service, numbers(server)
+    service._features = _Budget(3 * each + 1, "numbers")
+    answer = ask("/embed?what=patches", 3).result()
+    assert answer.status_code == 200
+    assert np.asarray(answer.json()["embeddings"][2]["features"]).size == each
+    answer = ask("/embed?what=patches", 4).result()
+    assert answer.status_code == 413
+    assert answer.json()["error"] == (
+        f"the answer would have {4 * each:,} numbers, and may have {3 * each + 1:,}: "
+        "send at most 3 pictures at a time, or ask for their mean (what=mean)"
+    )
+    for what in ("head", "mean"):
+        assert ask(f"/embed?what={what}", 4).result().status_code == 200
+    service._features = _Budget(each - 1, "numbers")
+    assert ": ask for their mean" in ask("/embed?what=patches").result().json()["error"]
+
+
+def test_answers_that_are_being_sent_have_a_size_together(
+    server: Server, ask: Asking, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, each = server._service, numbers(server)
+    budget = service._features = _Budget(each, "numbers")
+    for _ in range(4):
+        budget.take(1, each, "")
+    refused = ask("/embed?what=patches").result()
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert ask("/predict").result().status_code == 200
+    budget.give_back(each)
+    assert ask("/embed?what=patches").result().status_code == 200
+    until(lambda: budget._taken == 3 * each)
+    unread = httpx.post(f"{server.url}/embed", content=b"none", headers={"content-type": "image/png"})
+    assert unread.status_code == 422
+    monkeypatch.setattr(ServedModel, "_rows", lambda *_: 1 / 0)
+    assert ask("/embed").result().status_code == 500
+    until(lambda: budget._taken == 3 * each)
+
+
+def test_a_reader_who_leaves_gives_its_place_back(server: Server, picture: bytes) -> None:
+    budget = server._service._features
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /embed?what=patches HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(picture)}\r\n\r\n"
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=60) as own:
+            own.sendall(head.encode() + picture)
+            own.recv(10)
+    until(lambda: budget._taken == 0)
+
+
+def test_classes_that_an_answer_names_have_a_number(server: Server, ask: Asking) -> None:
+    server._service._rankings = _Budget(10, "classes")
+    assert ask("/predict?top=5", 2).result().status_code == 200
+    answer = ask("/predict?top=7", 2).result()
+    assert (answer.status_code, "at most 1 picture at a time, or ask for fewer" in answer.text) == (413, True)
+
+
+def test_features_become_text_one_picture_at_a_time() -> None:
+    rows = [
+        {"path": "a\ud800", "features": np.ones((2, 2), np.float32)},
+        {"path": "b", "features": None, "error": "no"},
+    ]
+    pieces = list(_pieces(Embedded({"model": "m", "what": "patches"}, rows, lambda: None)))
+    assert len(pieces) == len(rows) + 1
+    assert json.loads(b"".join(pieces)) == {
+        "model": "m",
+        "what": "patches",
+        "embeddings": [
+            {"path": "a\ud800", "features": [[1.0, 1.0], [1.0, 1.0]]},
+            {"path": "b", "features": None, "error": "no"},
+        ],
+    }

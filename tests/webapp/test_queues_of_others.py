@@ -1,0 +1,237 @@
+"""A queue that somebody else wrote: nothing in it is begun, gone on with or stopped, and no record stops the studio."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import runs
+from vitkit.errors import VitkitError
+from vitkit.system.cache import state_folder
+from vitkit.system.files import sole, sole_in
+from vitkit.system.processes import birth_of
+from vitkit.webapp import jobs as module
+from vitkit.webapp.app import create_app
+from vitkit.webapp.jobs import Job, Jobs, command, work
+from vitkit.webapp.workspace import Workspace, open_workspace, own_folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """The workspace of a run that came from somebody else, `given/run-1`."""
+    photos = runs.photos(tmp_path / "photos", images=2)
+    run = tmp_path / "given" / "run-1"
+    run.mkdir(parents=True)
+    (run / "recipe.toml").write_text("")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    return open_workspace(photos, runs=tmp_path / "given")
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the user's that has nothing to do with vitkit."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        assert process.poll() is None, "it was stopped"
+        process.kill()
+
+
+def job(**fields: Any) -> Job:
+    arguments = ("train", "/photos", "--out", "/elsewhere/evil-1", "--weights", "none")
+    return replace(Job(1, "evil-1", arguments, "/", {}, queued=1.0), **fields)
+
+
+def put(folder: Path, record: Any, name: str = "000001.json") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(record if isinstance(record, str) else json.dumps(record))
+    return file
+
+
+def client_of(place: Workspace) -> TestClient:
+    return TestClient(create_app(place), raise_server_exceptions=False)
+
+
+def test_what_lies_in_the_folder_of_runs_is_not_begun(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Path] = []
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: started.append(self.runs))
+    monkeypatch.setattr(module, "command", lambda own: pytest.fail(f"{own} was begun"))
+    put(place.runs / ".studio" / "jobs", asdict(job()))
+    client = client_of(place)
+    listed = client.get("/api/train/runs").json()
+    assert [own["name"] for own in listed["runs"]] == ["run-1"]
+    assert "1 training" in listed["notes"][0] and str(place.runs / ".studio") in listed["notes"][0]
+    work(place.runs)
+    for action in ("stop", "resume", "forget"):
+        assert client.post(f"/api/train/runs/evil-1/{action}").status_code == 400
+    assert started == []
+    assert (place.runs / ".studio" / "jobs" / "000001.json").is_file(), "what others wrote is left as it is"
+
+
+def test_what_the_studio_keeps_is_nobody_elses(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
+    assert client_of(place).post("/api/train/start", json={"weights": "none"}).status_code == 200
+    jobs = Jobs(place.runs)
+    assert len(jobs.all()) == 1
+    assert not jobs.own.is_relative_to(place.runs) and not (place.runs / ".studio").exists()
+    monkeypatch.setenv("VITKIT_STATE", str(place.runs / "state"))
+    for folder in (state_folder(), own_folder(place.runs).parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        folder.chmod(0o770)
+        with pytest.raises(VitkitError, match="others may write"):
+            Jobs(place.runs)
+        folder.chmod(0o700)
+
+
+def test_where_nothing_can_be_kept_a_line_says_so(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").touch()
+    monkeypatch.setenv("VITKIT_STATE", "file/state")
+    with pytest.raises(VitkitError, match=r"cannot make file/state: .*VITKIT_STATE"):
+        Jobs(place.runs)
+
+
+def test_no_record_stops_a_process_that_is_no_training_of_this_queue(
+    place: Workspace, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    client, jobs = client_of(place), Jobs(place.runs)
+    with sole(jobs.own, jobs.own / "runner.lock"), monkeypatch.context() as patch:  # as if they were just being begun
+        patch.setattr(module.os, "kill", lambda process, number: number and sent.append(process))
+        for process in (-1, 0, 1, -other.pid, other.pid, os.getpid(), 2**40):
+            for birth in ("", "long ago"):
+                put(jobs.folder, {**asdict(job()), "started": time.time(), "process": process, "birth": birth})
+                assert client.post("/api/train/runs/evil-1/stop").status_code == 400
+                put(jobs.folder, {**asdict(job()), "run": "run-1", "started": time.time(), "process": process})
+                assert client.post("/api/train/runs/run-1/stop").status_code == 400
+    assert sent == []
+
+
+def test_what_was_begun_elsewhere_is_stopped_elsewhere(place: Workspace, other: subprocess.Popen[bytes]) -> None:
+    """By the text of a lock that anybody can write, or by a real one."""
+    client = client_of(place)
+    lock = place.runs / "run-1" / ".lock"
+    for process in (str(other.pid), "0", "1", "99999999999999999999"):
+        lock.write_text(f"process {process} of {os.uname().nodename} since 2026-01-01 00:00:00")
+        assert client.get("/api/train/runs").status_code == 200
+        assert client.post("/api/train/runs/run-1/stop").status_code == 400
+    lock.unlink()
+    with sole_in(place.runs / "run-1"):
+        assert client.get("/api/train/runs/run-1").json()["state"] == "running"
+        assert client.get("/api/train/runs/run-1").json()["can_stop"] is False
+        answer = client.post("/api/train/runs/run-1/stop")
+    assert answer.status_code == 400
+    assert "where it was begun" in answer.json()["error"]
+
+
+RECORDS: dict[str, Any] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "no object": b"[1]",
+    "an empty object": b"{}",
+    "a number that is text": {"number": "2"},
+    "a number that is half": {"number": 1.5},
+    "a number that is true": {"number": True},
+    "a number of another file": {"number": 7},
+    "a number below 1": {"number": 0},
+    "a run that is no text": {"run": 3},
+    "a run that leads elsewhere": {"run": "../x"},
+    "a run without a name": {"run": ""},
+    "arguments that are text": {"arguments": "train"},
+    "arguments that are numbers": {"arguments": [1]},
+    "a folder that is none": {"folder": None},
+    "what was asked for is a list": {"asked": []},
+    "a time that is text": {"queued": "now"},
+    "a time that is not finite": {"started": float("nan")},
+    "a process below 0": {"process": -1},
+    "a process that is huge": {"process": 2**70},
+    "a process that is text": {"process": "1"},
+    "a birth that is a number": {"birth": 1},
+    "a code that is text": {"code": "0"},
+    "a field more": {"shell": "rm"},
+    "nested deeply": b"[" * 100_000,
+    "not UTF-8": b"\xff\xfe{",
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_damaged_record_is_named_and_the_others_are_read(
+    place: Workspace, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
+    monkeypatch.setattr(module, "command", lambda own: [sys.executable, "-c", ""])
+    client, jobs = client_of(place), Jobs(place.runs)
+    jobs.add("photos-1", ("train",), {})
+    content = RECORDS[kind]
+    file = put(jobs.folder, {**asdict(job(number=2)), **content} if isinstance(content, dict) else "", "000002.json")
+    if not isinstance(content, dict):
+        file.write_bytes(content)
+    client = client_of(place)  # a studio that begins now
+    listed = client.get("/api/train/runs").json()
+    assert [own["name"] for own in listed["runs"]] == ["photos-1", "run-1"]
+    assert [str(file) in note for note in listed["notes"]] == [True]
+    work(place.runs)
+    assert [own.code for own in jobs.all()] == [0]
+    assert jobs.add("photos-2", ("train",), {}).number == 3, "no record is written over"
+    assert file.is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("doctor", "/photos"),
+        ("train", "/photos", "--out", "/runs/evil-1", "--force"),
+        ("train", "/photos", "--out", "/runs/other-1"),
+        ("train", "/photos", "--out", "/runs/evil-1", "--teacher", "x"),
+        ("train", "--resume", "/runs/other-1"),
+        ("train", "--resume", "/runs/evil-1", "--out", "/runs/evil-1"),
+        ("train", "/photos", "--out"),
+        ("train", "--out", "/runs/evil-1"),
+        ("train", "/photos", "--out", "/runs/evil-1", "--method", "--force"),
+        ("train", "/photos", "--out", "/runs/evil-1", "--out", "/runs/evil-1"),
+    ],
+)
+def test_only_what_the_studio_asks_for_is_run(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(VitkitError, match="not what the studio asks for"):
+        command(job(arguments=arguments))
+
+
+def test_what_the_studio_asks_for_is_run() -> None:
+    more = ("--labels", "/l.csv", "--weights", "none", "--method", "scratch", "--time", "5m", "--split-from", "/runs/a")
+    for arguments in (("train", "/photos", "--out", "/runs/evil-1", *more), ("train", "--resume", "/runs/evil-1")):
+        assert command(job(arguments=arguments))[-len(arguments) :] == list(arguments)
+
+
+def test_a_job_that_is_not_run_says_why(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
+    jobs = Jobs(place.runs)
+    own = jobs.add("photos-1", ("train", "--help"), {})
+    work(place.runs)
+    (ended,) = jobs.all()
+    assert (ended.code, jobs.state("photos-1", ended)) == (2, "failed")
+    assert "not what the studio asks for" in jobs.why_failed(own)
+
+
+def test_a_training_of_this_queue_is_stopped_by_its_process(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
+    client, jobs = client_of(place), Jobs(place.runs)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        own = jobs.add("run-1", ("train",), {})
+        begun = replace(own, started=time.time(), process=process.pid, birth=birth_of(process.pid))
+        jobs.write(begun)
+        assert client.get("/api/train/runs/run-1").json()["can_stop"] is True
+        assert client.post("/api/train/runs/run-1/stop").status_code == 200
+        assert process.wait(30) == -15
