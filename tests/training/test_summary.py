@@ -14,7 +14,7 @@ import runs
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import groups_from_file, split_from_file
 from vitkit.evaluation.calibration import fit_temperature
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.evaluator import computed_by, evaluate
 from vitkit.evaluation.figures import at_temperature, figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import grouped
@@ -55,7 +55,8 @@ def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> 
     outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
     numbers = json.loads((finished / "evaluation.json").read_text())
     assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
-    assert numbers == figures(outcome)
+    assert numbers.pop("headline")["value"] == outcome.accuracy
+    assert numbers == figures(outcome) | computed_by(load(finished))
 
 
 def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_path: Path) -> None:
@@ -146,6 +147,7 @@ def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_p
     outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")
     told = json.loads((folder / "evaluation.json").read_text())
     assert told.pop("seen")["images"] == 0
-    assert told == figures(grouped(outcome, groups))
+    assert told.pop("headline")["interval_95"] == told["intervals_95"]["accuracy"]
+    assert told == figures(grouped(outcome, groups)) | computed_by(load(folder))
     assert told["independent_groups"] < told["images"]
     assert told["intervals_95"]["accuracy"] != list(intervals(outcome)["accuracy"])

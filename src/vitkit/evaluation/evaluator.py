@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,13 @@ def evaluate(
         unreadable=unreadable,
         thresholds=classifier.thresholds,
     )
+
+
+def computed_by(classifier: Classifier) -> dict[str, Any]:
+    """What computes a classifier's answers: backend, precision, plan (None where there is no choice) and merging."""
+    merged, plan = (0, "") if classifier.runner is None else (classifier.runner.merged, classifier.runner.plan)
+    own = {"backend": classifier.backend, "precision": classifier.precision}
+    return {**own, "plan": plan or None, "merge": merged}
 
 
 def _ask(

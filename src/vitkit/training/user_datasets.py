@@ -24,9 +24,11 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
-from vitkit.evaluation.chosen import by_name, by_name_in_words, chosen_on
-from vitkit.evaluation.figures import figures
+from vitkit.evaluation.chosen import by_name_in_words, chosen_on
+from vitkit.evaluation.evaluator import computed_by
+from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.unseen import all_figures
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import write_json, write_text
@@ -174,9 +176,10 @@ def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
-    write_json(run.folder / EVALUATION, numbers := figures(evaluation) | by_name(classifier.provenance))
+    numbers = all_figures(evaluation, None, classifier.provenance, computed_by(classifier))
+    write_json(run.folder / EVALUATION, numbers)
     _write_report(run, recipe, classifier, evaluation, numbers)
-    run.say(f"accuracy {evaluation.accuracy:.4f} on {evaluation.described} ({evaluation.loss:.4f} log loss)")
+    run.say(f"{headline_of(numbers).words} ({numbers['loss']:.4f} log loss)")
 
 
 def _ask(classifier: Classifier, val: EvaluationOf, progress: Progress) -> Evaluation:

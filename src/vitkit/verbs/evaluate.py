@@ -97,7 +97,7 @@ def evaluate(
         if own is not None and folder is not None:
             outcome = _as_own(outcome, classifier, folder, own)
         seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
-        numbers = _figures(classifier, outcome, seen, merge)
+        numbers = _figures(classifier, outcome, seen)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -162,12 +162,11 @@ def _seen(
     return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
 
 
-def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, merge: int) -> dict[str, Any]:
+def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None) -> dict[str, Any]:
+    from vitkit.evaluation.evaluator import computed_by
     from vitkit.evaluation.unseen import all_figures
 
-    found = all_figures(outcome, seen, classifier.provenance)
-    computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
-    return {"accuracy": found["accuracy"], **computed, **found}
+    return all_figures(outcome, seen, classifier.provenance, computed_by(classifier))
 
 
 def _of_run(

@@ -13,32 +13,45 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.files import from_json
-from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, REPORT, SPLIT
+from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.webapp.photographs import checked_name
 from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
 MOST = 300  # doubtful labels on a page
-_FIGURES = ("accuracy", "balanced_accuracy", "loss", "images", "split", "task", "chosen_on")
+_BESIDE = ("balanced_accuracy", "loss")  # figures beside the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
     """The runs that are done with their main figures, the newest first."""
     found = []
     for name in workspace.run_names():
-        try:
-            numbers = from_json((workspace.runs / name / EVALUATION).read_text(encoding="utf-8"))
-            bounds = numbers.get("intervals_95", {}).get("accuracy")
-            own = {key: numbers[key] for key in _FIGURES if key in numbers}
-        except (OSError, ValueError, AttributeError):
-            continue  # it is being trained, or was stopped
-        found.append(
-            {"name": name, "figures": own, "interval": bounds, "report": (workspace.runs / name / REPORT).is_file()}
-        )
+        folder = workspace.runs / name
+        # A cross-validation has no views of its own; a run without figures is being trained, or was stopped.
+        if (folder / EVALUATION).is_file() and (own := figures_in(folder)):
+            found.append({"name": name, **own, "report": (folder / REPORT).is_file()})
     return found
+
+
+def figures_in(folder: Path) -> dict[str, Any]:
+    """The headline of a run with its interval and caveats, and figures beside it; empty where there are none yet."""
+    file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
+    if file is None:
+        return {}
+    try:
+        numbers = from_json(file.read_text(encoding="utf-8"))
+        own, counted = headline_of(numbers), counted_figures(numbers)
+        beside = {name: counted[name] for name in _BESIDE if name in counted}
+        beside = {name: value["mean"] if own.folds else value for name, value in beside.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}  # it is just being written
+    figures = {"figure": own.figure, "accuracy": own.value, **beside, "images": own.images, "split": own.split}
+    caveats = [caveat.text for caveat in own.caveats]
+    return {"figures": figures, "interval": None if own.interval is None else list(own.interval), "caveats": caveats}
 
 
 def data_of(folder: Path) -> dict[str, Any]:
