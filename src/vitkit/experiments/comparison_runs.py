@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import headline_of
 from vitkit.experiments.comparison_job import is_finished, make
 from vitkit.experiments.comparison_plan import Job
 from vitkit.system.files import from_json
@@ -68,7 +69,7 @@ class _Watch:
 
     def finished(self, job: Job) -> None:
         figures = from_json((self._out / job.folder / EVALUATION).read_text(encoding="utf-8"))
-        self._tell(job, f"accuracy {figures['accuracy']:.4f}")
+        self._tell(job, headline_of(figures).words)
 
     def failed(self, job: Job, why: str) -> None:
         self.past_help[job.folder] = why
