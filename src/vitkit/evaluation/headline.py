@@ -21,10 +21,10 @@ class Caveat:
     """Something that makes a figure say less than it seems to.
 
     Attributes:
-        kind: `seen`, the weights had been trained on some of the images, or chosen by them; `trained_on`, the figure is
-            of training images; `changed`, some of the run's images are no longer what they were; `chosen_on`, something
-            was chosen on these images; `zero_shot`, the answers come from the class names alone; `precision`, they were
-            not computed in float32.
+        kind: `seen`, the weights had been trained on some of the images, or chosen by them, or may have been;
+            `trained_on`, the figure is of training images; `changed`, some of the run's images are no longer what they
+            were; `chosen_on`, something was chosen on these images; `zero_shot`, the answers come from the class names
+            alone; `precision`, they were not computed in float32.
         text: the caveat in words, to stand in parentheses behind the figure.
     """
 
@@ -165,6 +165,8 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         else:
             had = f"without {seen} that the weights had seen"
         yield Caveat("seen", f"{had}; with them {with_them:.4f}")
+    if doubt := (numbers.get("seen") or {}).get("doubt"):
+        yield Caveat("seen", doubt)
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
     if chosen := numbers.get("chosen_on"):

@@ -53,6 +53,7 @@ def all_figures(
     seen: Mapping[str, str] | None,
     provenance: Mapping[str, Any],
     computed: Mapping[str, Any] | None = None,
+    doubt: str = "",
 ) -> dict[str, Any]:
     """Everything that evaluation.json holds: the figures of the images that count, what was seen, and the headline.
 
@@ -61,6 +62,7 @@ def all_figures(
         seen: role by path; None where there is no record, and so it cannot be known.
         provenance: the model's, which tells what balancing gave it, and whether it knows its classes by name alone.
         computed: what computed the answers: backend, precision and plan.
+        doubt: why the weights may have seen more of the images than is known; empty: they have not.
     """
     counted = that_count(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
@@ -69,7 +71,7 @@ def all_figures(
         "accuracy": numbers["accuracy"],
         **(computed or {}),
         **numbers,
-        **second_figure(evaluation, seen),
+        **second_figure(evaluation, seen, doubt),
         **({} if points is None else {"operating_points": points}),
         **by_name(provenance),
     }
@@ -111,12 +113,13 @@ def counted_in(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation
     return that_count(evaluation, dict.fromkeys(seen["paths"])) or evaluation
 
 
-def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:
+def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt: str = "") -> dict[str, Any]:
     """`seen`, what was seen of the images; where that is some, the main figures `with_seen` and `without_seen` ones.
 
     Args:
         evaluation: of all images.
         seen: role by path; None where there is no record, and so it cannot be known.
+        doubt: why there may be more of them.
     """
     if seen is None:
         return {"seen": None}
@@ -126,6 +129,7 @@ def second_figure(evaluation: Evaluation, seen: Mapping[str, str] | None) -> dic
         "trained_on": sum(role == "train" for role in roles.values()),
         "chosen_by": sum(role == "val" for role in roles.values()),
         "paths": list(roles),
+        **({"doubt": doubt} if doubt else {}),
     }
     if not roles:
         return {"seen": told}
