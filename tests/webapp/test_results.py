@@ -105,6 +105,29 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
         shutil.rmtree(trained / "runs" / "spoilt")
 
 
+def test_a_photograph_that_was_overwritten_is_not_shown_for_what_it_was(
+    client: TestClient, place: Workspace, trained: Path
+) -> None:
+    path = client.get("/api/results/runs/first").json()["images"]["path"][0]
+    suspect, file = client.get("/api/results/runs/first/suspects").json(), trained / "photos" / path
+    doubted = trained / "photos" / suspect["suspects"][0]["path"]
+    kept = {own: own.read_bytes() for own in {file, doubted}}
+    try:
+        for own in kept:
+            own.write_bytes((trained / "photos" / "green" / "img9.png").read_bytes())
+        for address in ("photographs/0", "suspects/0"):
+            answer = client.get(f"/api/results/runs/first/{address}")
+            assert (
+                answer.status_code == 400 and "is no longer the photograph that first knows" in answer.json()["error"]
+            )
+        decision = {"version": suspect["version"], "numbers": [0], "what": "exclude"}
+        answer = client.post("/api/results/runs/first/suspects", json=decision)
+        assert answer.status_code == 400 and not said(place)
+    finally:
+        for own, content in kept.items():
+            own.write_bytes(content)
+
+
 def test_two_runs_are_compared_on_the_photographs_that_both_were_tested_on(
     client: TestClient, place: Workspace
 ) -> None:

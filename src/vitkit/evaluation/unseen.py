@@ -52,7 +52,7 @@ def all_figures(
     evaluation: Evaluation,
     seen: Mapping[str, str] | None,
     provenance: Mapping[str, Any],
-    computed: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
     doubt: str = "",
 ) -> dict[str, Any]:
     """Everything that evaluation.json holds: the figures of the images that count, what was seen, and the headline.
@@ -61,7 +61,8 @@ def all_figures(
         evaluation: of all images.
         seen: role by path; None where there is no record, and so it cannot be known.
         provenance: the model's, which tells what balancing gave it, and whether it knows its classes by name alone.
-        computed: what computed the answers: backend, precision and plan.
+        about: what else belongs to them: what computed the answers (`computed_by`), and which of a run's images have
+            changed (`Changes.to_dict`).
         doubt: why the weights may have seen more of the images than is known; empty: they have not.
     """
     counted = that_count(evaluation, seen)
@@ -69,7 +70,7 @@ def all_figures(
     points = None if counted is None else operating_points(counted, provenance.get(BALANCE))
     numbers = {
         "accuracy": numbers["accuracy"],
-        **(computed or {}),
+        **(about or {}),
         **numbers,
         **second_figure(evaluation, seen, doubt),
         **({} if points is None else {"operating_points": points}),

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vitkit.data.whereabouts import refuse_changed
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import headline_of
 from vitkit.experiments.comparison_job import is_finished, make
 from vitkit.experiments.comparison_plan import Job
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say
-from vitkit.system.run_files import EVALUATION
+from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.training.divergence import DivergedError
 
 
@@ -30,12 +31,15 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
         What became of the trainings that are past help, by their folder.
 
     Raises:
-        VitkitError: one cannot be trained at all; the others can go on later.
+        VitkitError: one cannot be trained at all; the others can go on later. Or images have changed since the first
+            runs were trained.
         Interrupted: a signal stopped it.
     """
     left = [job for job in jobs if not is_finished(out / job.folder)]
     if len(left) < len(jobs):
         say(f"{len(jobs) - len(left)} of {len(jobs)} runs are there already")
+    if left and (done := next((job for job in jobs if is_finished(out / job.folder)), None)) is not None:
+        refuse_changed(out / done.folder / SPLIT, "begin anew in another folder", progress)
     watch = _Watch(len(jobs), left, out, say)
     if devices > 1 and len(left) > 1:
         from vitkit.experiments.workers import make_side_by_side

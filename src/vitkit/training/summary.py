@@ -18,7 +18,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
-from vitkit.data.whereabouts import roles_in_run
+from vitkit.data.whereabouts import look_over, read_contents, roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
@@ -90,13 +90,18 @@ def report(
     Returns:
         What evaluation.json holds.
     """
+    held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
+    table, changes = look_over(table, read_contents(folder / SPLIT), held_out, progress)
+    if changes:
+        say(f"problem: {changes.text}; they are left out")
     classifier, seen = settle_and_open(folder, recipe, table, say, progress)
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
-    numbers = all_figures(evaluation, seen_before, classifier.provenance, computed_by(classifier))
+    about = computed_by(classifier) | changes.to_dict()
+    numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")

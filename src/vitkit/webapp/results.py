@@ -11,7 +11,7 @@ from typing import Any, Literal
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far
 from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
-from vitkit.data.whereabouts import read_contents
+from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.reporting.report_data import data_of_report
@@ -76,21 +76,28 @@ class _Files:
     Attributes:
         root: their folder.
         places: the file of each, by its path below that.
+        contents: the digest that each had when the run began, by the same path.
     """
 
     root: Path
     places: dict[str, Path]
+    contents: dict[str, str]
 
 
 def file_of(folder: Path, path: str) -> Path:
     """The file of a photograph that a run knows by this path.
 
     Raises:
-        VitkitError: it knows none.
+        VitkitError: it knows none, or the file is gone or holds another picture now.
     """
-    found = _files(folder).places.get(path)
+    files = _files(folder)
+    found = files.places.get(path)
     if found is None:
         raise VitkitError("there is no such photograph")
+    if not is_unchanged(found, files.contents.get(path)):
+        raise VitkitError(
+            f"{path} is no longer the photograph that {folder.name} knows: it is another one now, or gone"
+        )
     return found
 
 
@@ -104,7 +111,8 @@ def _files(folder: Path) -> _Files:
 @lru_cache(maxsize=4)
 def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     table = split_from_file(split)
-    return _Files(table.root, {path: table.file(i) for i, path in enumerate(table.paths)})
+    places = {path: table.file(i) for i, path in enumerate(table.paths)}
+    return _Files(table.root, places, read_contents(split))
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
@@ -179,6 +187,7 @@ def decide(
     known = {own.path: own.label for own in labels_so_far(workspace.labels).edits}
     edits = []
     for own in (found[i] for i in dict.fromkeys(numbers)):
+        file_of(folder, own.path)  # which must still be the photograph whose label was doubted
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
             new = checked_name(new, is_multi=False)
