@@ -185,3 +185,69 @@ def test_images_that_are_left_are_counted_once() -> None:
     own.check()
     assert judging.JudgingImages("test", 8, {}).findings() == []
     judging.JudgingImages("test", 8, {}).check()  # few, but nothing had been seen
+
+
+# --- Folders are believed for what is in them ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(found: Comparison, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(found.folder, tmp_path / "out"))
+
+
+def folders(out: Path) -> list[Path]:
+    jobs = json.loads((out / "plan.json").read_text())["plan"]["jobs"]
+    return [out / job["folder"] for job in jobs]
+
+
+def swap(first: Path, second: Path) -> None:
+    first.rename(first.with_name("between"))
+    second.rename(first)
+    first.with_name("between").rename(second)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2)])  # two models of one seed; two seeds of one model
+def test_two_swapped_runs_are_noticed(copied: Path, pair: tuple[int, int]) -> None:
+    first, second = (folders(copied)[i] for i in pair)
+    before = (copied / "comparison.json").read_bytes()
+    swap(first, second)
+    with pytest.raises(VitkitError, match=r"recipe.toml is not what the training left there: .* delete .* --resume"):
+        compare(out=copied, resume=True, say=quiet)
+    assert (copied / "comparison.json").read_bytes() == before
+
+
+def test_two_swapped_runs_are_noticed_where_nothing_says_what_they_held(copied: Path) -> None:
+    first, second = folders(copied)[0], folders(copied)[2]
+    shutil.rmtree(copied / "digests")
+    swap(first, second)
+    with pytest.raises(VitkitError, match=r"holds a run with seed 1, and the comparison has one with 0 there"):
+        compare(out=copied, resume=True, say=quiet)
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "predictions.csv", "model.safetensors", "model.json"])
+def test_what_was_edited_goes_into_no_table(copied: Path, name: str) -> None:
+    file = folders(copied)[1] / name
+    if name == "evaluation.json":
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
+    elif name == "predictions.csv":
+        other = folders(copied)[0] / name
+        assert other.read_bytes() != file.read_bytes()
+        shutil.copy(other, file)
+    else:
+        shutil.copy(folders(copied)[0] / name, file)
+    with pytest.raises(VitkitError, match=r"is not what the training left there|is damaged"):
+        compare(out=copied, resume=True, say=quiet)
+
+
+def test_without_digests_the_models_are_asked_again(copied: Path, found: Comparison) -> None:
+    """As of a comparison that was killed between a run's last file and them, or that an earlier version made."""
+    shutil.rmtree(copied / "digests")
+    file = folders(copied)[1] / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
+    again = compare(out=copied, resume=True, say=quiet)
+    assert again.pairs == found.pairs
+    for first, second in zip(found.models, again.models, strict=True):
+        assert (first["accuracy"], first["interval"], first["loss"]) == (
+            second["accuracy"], second["interval"], second["loss"],
+        )  # fmt: skip
+        assert [own["peak_memory"] for own in first["runs"]] == [own["peak_memory"] for own in second["runs"]]
