@@ -19,6 +19,8 @@ from vitkit.evaluation.registry import METRICS, TASKS
 from vitkit.system.progress import Progress
 from vitkit.text.words import listed
 
+_TOO_ALIKE = "whether the weights had seen near copies of others cannot be known: the images are too alike"
+
 
 def find_seen(
     record: PictureRecord,
@@ -27,8 +29,8 @@ def find_seen(
     progress: Progress,
     *,
     is_own: bool,
-) -> dict[str, str]:
-    """Which images of a split, or of `all`, the weights had seen: train or val by path.
+) -> tuple[dict[str, str], str]:
+    """Which images of a split, or of `all`, the weights had seen: train or val by path; and why there may be more.
 
     Args:
         record: of what the weights were trained on.
@@ -36,10 +38,14 @@ def find_seen(
         split: which of them are asked about.
         progress: told what is being done, how many are done, of how many.
         is_own: they are the run's own images; that validation images chose the weights then goes without saying.
+
+    Returns:
+        Role by path; and the doubt in words, empty where there is none.
     """
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows, progress)
-    return seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
+    seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
+    return seen, "" if overlap.could_tell else _TOO_ALIKE
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:

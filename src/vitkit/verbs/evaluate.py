@@ -100,8 +100,8 @@ def evaluate(
         outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge, device), notes, progress)
         if own is not None and folder is not None:
             outcome = _as_own(outcome, classifier, folder, own)
-        seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
-        numbers = _figures(classifier, outcome, seen, changes)
+        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
+        numbers = _figures(classifier, outcome, seen, doubt, changes)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -156,24 +156,24 @@ def _as_own(outcome: Evaluation, classifier: Classifier, run: Path, table: Image
 
 def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, progress: Progress, *, is_own: bool
-) -> dict[str, str] | None:
-    """What the weights had seen of the images; None where no record tells."""
+) -> tuple[dict[str, str] | None, str]:
+    """What the weights had seen of the images, None where no record tells; and why there may be more of them."""
     from vitkit.data.pictures import PictureRecord
     from vitkit.evaluation.unseen import find_seen
 
     if classifier.pictures is None:
-        return None
+        return None, ""
     return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
 
 
 def _figures(
-    classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, changes: Changes | None
+    classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
 ) -> dict[str, Any]:
     from vitkit.evaluation.evaluator import computed_by
     from vitkit.evaluation.unseen import all_figures
 
     about = computed_by(classifier) | ({} if changes is None else changes.to_dict())
-    return all_figures(outcome, seen, classifier.provenance, about)
+    return all_figures(outcome, seen, classifier.provenance, about, doubt)
 
 
 def _look_over(
