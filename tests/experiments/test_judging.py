@@ -120,7 +120,7 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Compa
 def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
     own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
     seen = run.train({**runs.QUICK, "epochs": 1, **own}, tmp_path / "run", say=quiet)
-    with pytest.raises(VitkitError, match="3 images are left to judge by, and it takes 20") as told:
+    with pytest.raises(VitkitError, match="3 images are left to judge by, which is too few") as told:
         compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
     assert f"{MODEL}@{seen.name} had seen 33; name other weights" in str(told.value)
     assert not (tmp_path / "out" / "runs").exists()
@@ -185,6 +185,10 @@ def test_images_that_are_left_are_counted_once() -> None:
     own.check()
     assert judging.JudgingImages("test", 8, {}).findings() == []
     judging.JudgingImages("test", 8, {}).check()  # few, but nothing had been seen
+    judging.JudgingImages("test", 8, {"x": frozenset("abcd")}).check()  # few, but not for what had been seen
+    for held_out, seen in ((40, 21), (8, 5), (1, 1)):
+        with pytest.raises(VitkitError, match="too few"):
+            judging.JudgingImages("test", held_out, {"x": frozenset(map(str, range(seen)))}).check()
 
 
 # --- Folders are believed for what is in them ---------------------------------------------------------------------

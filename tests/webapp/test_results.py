@@ -96,6 +96,10 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
             card = model_card(place, "spoilt")
             assert "On 4 photographs" in card and "right answers: 25.0 %" in card and "95.0 %" not in card
             assert "without 12 that the weights had seen" in card
+        paths = client.get("/api/results/runs/spoilt").json()["images"]["path"]
+        file.write_text(json.dumps({**SPOILT, "without_seen": REST, "seen": {**SEEN, "paths": paths[:3]}}))
+        told = client.get("/api/results/runs/first/beside/spoilt").json()
+        assert (told["listed"], told["shared"]) == ([len(paths), len(paths) - 3], len(paths) - 3)
         file.write_text(json.dumps({**SPOILT, "without_seen": None}))
         (own,) = (own for own in client.get("/api/results/runs").json()["runs"] if own["name"] == "spoilt")
         assert own["figures"]["accuracy"] is None and "had seen all 12 test images" in own["caveats"][0]

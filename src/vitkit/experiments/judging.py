@@ -30,7 +30,7 @@ from vitkit.text.words import plural
 from vitkit.training.lineage import Divided, contents_of
 from vitkit.training.recipe_files import load_of_run
 
-FEWEST = 20  # images that are left to judge by where others had been seen; with fewer nothing is told apart
+FEWEST = 20  # images that are left to judge by, or half of all, where others had been seen: fewer tell nothing apart
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class JudgingImages:
         """Refuse to judge by what is left where that is too little.
 
         Raises:
-            VitkitError: fewer than `FEWEST` images are left, because the weights had seen the others.
+            VitkitError: the weights had seen so many that fewer than `FEWEST` are left, and fewer than half.
         """
-        if self.seen and self.left < FEWEST:
+        if self.seen and self.left < max(min(FEWEST, self.held_out / 2), 1):
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
             raise VitkitError(
-                f"{plural(self.left, 'image is', 'images are')} left to judge by, and it takes {FEWEST}: of "
+                f"{plural(self.left, 'image is', 'images are')} left to judge by, which is too few: of "
                 f"{images_in_words(self.held_out, self.split)} {who}; name other weights, or hold out photographs that "
                 "none of the models was trained on and that are no copies of training images"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import Headline, headline_of, value_of
+from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
@@ -126,7 +126,8 @@ class TrainingRun(Result):
         if not (self.folder / EVALUATION).is_file() and not self.folds:
             return f"<p>{escape(self.lines()[0])}</p>"
         shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
-        figures = {} if self.folds else {name: self.evaluation[name] for name in shown if name in self.evaluation}
+        counted = {} if self.folds else counted_figures(self.evaluation)
+        figures = {name: counted[name] for name in shown if name in counted}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -119,8 +120,9 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
     """How far the held-out images of two runs are the same, and who is right of those that are.
 
     An image is the same where its path and its content are: runs of other photographs may know others by the same path.
+    Those that the weights of one of them had seen are left out.
     """
-    right = [_right(data_of(own), _contents(own)) for own in (first, second)]
+    right = [_right(data_of(own), _contents(own), _seen(own)) for own in (first, second)]
     shared = right[0].keys() & right[1].keys()
     both = [(right[0][path], right[1][path]) for path in shared]
     return {
@@ -137,7 +139,7 @@ def _contents(folder: Path) -> dict[str, str]:
     return {path: str(file) for path, file in files.places.items()} | read_contents(folder / SPLIT)
 
 
-def _right(data: dict[str, Any], contents: dict[str, str]) -> dict[tuple[str, str], bool]:
+def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
     """Whether each image is answered rightly, by path and content; classes go by name, as runs may have others."""
     images = data["images"]
     names = images["classes"]
@@ -146,7 +148,14 @@ def _right(data: dict[str, Any], contents: dict[str, str]) -> dict[tuple[str, st
         return sorted(names[i] for i in (own if isinstance(own, list) else [own]))
 
     rows = zip(images["path"], images["true"], images["said"], strict=True)
-    return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows}
+    return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows if path not in seen}
+
+
+def _seen(folder: Path) -> set[str]:
+    """The paths of the images that the weights had seen, which reports of earlier versions list among the others."""
+    with suppress(OSError, ValueError, AttributeError, KeyError):
+        return set((from_json((folder / EVALUATION).read_text(encoding="utf-8")).get("seen") or {"paths": ()})["paths"])
+    return set()
 
 
 # --- Labels that look wrong ---------------------------------------------------------------------------------
