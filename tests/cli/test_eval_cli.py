@@ -35,8 +35,10 @@ def test_json_alone_is_on_stdout_and_accuracy_comes_first(vitkit: Any, trained: 
 def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
     numbers = json.loads(vitkit("eval", trained, "--json").out)
     assert {name: numbers[name] for name in expected.summary()} == expected.summary()
-    assert numbers.keys() == {"backend", "precision", "plan", "merge", "seen", *figures(expected)}
+    assert next(iter(numbers)) == "accuracy"
+    assert numbers.keys() == {*load(trained).computation, "seen", "headline", *figures(expected)}
     assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
+    assert (numbers["headline"]["value"], numbers["headline"]["caveats"]) == (expected.accuracy, [])
     assert numbers["per_class"] == figures(expected)["per_class"]
     assert (numbers["split"], numbers["images"]) == ("test", 6)
 
@@ -57,13 +59,22 @@ def test_text_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluati
 @pytest.mark.parametrize(("split", "images"), [("train", 27), ("val", 3), ("test", 6), ("all", 36)])
 def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images: int) -> None:
     numbers = json.loads(vitkit("eval", trained, "--split", split, "--json").out)
-    assert (numbers["split"], numbers["images"]) == (split, images)
+    counted = numbers.get("with_seen", numbers)
+    assert (numbers["split"], counted["images"]) == (split, images)
+    assert numbers["images"] == {"all": 6}.get(split, images), (
+        "of all images, those that the weights had not seen count"
+    )
+    kinds = [own["kind"] for own in numbers["headline"]["caveats"]]
+    assert kinds == {"train": ["trained_on"], "val": ["chosen_on"], "test": [], "all": ["seen"]}[split]
 
 
-def test_other_data_are_evaluated_whole(vitkit: Any, trained: Path, data: Path) -> None:
+def test_other_data_are_evaluated_whole_but_for_what_was_seen(
+    vitkit: Any, trained: Path, data: Path, expected: Evaluation
+) -> None:
     numbers = json.loads(vitkit("eval", trained, data, "--json").out)
-    assert (numbers["split"], numbers["images"]) == ("all", 36)
-    assert numbers["accuracy"] == evaluate(load(trained), read_source(data), "all").accuracy
+    assert (numbers["split"], numbers["images"], numbers["with_seen"]["images"]) == ("all", 6, 36)
+    assert numbers["accuracy"] == numbers["without_seen"]["accuracy"] == expected.accuracy
+    assert numbers["with_seen"]["accuracy"] == evaluate(load(trained), read_source(data), "all").accuracy
 
 
 def test_other_data_may_be_split_in_any_usual_way(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
@@ -71,7 +82,7 @@ def test_other_data_may_be_split_in_any_usual_way(vitkit: Any, trained: Path, da
         for name in ("green", "red", "blue") if split == "Testing" else ("red", "blue"):
             shutil.copytree(data / name, tmp_path / "photos" / split / name)
     numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
-    assert (numbers["split"], numbers["images"]) == ("test", 36)
+    assert (numbers["split"], numbers["with_seen"]["images"]) == ("test", 36)
     outcome = vitkit("eval", trained, tmp_path / "photos", "--layout", "classes")
     assert outcome.code == 2, "Testing is no class of the model"
     outcome = vitkit("eval", trained, "--layout", "classes")
@@ -106,7 +117,7 @@ def test_an_unreadable_image_is_counted_and_named(vitkit: Any, trained: Path, da
     shutil.copytree(data, tmp_path / "photos")
     (tmp_path / "photos" / "red" / "text.jpg").write_text("not a picture")
     numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
-    assert (numbers["images"], numbers["unreadable"]) == (36, 1)
+    assert (numbers["with_seen"]["images"], numbers["unreadable"]) == (36, 1)
     assert "left out red/text.jpg: not an image" in vitkit("eval", trained, tmp_path / "photos").out
 
 

@@ -22,11 +22,13 @@ def paths_of(trained: Path, *splits: str) -> set[str]:
 def test_pictures_that_were_seen_are_counted_named_and_left_out(vitkit: Any, trained: Path, data: Path) -> None:
     outcome = vitkit("eval", trained, data, "--json")
     numbers = json.loads(outcome.out)
-    assert (numbers["images"], numbers["seen"]["images"]) == (36, 30)
+    assert (numbers["with_seen"]["images"], numbers["seen"]["images"]) == (36, 30)
     assert (numbers["seen"]["trained_on"], numbers["seen"]["chosen_by"]) == (27, 3)
     assert set(numbers["seen"]["paths"]) == paths_of(trained, "train", "val")
     own = evaluate(load(trained), split_from_file(trained / "split.json"), "test")
     assert (numbers["without_seen"]["images"], numbers["without_seen"]["accuracy"]) == (6, own.accuracy)
+    assert (numbers["images"], numbers["accuracy"], numbers["headline"]["value"]) == (6, own.accuracy, own.accuracy)
+    assert sum(row["support"] for row in numbers["per_class"].values()) == 6
     assert "30 of 36 images had been seen by the weights (27 trained on, 3 chosen by)" in outcome.err
     assert f"without them accuracy {own.accuracy:.4f}" in outcome.err
 
@@ -37,7 +39,7 @@ def test_an_exported_file_knows_what_its_model_had_seen(vitkit: Any, trained: Pa
     for file in (tmp_path / "renamed").rglob("*.png"):
         file.rename(file.with_name(f"other-{file.name}"))
     numbers = json.loads(vitkit("eval", tmp_path / "model.onnx", tmp_path / "renamed", "--json").out)
-    assert (numbers["images"], numbers["seen"]["images"], numbers["without_seen"]["images"]) == (36, 30, 6)
+    assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (6, 30, 36)
 
 
 def test_a_model_without_a_record_says_that_it_cannot_know(

@@ -14,8 +14,7 @@ from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.figures import calibration_rise, figures
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds, cross_fitted
-from vitkit.reporting.sections import confidence
-from vitkit.reporting.tables import multi_headline
+from vitkit.reporting.sections import confidence, headline
 
 
 @pytest.mark.parametrize(
@@ -63,10 +62,9 @@ def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
     assert next(iter(numbers)) == "accuracy"
     assert numbers["chosen_on"] == ["thresholds by F1"]
     assert numbers["cross_fitted"]["macro_f1"] < numbers["macro_f1"]
-    assert "validation: chosen on these images: thresholds by F1" in multi_headline(own)
+    assert "validation: chosen on these images: thresholds by F1" in headline(figures(own))
     single = Evaluation("test", ("a", "b"), ("1",), np.array([0]), np.array([[0.9, 0.1]], np.float32))
     assert figures(single)["chosen_on"] == []
-    assert single.described == "1 test images"
 
 
 def test_a_rise_of_the_calibration_error_is_measured_against_chance() -> None:

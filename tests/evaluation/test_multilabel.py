@@ -22,6 +22,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.figures import figures
 from vitkit.evaluation.multilabel import (
     MultiEvaluation,
     average_precisions,
@@ -30,7 +31,8 @@ from vitkit.evaluation.multilabel import (
 )
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.prediction_files import Columns, Csv, JsonLines
-from vitkit.reporting.tables import multi_class_table, multi_headline
+from vitkit.reporting.sections import headline
+from vitkit.reporting.tables import multi_class_table
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")
@@ -85,7 +87,7 @@ def test_a_class_that_no_image_has_is_none_and_not_nan_in_json() -> None:
     assert own.mean_average_precision == 1.0 and np.isnan(average_precisions(labels == 1, scores)[1])
     assert np.isnan(mean_average_precision(np.zeros((2, 2), bool), scores))
     assert np.isfinite(own.loss)
-    for page in (multi_headline(own), multi_class_table(own.per_class(), 10)):
+    for page in (headline(figures(own)), multi_class_table(own.per_class(), 10)):
         assert "nan" not in page
 
 
@@ -134,7 +136,7 @@ def test_the_report_names_classes_as_text() -> None:
     )
     page = multi_class_table(own.per_class(), 10)
     assert "&lt;b&gt;" in page and "0.250" in page
-    assert "50.0 %" not in multi_headline(own) and "100.0 %" in multi_headline(own)
+    assert "50.0 %" not in headline(figures(own)) and "100.0 %" in headline(figures(own))
 
 
 # --- Thresholds ------------------------------------------------------------------------------------

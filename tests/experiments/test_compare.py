@@ -24,6 +24,7 @@ from vitkit.experiments import comparison_costs, comparison_plan, comparison_run
 from vitkit.experiments.compare import compare
 from vitkit.experiments.comparison_figures import Judged, findings_of
 from vitkit.experiments.comparison_result import Comparison
+from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import accuracy_interval
 from vitkit.training.divergence import DivergedError
 
@@ -353,9 +354,10 @@ def test_a_model_at_chance_is_named() -> None:
         {"name": name, "interval": list(accuracy_interval(own[None], judged.units))}
         for name, own in (("lost", right), ("good", np.ones(60, bool)))
     ]
-    (line,) = findings_of(models, judged)
+    judging = JudgingImages("test", 60, {})
+    (line,) = findings_of(models, judged, judging)
     assert line == "lost is not told from chance: always saying the most frequent class (66.7 %)"
-    assert findings_of(models[1:], judged) == []
+    assert findings_of(models[1:], judged, judging) == []
 
 
 @pytest.mark.accept

@@ -138,7 +138,7 @@ class Answers:
     """Which images each variant has right, (S, n)."""
 
     def __init__(self, **right: float) -> None:
-        self.paths, self.units = tuple(map(str, range(400))), Units.of(400, None)
+        self.described, self.units = "400 test images", Units.of(400, None)
         self._right = {label: default_rng(0).random((3, 400)) < part for label, part in right.items()}
 
     def of(self, label: str) -> np.ndarray:

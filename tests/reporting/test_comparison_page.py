@@ -98,9 +98,11 @@ def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
 def test_stress_and_validation_are_told(tmp_path: Path, split: str) -> None:
     own = {name: {"accuracy": [0.9, 0.5], "interval": [[0.8, 0.95], [0.4, 0.6]]} for name in NAMES}
     stress = {"kind": "blur", "title": "blurred", "unit": "sigma", "about": "How.", "strengths": [0, 1], "models": own}
-    text = page(tmp_path, figures(split=split, stress=[stress]))
+    chosen_on = ["epoch by val_acc"] if split == "val" else []
+    text = page(tmp_path, figures(split=split, chosen_on=chosen_on, stress=[stress]))
     assert "Under stress: blurred" in captions(text)
-    assert ("chose the models too" in text) == (split == "val")
+    assert ("50 validation images, which chose epoch by val_acc" in text) == (split == "val")
+    assert ("50 test images" in text) == (split == "test")
 
 
 @pytest.mark.parametrize(

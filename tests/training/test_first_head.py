@@ -170,7 +170,7 @@ def test_the_best_epoch_may_be_the_start(place: Path, tmp_path: Path) -> None:
     assert "kept: epoch 0, zero-shot" in (tmp_path / "run" / "report.html").read_text()
     figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert figures["zero_shot"] == vitkit.evaluate(tmp_path / "run").figures["zero_shot"] == ["a photo of a {}."]
-    assert "zero-shot: no training was better" in str(TrainingRun(tmp_path / "run").lines())
+    assert "zero-shot: by the class names alone" in str(TrainingRun(tmp_path / "run").lines())
 
 
 def test_a_run_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:

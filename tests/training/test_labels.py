@@ -132,7 +132,7 @@ def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, t
     same = vitkit.evaluate(folder, labels=data.parent / "labels.csv", note=notes.append)  # by which it was trained
     assert same.figures["accuracy"] == before.figures["accuracy"]
     other = vitkit.evaluate(folder, data, labels=tmp_path / "more.csv", split="all")
-    assert other.figures["images"] == 35
+    assert other.figures["with_seen"]["images"] == 35
     add_edits(tmp_path / "more.csv", [Edit(held.paths[3], "unheard of")])
     with pytest.raises(VitkitError, match="unheard of"):
         vitkit.evaluate(folder, labels=tmp_path / "more.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -14,11 +15,14 @@ import torch
 from PIL import Image, ImageOps
 
 import runs
+import vitkit
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.split_file import split_from_file
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
+from vitkit.reporting.report_data import data_of_report
 from vitkit.training import run
+from vitkit.verbs.train import TrainingRun
 from vitkit.weights import load, read
 from vitkit.weights.formats.writing import write
 
@@ -180,7 +184,20 @@ def test_data_that_come_split_are_a_problem_and_have_a_second_figure(data: Path,
     assert numbers["seen"]["images"] == len(seen) == len(numbers["seen"]["paths"])
     assert numbers["seen"]["trained_on"] == len(tests & set(trained))
     rest = len(tests) - len(seen)
-    assert (numbers["without_seen"] or {"images": 0})["images"] == rest
+    assert numbers["without_seen"]["images"] == numbers["images"] == rest
+    assert numbers["accuracy"] == numbers["without_seen"]["accuracy"] != numbers["with_seen"]["accuracy"]
+    with (second / "predictions.csv").open(encoding="utf-8", newline="") as text:
+        answers = {row["path"]: row["label"] == row["predicted"] for row in csv.DictReader(text)}
+    assert len(answers) == len(tests), "of all test images, so that others may choose"
+    judged = [right for path, right in answers.items() if path not in numbers["seen"]["paths"]]
+    assert numbers["accuracy"] == pytest.approx(sum(judged) / rest)
+    caveat = f"(without {len(seen)} that the weights had seen; with them {numbers['with_seen']['accuracy']:.4f})"
+    line = f"accuracy {numbers['accuracy']:.4f} on {rest} test images {caveat}"
+    assert line in said and line in TrainingRun(second).lines()[0]
+    assert TrainingRun(second).accuracy == vitkit.evaluate(second).accuracy == numbers["accuracy"]
+    page = (second / "report.html").read_text()
+    assert f'<span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {rest} test images' in page
+    assert len(data_of_report(second / "report.html")["images"]["path"]) == rest
     assert record(second).role_of().keys() == record(first).role_of().keys()
     assert all(record(second).role_of()[bytes.fromhex(digest)] != "test" for digest in seen)
     assert f"{len(seen)} of {len(tests)} images had been seen by the weights" in (second / "report.html").read_text()

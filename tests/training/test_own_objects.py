@@ -67,7 +67,7 @@ def test_a_run_on_datasets_leaves_a_model_figures_and_a_page(trained: vitkit.Tra
     assert "chosen on these images" in repr(trained)
     assert len(runs.metrics(trained.folder)) == 4
     page = trained.report.read_text()
-    assert "nobody looked for similar pictures" in page and "<img" in page
+    assert "nobody looked for wrong labels" in page and "<img" in page
     Coloured(3, seed=5)[2][0].save(tmp_path / "red.png")
     assert vitkit.predict(trained.folder, tmp_path / "red.png").to_dict()
 
@@ -110,10 +110,67 @@ def test_tensors_are_taken_as_they_are_and_others_refused(tmp_path: Path) -> Non
     assert not (tmp_path / "other" / "model.safetensors").exists()
 
 
-def test_pictures_that_are_in_both_are_counted(tmp_path: Path) -> None:
+class Scenes:
+    """Pictures that differ from one another, whose labels mean nothing; those of one number are the same."""
+
+    classes = ("blue", "green", "red")
+
+    def __init__(self, *numbers: int, side: int = 32, tensors: bool = False, labels: int = 0) -> None:
+        self.numbers, self.side, self.tensors, self.labels = numbers, side, tensors, labels
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def picture(self, index: int) -> Image.Image:
+        coarse = np.random.default_rng(self.numbers[index]).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        return Image.fromarray(coarse).resize((self.side, self.side), Image.Resampling.BICUBIC)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        own, label = self.picture(index), (self.numbers[index] + self.labels) % 3
+        if not self.tensors:
+            return own, label
+        pixels = torch.from_numpy(np.array(own.resize((16, 16)))).permute(2, 0, 1).float() / 255
+        return (pixels - 0.5) / 0.5, label
+
+
+@pytest.mark.parametrize("side", [32, 64])  # the same picture, and the same resized
+@pytest.mark.parametrize("tensors", [False, True])
+def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tensors: bool) -> None:
     lines: list[str] = []
-    train(tmp_path / "run", Coloured(12), Coloured(9), epochs=1, say=lines.append)
-    assert "problem: 9 validation images are training images too: their figures flatter" in lines
+    val = Scenes(*range(6), *range(100, 103), side=side, tensors=tensors)
+    run = train(tmp_path / "run", Scenes(*range(30), tensors=tensors), val, epochs=1, say=lines.append)
+    if side == 32:
+        assert "problem: 6 validation images are training images too: no figure counts them" in lines
+    assert (run.evaluation["seen"]["images"], run.evaluation["images"], run.headline.images) == (6, 3, 3)
+    assert run.evaluation["with_seen"]["images"] == 9
+    assert any("6 of 9 images had been seen by the weights (6 trained on)" in line for line in lines)
+    assert "accuracy on 3 val images" in run.report.read_text()
+    everything = train(tmp_path / "all", Scenes(*range(12)), Scenes(*range(9)), epochs=1)
+    assert everything.evaluation["accuracy"] is None
+    with pytest.raises(VitkitError, match="the weights had seen all 9 val images"):
+        everything.accuracy  # noqa: B018  # a property
+
+
+def test_what_weights_of_a_run_had_seen_does_not_count(tmp_path: Path) -> None:
+    """Whether the run was of files or of datasets; and a run on files knows again what one on datasets has seen."""
+    for i in range(30):
+        folder = tmp_path / "photos" / Scenes.classes[i % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Scenes(i).picture(0).save(folder / f"{i}.png")
+    files = vitkit.train(tmp_path / "photos", out=tmp_path / "files", epochs=1, split=(1, 0, 0), **SMALL, **QUIET)
+    own = train(tmp_path / "own", Scenes(*range(30)), Scenes(*range(200, 209)), epochs=1)
+    begun = {name: value for name, value in SMALL.items() if name not in ("model", "model_fields", "weights")}
+    begun |= {"epochs": 1, "method": "full"}
+    for place in (files.folder, own.folder):
+        given: dict[str, Any] = {"train_dataset": Scenes(*range(300, 330)), "val_dataset": Scenes(*range(24, 33))}
+        run = vitkit.train(**given, weights=str(place), out=tmp_path / f"of-{place.name}", **begun, **QUIET)
+        assert (run.evaluation["seen"]["images"], run.evaluation["images"]) == (6, 3)
+        assert "doubt" not in run.evaluation["seen"]
+    numbers = vitkit.evaluate(own.folder, tmp_path / "photos").figures
+    assert numbers["seen"]["trained_on"] == 30 and numbers["accuracy"] is None
+    given = {"train_dataset": Scenes(*range(300, 330), tensors=True), "val_dataset": Scenes(*range(9), tensors=True)}
+    run = vitkit.train(**given, weights=str(own.folder), out=tmp_path / "tensors", **begun, **QUIET)
+    assert "cannot be known of tensors" in run.headline.words
 
 
 def test_without_validation_there_is_a_model_and_no_figure(tmp_path: Path) -> None:

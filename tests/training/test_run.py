@@ -29,6 +29,7 @@ from vitkit.training.metrics_file import read_metrics
 from vitkit.training.optim import lr_factor
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
+from vitkit.verbs.train import TrainingRun
 from vitkit.weights import load
 
 ARTEFACTS = (
@@ -223,7 +224,11 @@ def test_a_run_without_val_images_keeps_the_last_epoch(data: Path, tmp_path: Pat
 
 def test_a_run_with_training_images_alone_is_evaluated_on_them_and_says_so(data: Path, tmp_path: Path) -> None:
     _, said = train(runs.quick(data, epochs=1, split=(1.0, 0.0, 0.0)), tmp_path / "run")
-    assert "on 36 all images" in said or "on 36 train images" in said
+    with_them = json.loads((tmp_path / "run" / "evaluation.json").read_text())["with_seen"]["accuracy"]
+    assert f"no accuracy can be given: the weights had seen all 36 images; with them {with_them:.4f}; report" in said
+    with pytest.raises(VitkitError, match="no accuracy can be given"):
+        TrainingRun(tmp_path / "run").accuracy  # noqa: B018  # a property
+    assert "No figure" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_limit_trains_on_a_few_of_each_class_and_tests_on_as_many_as_without(

@@ -18,6 +18,7 @@ from vitkit.evaluation.doubts import Doubt, write_doubts
 from vitkit.system.run_files import LABEL_ERRORS, PREDICTIONS
 from vitkit.training.run import train
 from vitkit.webapp.app import create_app
+from vitkit.webapp.shipping import model_card
 from vitkit.webapp.workspace import Workspace, open_workspace
 
 if TYPE_CHECKING:
@@ -66,6 +67,69 @@ def test_runs_stand_side_by_side_with_their_own_figures(client: TestClient, plac
         kept = json.loads((place.runs / name / "evaluation.json").read_text())
         assert own["figures"]["accuracy"] == kept["accuracy"] and own["figures"]["images"] == kept["images"]
         assert own["interval"] == kept["intervals_95"]["accuracy"]
+
+
+SEEN = {"images": 12, "trained_on": 12, "chosen_by": 0, "paths": []}
+SPOILT = {"accuracy": 0.95, "balanced_accuracy": 0.95, "images": 16, "split": "test", "seen": SEEN}
+REST = {
+    "accuracy": 0.25,
+    "balanced_accuracy": 0.3,
+    "images": 4,
+    "split": "test",
+    "intervals_95": {"accuracy": [0, 0.8]},
+}
+
+
+def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
+    client: TestClient, place: Workspace, trained: Path
+) -> None:
+    """Of a run by this version, or by one whose main figures were of all images."""
+    shutil.copytree(trained / "runs" / "first", trained / "runs" / "spoilt")
+    file = trained / "runs" / "spoilt" / "evaluation.json"
+    try:
+        for with_seen in ({"with_seen": SPOILT, **REST, "seen": SEEN}, SPOILT):
+            file.write_text(json.dumps({**with_seen, "without_seen": REST}))
+            for address in ("/api/results/runs", "/api/train/runs"):
+                (own,) = (own for own in client.get(address).json()["runs"] if own["name"] == "spoilt")
+                assert (own["figures"]["accuracy"], own["figures"]["balanced_accuracy"]) == (0.25, 0.3)
+                assert own["caveats"] == ["without 12 that the weights had seen; with them 0.9500"]
+            card = model_card(place, "spoilt")
+            assert "On 4 photographs" in card and "right answers: 25.0 %" in card and "95.0 %" not in card
+            assert "without 12 that the weights had seen" in card
+        paths = client.get("/api/results/runs/spoilt").json()["images"]["path"]
+        file.write_text(json.dumps({**SPOILT, "without_seen": REST, "seen": {**SEEN, "paths": paths[:3]}}))
+        told = client.get("/api/results/runs/first/beside/spoilt").json()
+        assert (told["listed"], told["shared"]) == ([len(paths), len(paths) - 3], len(paths) - 3)
+        file.write_text(json.dumps({**SPOILT, "without_seen": None}))
+        (own,) = (own for own in client.get("/api/results/runs").json()["runs"] if own["name"] == "spoilt")
+        assert own["figures"]["accuracy"] is None and "had seen all 12 test images" in own["caveats"][0]
+        card = model_card(place, "spoilt")
+        assert "Nobody knows" in card and "right answers:" not in card
+    finally:
+        shutil.rmtree(trained / "runs" / "spoilt")
+
+
+def test_a_photograph_that_was_overwritten_is_not_shown_for_what_it_was(
+    client: TestClient, place: Workspace, trained: Path
+) -> None:
+    path = client.get("/api/results/runs/first").json()["images"]["path"][0]
+    suspect, file = client.get("/api/results/runs/first/suspects").json(), trained / "photos" / path
+    doubted = trained / "photos" / suspect["suspects"][0]["path"]
+    kept = {own: own.read_bytes() for own in {file, doubted}}
+    try:
+        for own in kept:
+            own.write_bytes((trained / "photos" / "green" / "img9.png").read_bytes())
+        for address in ("photographs/0", "suspects/0"):
+            answer = client.get(f"/api/results/runs/first/{address}")
+            assert (
+                answer.status_code == 400 and "is no longer the photograph that first knows" in answer.json()["error"]
+            )
+        decision = {"version": suspect["version"], "numbers": [0], "what": "exclude"}
+        answer = client.post("/api/results/runs/first/suspects", json=decision)
+        assert answer.status_code == 400 and not said(place)
+    finally:
+        for own, content in kept.items():
+            own.write_bytes(content)
 
 
 def test_two_runs_are_compared_on_the_photographs_that_both_were_tested_on(

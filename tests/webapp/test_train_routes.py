@@ -95,7 +95,8 @@ def test_a_run_is_told_from_its_folder(client: TestClient, place: Workspace) -> 
     (folder / "log.txt").write_text("2026-11-22 10:00:00  hello\n")
     (folder / "evaluation.json").write_text('{"accuracy": 0.5, "images": 4, "split": "test", "paths": ["x"]}')
     told = client.get("/api/train/runs/one").json()
-    assert (told["state"], told["figures"]) == ("done", {"accuracy": 0.5, "images": 4, "split": "test"})
+    figures = {"figure": "accuracy", "accuracy": 0.5, "images": 4, "split": "test"}
+    assert (told["state"], told["figures"], told["caveats"]) == ("done", figures, [])
     assert told["metrics"][1] == {
         "epoch": 1,
         "step": 6,

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitkit.data.augment import Augment, apply_seeded
 from vitkit.data.batches import Images
 from vitkit.data.decode import flattened
+from vitkit.data.doctor.likeness import THUMBNAIL
+from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError, first_line
@@ -137,12 +141,27 @@ class Survey:
         shared: how many validation pictures are training pictures too, pixel for pixel.
         contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
         shapes: of tensors (C, height, width), with the first that has each.
+        looks: a digest and a thumbnail (16, 16, C) of each image, as it came in this pass; in the order of the table.
     """
 
     table: ImageTable
     shared: int
     contents: dict[str, str]
     shapes: dict[tuple[int, ...], str]
+    looks: tuple[tuple[str, npt.NDArray[np.generic]], ...] = ()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a picture is known again by its looks: a tensor may show a part of it, and another part each time."""
+        return not self.shapes and bool(self.contents)
+
+    def facts(self, preprocess: Preprocess) -> list[Facts]:
+        """What tells copies of a picture apart from others, as it is known of files.
+
+        Args:
+            preprocess: of the model, whose normalisation tensors are taken to have.
+        """
+        return [Facts(bytes.fromhex(digest), thumbnail=_to_rgb(look, preprocess)) for digest, look in self.looks]
 
     @property
     def digest(self) -> str:
@@ -170,6 +189,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[int, ...], str]()
+    looks: list[tuple[str, npt.NDArray[np.generic]]] = []
     given = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
     lengths = {name: _length(dataset, name) for name, dataset in given.items()}
     for name, dataset in given.items():
@@ -178,6 +198,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
             if not 0 <= label < len(names):
                 raise VitkitError(f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes")
             contents[f"{name}/{index}"] = _content(image)
+            looks.append((contents[f"{name}/{index}"], _look(image)))
             if isinstance(image, Tensor):
                 shapes.setdefault(tuple(image.shape), f"{name}_dataset[{index}]")
             labels.append(label)
@@ -191,7 +212,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
         if lengths[name]
     )
     table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
-    return Survey(table, shared, contents if is_fixed else {}, shapes)
+    return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(looks))
 
 
 def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
@@ -237,6 +258,22 @@ def _length(dataset: Labelled, name: str) -> int:
 def _content(image: Image.Image | Tensor) -> str:
     raw = image.numpy() if isinstance(image, Tensor) else np.asarray(image)
     return hashlib.sha256(repr(raw.shape).encode() + raw.tobytes()).hexdigest()
+
+
+def _look(image: Image.Image | Tensor) -> npt.NDArray[np.generic]:
+    """A thumbnail, (16, 16, C): bytes of a picture, and of a tensor the numbers that it has."""
+    if isinstance(image, Tensor):
+        return F.adaptive_avg_pool2d(image, THUMBNAIL).permute(1, 2, 0).numpy()
+    return np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX))
+
+
+def _to_rgb(look: npt.NDArray[np.generic], preprocess: Preprocess) -> bytes:
+    if look.dtype != np.uint8:
+        pixels = (look * np.array(preprocess.std) + np.array(preprocess.mean)) * 255
+        look = np.round(np.clip(pixels, 0, 255)).astype(np.uint8)
+    if look.shape[2] != 3:
+        look = np.repeat(look.mean(axis=2, keepdims=True).round().astype(np.uint8), 3, axis=2)
+    return look.tobytes()
 
 
 def _rgb_of(image: Image.Image) -> Image.Image:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from vitkit.data import named
 from vitkit.data.decode import UnreadableImageError, refuse_special
+from vitkit.data.memory import Memory, stamp_of
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.pictures import DIGEST, PictureRecord
 from vitkit.data.sources import ImageTable
@@ -18,6 +20,118 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import GROUPS, SPLIT
+from vitkit.text.words import plural
+
+_OTHER = " (another picture now)"  # behind the path of such an image, which is then no file
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Which of a run's images are no longer what they were when it began.
+
+    Attributes:
+        images: how many were looked at.
+        what: which they are, such as `test images`.
+        changed: the paths of those that hold other pictures now.
+        missing: the paths of those that are gone.
+    """
+
+    images: int
+    what: str
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.missing)
+
+    @property
+    def text(self) -> str:
+        """Such as `1 of the run's 18 test images is no longer what it was: 1 holds another picture (first: a.jpg)`."""
+        count, told = len(self.changed) + len(self.missing), []
+        if self.changed:
+            hold = plural(len(self.changed), "holds another picture", "hold other pictures")
+            told.append(f"{hold} (first: {self.changed[0]})")
+        if self.missing:
+            told.append(f"{plural(len(self.missing), 'is', 'are')} gone (first: {self.missing[0]})")
+        are = "is no longer what it was" if count == 1 else "are no longer what they were"
+        return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(told)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For evaluation.json: `changed`, unless nothing has changed."""
+        if not self:
+            return {}
+        count = len(self.changed) + len(self.missing)
+        paths = {"changed": list(self.changed), "missing": list(self.missing)}
+        return {"changed": {"images": count, **paths, "text": self.text}}
+
+    def refuse(self, remedy: str = "say where they are now: --data-root DIR") -> None:
+        """Hold that nothing has changed.
+
+        Args:
+            remedy: what may be done but to put the images back.
+
+        Raises:
+            VitkitError: something has.
+        """
+        if self:
+            raise VitkitError(f"{self.text}; put back what was there, or {remedy}")
+
+
+def look_over(
+    table: ImageTable,
+    contents: Mapping[str, str],
+    splits: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[ImageTable, Changes]:
+    """Compare images of a run with what it recorded of them. Every command that reads a run's pictures asks here.
+
+    Args:
+        table: of `images_of_run`.
+        contents: the digest of each image by its path (`read_contents`); those without one are only looked for.
+        splits: which of them are looked at; None, or `all` among them: every image.
+        progress: told how many have been looked at.
+
+    Returns:
+        The table, in which an image that holds another picture now has a path that no file has, so that it counts as
+        unreadable; and what has changed.
+    """
+    is_all = splits is None or "all" in splits
+    chosen = [i for i, split in enumerate(table.splits) if is_all or split in (splits or ())]
+    gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # found to be so under another root
+    rest = [i for i in chosen if i not in gone]
+    known = [i for i in rest if table.paths[i] in contents]
+    digest_of = dict(zip(known, _digests([table.file(i) for i in known], progress), strict=True))
+    paths, missing = list(table.paths), []
+    for i in rest:
+        digest = digest_of.get(i)
+        if digest is None and (i in digest_of or not table.file(i).is_file()):
+            missing.append(paths[i])
+        elif digest is not None and digest != contents[paths[i]]:
+            paths[i] += _OTHER
+            gone.add(i)
+    changed = tuple(paths[i].removesuffix(_OTHER) for i in sorted(gone))
+    what = "images" if is_all else f"{' and '.join(splits or ())} images"
+    return replace(table, paths=tuple(paths)), Changes(len(chosen), what, changed, tuple(missing))
+
+
+def is_unchanged(file: Path, digest: str | None) -> bool:
+    """Whether a file holds the picture that a run recorded; so it is taken where the run recorded none."""
+    return digest is None or _digest(file) == digest
+
+
+def refuse_changed(split_file: Path, remedy: str, progress: Progress | None = None) -> None:
+    """Hold that all images of a run are what they were, before it goes on.
+
+    Args:
+        split_file: the run's split.json.
+        remedy: what may be done but to put the images back.
+        progress: told how many have been looked at.
+
+    Raises:
+        VitkitError: some are not, or their folder is gone.
+    """
+    table = images_of_run(split_file, progress=progress)
+    look_over(table, read_contents(split_file), None, progress)[1].refuse(remedy)
 
 
 def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:
@@ -114,7 +228,7 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress:
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
     """An image whose path now holds another picture, and that is found nowhere else, is not there."""
     gone = {i for i in lost if table.paths[i] == before[i] and table.file(i).is_file()}
-    paths = (f"{path} (another picture now)" if i in gone else path for i, path in enumerate(table.paths))
+    paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))
 
 
@@ -128,6 +242,21 @@ def _by_content(root: Path, progress: Progress | None) -> dict[str, str]:
             found.setdefault(digest, file.relative_to(root).as_posix())
         if progress is not None:
             progress("looking for the run's images", done, len(files))
+    return found
+
+
+def _digests(files: Sequence[Path], progress: Progress | None) -> list[str | None]:
+    """The digest of each file, None where it cannot be read. Files that have not changed since the doctor read them, as
+    their size and times tell, are not read again."""
+    found: list[str | None] = []
+    with Memory() as memory:
+        stamps = [stamp_of(file) for file in files]
+        known = memory.of_files(stamps)
+        for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
+            facts = None if stamp is None else known.get(stamp)
+            found.append(_digest(file) if facts is None else facts.digest[:DIGEST].hex())
+            if progress is not None:
+                progress("looking whether the images have changed", done, len(files))
     return found
 
 

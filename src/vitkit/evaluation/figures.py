@@ -83,6 +83,8 @@ class Rise(NamedTuple):
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
     """Whether the calibration error of an evaluation, whose figures are known, is larger than at temperature 1."""
+    if numbers["ece"] is None:
+        return None
     by = numbers["ece"] - numbers["ece_before_temperature"]
     if evaluation.temperature == 1 or by <= 0:
         return None

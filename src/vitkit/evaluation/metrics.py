@@ -122,12 +122,6 @@ class Evaluation:
         return np.maximum(squares - 2 * true + 1, 0.0)
 
     @property
-    def described(self) -> str:
-        """How many images of which split, and what was chosen on them."""
-        caveat = f" (validation: chosen on these images: {', '.join(self.chosen)})" if self.chosen else ""
-        return f"{len(self.labels)} {self.split} images{caveat}"
-
-    @property
     def absent(self) -> tuple[str, ...]:
         """Classes of the model that no image has."""
         return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))

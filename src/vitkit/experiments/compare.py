@@ -196,11 +196,14 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
     """Read all runs, compare, and write it down."""
     from vitkit.experiments.comparison_costs import costs_of
     from vitkit.experiments.comparison_figures import findings_of, of_model, pairs_of, read_judged
+    from vitkit.experiments.judging import after_training
     from vitkit.experiments.stress_answers import stress_figures
     from vitkit.reporting.comparison import write_comparison
 
     device = plan.jobs[0].fields.get("device", "auto")
-    judged = [read_judged(plan, folder, fraction) for fraction in plan.fractions]
+    judging = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
+    judging.check()
+    judged = [read_judged(plan, folder, fraction, judging) for fraction in plan.fractions]
     costs = costs_of(plan, folder, device, progress)
     models = [of_model(name, plan, folder, judged, costs[name]) for name in plan.models]
     by_fraction = [pairs_of(plan, own) for own in judged]
@@ -210,14 +213,16 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
         "seeds": list(plan.seeds),
         "fractions": list(plan.fractions),
         "budget": plan.asked["budget"],
-        "split": _split(plan, folder),
+        "split": judging.split,
+        "chosen_on": list(judging.chosen_on),
         "test_images": len(judged[-1].paths),
+        "left_out": judging.to_dict(),
         "test_hash": plan.test_hash,
         "chance": judged[-1].chance,
         "models": models,
         "pairs": by_fraction[-1],
         "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
-        "findings": findings_of(models, judged[-1]),
+        "findings": findings_of(models, judged[-1], judging),
         "stress": stress_figures(plan, folder, judged[-1], stress, device, progress),
         "notes": list(plan.notes),
     }
@@ -225,15 +230,6 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
     write_comparison(folder / PAGE, figures, list(HEADINGS.values()), [cells(model) for model in models])
     write_json(folder / COMPARISON, figures)
     return Comparison(folder, figures)
-
-
-def _split(plan: Plan, folder: Path) -> str:
-    """Which images judged: test, or else val."""
-    from vitkit.data.split_file import split_from_file
-    from vitkit.evaluation.metrics import held_out_split
-    from vitkit.system.run_files import SPLIT
-
-    return held_out_split(split_from_file(folder / plan.jobs[0].folder / SPLIT))
 
 
 tell_of_fields(compare, NOT_COMPARED)

@@ -17,19 +17,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.split_file import groups_from_file, split_from_file
-from vitkit.data.whereabouts import read_contents
+from vitkit.data.split_file import groups_from_file
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures, headline_of, images_in_words
 from vitkit.evaluation.intervals import Units
-from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.comparison_job import COSTS
-from vitkit.experiments.comparison_plan import Job, Plan, hash_of, passes_of
+from vitkit.experiments.comparison_plan import Job, Plan, passes_of
+from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import LEVEL, Difference, accuracy_interval, difference, holm
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import from_json
-from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, SPLIT
+from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
 from vitkit.text.cells import restored
-from vitkit.text.words import plural
 from vitkit.training.metrics_file import read_metrics
 
 GOAL = 0.9  # validation accuracy whose first epoch is told
@@ -47,6 +46,7 @@ class Judged:
         labels: of them.
         answers: which of them each run has right, by model and seed, (n,).
         units: the images, or groups of them that are independent of one another.
+        split: the split that they belong to.
     """
 
     fraction: float
@@ -54,6 +54,12 @@ class Judged:
     labels: tuple[str, ...]
     answers: Answers
     units: Units
+    split: str = "test"
+
+    @property
+    def described(self) -> str:
+        """How many images judge, of which split: `359 test images`."""
+        return images_in_words(len(self.paths), self.split)
 
     def of(self, model: str) -> npt.NDArray[np.bool_]:
         """Which images each seed's training has right, (S, n)."""
@@ -65,40 +71,29 @@ class Judged:
         return max(map(self.labels.count, set(self.labels))) / len(self.labels)
 
 
-def read_judged(plan: Plan, out: Path, fraction: float) -> Judged:
-    """Read what the runs of a fraction said, and hold that all said it of the same images.
+def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) -> Judged:
+    """Read what the runs of a fraction said of the images that judge, and hold that all said it of the same ones.
 
     Raises:
-        VitkitError: a run was judged by other images, or its files are damaged.
+        VitkitError: a run answered for other images, or its files are damaged.
     """
     answers: Answers = {}
     known: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     for job in (job for job in plan.jobs if job.fraction == fraction):
-        check_judge(out / job.folder, plan.test_hash)
         paths, labels, is_right = _answers(out / job.folder / PREDICTIONS)
         if known not in (None, (paths, labels)):
             raise VitkitError(f"{out / job.folder} answered for other images than the runs before it: were some moved?")
         known = (paths, labels)
         answers[job.model, job.seed] = is_right
     assert known is not None
+    kept = [place for place, path in enumerate(known[0]) if path not in judging.left_out]
+    paths, labels = (tuple(own[place] for place in kept) for own in known)
     groups = groups_from_file(out / plan.jobs[0].folder / GROUPS)
-    number = {path: groups.get(path, len(groups) + place) for place, path in enumerate(known[0])}
-    own = np.array([number[path] for path in known[0]])
+    number = {path: groups.get(path, len(groups) + place) for place, path in enumerate(paths)}
+    own = np.array([number[path] for path in paths])
     units = Units.of(len(own), own if len(set(own.tolist())) < len(own) else None)
-    return Judged(fraction, *known, answers, units)
-
-
-def check_judge(run: Path, test_hash: str) -> None:
-    """Hold that a run was judged by the images of the comparison, by their content and classes.
-
-    Raises:
-        VitkitError: it was judged by others.
-    """
-    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
-    split = held_out_split(table)
-    chosen = [i for i, name in enumerate(table.splits) if split in ("all", name)]
-    if hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen)) != test_hash:
-        raise VitkitError(f"{run} was judged by other images than the comparison began with: begin it anew")
+    judged = {run: is_right[kept] for run, is_right in answers.items()}
+    return Judged(fraction, paths, labels, judged, units, judging.split)
 
 
 def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.bool_]]:
@@ -114,10 +109,16 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
 # --- Each run and each model ------------------------------------------------------------------------------
 
 
-def of_run(job: Job, out: Path, gmacs: float | None) -> dict[str, Any]:
-    """The figures of one run of a model of so many multiply-accumulates (10^9) an image."""
+def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
+    """The figures of one run of a model of so many multiply-accumulates (10^9) an image.
+
+    The accuracy is computed from the answers to the images that judge. Log loss and calibration error are those of the
+    run's own evaluation, and None where that counted other images.
+    """
     folder = out / job.folder
     figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+    own, counted = headline_of(figures), counted_figures(figures)
+    counted = counted if own.images == len(judged.paths) else {}
     rows = read_metrics(folder / METRICS)
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None
@@ -127,9 +128,12 @@ def of_run(job: Job, out: Path, gmacs: float | None) -> dict[str, Any]:
         "fraction": job.fraction,
         "folder": job.folder,
         "training_images": job.images,
-        "accuracy": figures["accuracy"],
-        "loss": figures.get("loss"),
-        "ece": figures.get("ece"),
+        "split": judged.split,
+        "images": len(judged.paths),
+        "accuracy": float(judged.answers[job.model, job.seed].mean()),
+        "loss": counted.get("loss"),
+        "ece": counted.get("ece"),
+        "caveats": [caveat.text for caveat in own.caveats if caveat.kind != "seen"],
         "epochs": epochs,
         "seconds": seconds,
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
@@ -174,7 +178,8 @@ def of_model(name: str, plan: Plan, out: Path, judged: Sequence[Judged], costs: 
         judged: the answers at each fraction, the smallest first.
         costs: what was measured of the model itself.
     """
-    runs = [of_run(job, out, costs["gmacs"]) for job in plan.jobs if job.model == name]
+    of_fraction = {own.fraction: own for own in judged}
+    runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
     last = [run for run in runs if run["fraction"] == plan.fractions[-1]]
     found: dict[str, Any] = {"name": name}
     for key in _MEANS:
@@ -198,7 +203,8 @@ def of_model(name: str, plan: Plan, out: Path, judged: Sequence[Judged], costs: 
         }
         for own in judged
     ]
-    return {**found, "runs": runs}
+    caveats = list(dict.fromkeys(text for run in runs for text in run["caveats"]))
+    return {**found, "caveats": caveats, "runs": runs}
 
 
 def size_of(folder: Path) -> int:
@@ -242,20 +248,20 @@ def pairs_of(plan: Plan, judged: Judged) -> list[dict[str, Any]]:
                 "p": adjusted[place],
                 "p_alone": own.p,
                 "needed": own.needed(len(compared)),
-                "verdict": verdict(a, b, own, len(judged.paths), len(compared), is_apart=is_apart),
+                "verdict": verdict(a, b, own, judged.described, len(compared), is_apart=is_apart),
             }
         )
     return rows
 
 
-def verdict(a: str, b: str, own: Difference, images: int, pairs: int, *, is_apart: bool) -> str:
+def verdict(a: str, b: str, own: Difference, images: str, pairs: int, *, is_apart: bool) -> str:
     low, high = (_POINTS * end for end in own.interval)
     alone = "; one seed: of these images alone, not of another training" if own.spread.of_seeds == 1 else ""
     if is_apart and own.mean > 0:
         return f"{a} is better than {b} here: +{_POINTS * own.mean:.1f} points, 95 % {low:.1f} to {high:.1f}{alone}"
     if is_apart:
         return f"{b} is better than {a} here: +{-_POINTS * own.mean:.1f} points, 95 % {-high:.1f} to {-low:.1f}{alone}"
-    given = [plural(images, "test image", "test images")]
+    given = [images]
     if own.spread.of_seeds > 1:
         given.append(f"{own.spread.of_seeds} seeds")
     if pairs > 1:
@@ -269,8 +275,12 @@ def verdict(a: str, b: str, own: Difference, images: int, pairs: int, *, is_apar
     )
 
 
-def findings_of(models: Sequence[dict[str, Any]], judged: Judged) -> list[str]:
+def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
     """What the reader of the table should not miss."""
+    return [*judging.findings(), *_not_told_from_chance(models, judged)]
+
+
+def _not_told_from_chance(models: Sequence[dict[str, Any]], judged: Judged) -> list[str]:
     lost = [own["name"] for own in models if own["interval"][0] <= judged.chance]
     if not lost:
         return []

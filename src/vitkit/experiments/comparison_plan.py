@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,10 +13,11 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.comparison_models import check_weights_name
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
-from vitkit.system.files import fitting, to_json, without_place
+from vitkit.experiments.judging import before_training, hash_of_images
+from vitkit.system.files import fitting, without_place
 from vitkit.system.progress import Progress
 from vitkit.training.effects import without_effect
-from vitkit.training.lineage import Divided, contents_of
+from vitkit.training.lineage import Divided
 from vitkit.training.networks import without_fields_of_vits
 from vitkit.training.recipe_files import resolve
 from vitkit.training.settling import Settled, settle
@@ -142,6 +142,9 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
     assert first is not None
     notes += _of_idle(labels, idle, shared)
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.settled.reasons]
+    judging = before_training((entry.label, entry.own) for entry in entries)
+    judging.check()
+    notes += judging.findings()
     seeds = tuple(first.seed + k for k in range(int(asked["seeds"])))
     _check_subsets(first, fractions, seeds)
     jobs, told = _jobs(entries, fractions, seeds, budget)
@@ -208,18 +211,6 @@ class _Entry:
     def configuration(self) -> str:
         """What decides how a training goes, but for its seed and its images; the same text, the same training."""
         return replace(self.settled.recipe, seed=0).to_toml()
-
-
-def hash_of_images(own: Divided, split: str) -> str:
-    """Of the images of a split, by their content and their class, whatever they are called."""
-    table, contents = own.images.table, contents_of(own.images)
-    chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
-    return hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
-
-
-def hash_of(rows: Sequence[tuple[str, str]]) -> str:
-    """Of the classes of images and the digests of their content, sorted."""
-    return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()
 
 
 def _fields(

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vitkit.evaluation.headline import images_in_words
 from vitkit.text.cells import harmless
 from vitkit.text.words import aligned
 from vitkit.verbs.result import Result
@@ -18,6 +19,7 @@ COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
 _TABLE_KEYS = (  # of a run, as comparison.csv has them
     *("seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds", "train_images_per_s"),
     *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
+    *("split", "images", "caveats"),
 )
 
 
@@ -60,7 +62,8 @@ class Comparison(Result):
     def lines(self) -> list[str]:
         """The table, the verdicts, and where the rest is."""
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
-        judged = f"{self.figures['test_images']} {self.figures['split']} images, {len(self.figures['seeds'])} seeds"
+        images = images_in_words(self.figures["test_images"], self.figures["split"])
+        judged = f"{images}, {len(self.figures['seeds'])} seeds"
         return [
             f"{len(self.models)} models on {self.figures['data']}: {judged}",
             *aligned(rows),
@@ -94,6 +97,7 @@ HEADINGS = {
     "seconds_to_90": "s to 90 %",
     "epochs_to_best": "epochs to best",
     "seconds_to_best": "s to best",
+    "caveats": "caveats",
 }
 
 
@@ -106,6 +110,8 @@ def _cell(key: str, model: dict[str, Any]) -> str:
     from vitkit.evaluation.figures import interval_text
 
     value = model[key]
+    if key == "caveats":
+        return "; ".join(value or ()) or "-"
     if key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
         runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
         return f"{model['reached_90']} of {runs} runs"
@@ -132,6 +138,7 @@ def to_csv(models: Sequence[dict[str, Any]]) -> str:
     writer.writerow(("model", *_TABLE_KEYS))
     for model in models:
         for run in model["runs"]:
-            row = [model["name"], *(run[key] for key in _TABLE_KEYS)]
+            told = {**run, "caveats": "; ".join(run["caveats"])}
+            row = [model["name"], *(told[key] for key in _TABLE_KEYS)]
             writer.writerow("" if cell is None else harmless(cell) if isinstance(cell, str) else cell for cell in row)
     return text.getvalue()

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vitkit.data.whereabouts import refuse_changed
 from vitkit.errors import VitkitError
-from vitkit.experiments.comparison_job import is_finished, make
+from vitkit.evaluation.headline import headline_of
+from vitkit.experiments.comparison_job import check_run, is_done, make
 from vitkit.experiments.comparison_plan import Job
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say
-from vitkit.system.run_files import EVALUATION
+from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.training.divergence import DivergedError
 
 
@@ -29,12 +31,18 @@ def make_all(jobs: Sequence[Job], out: Path, devices: int, say: Say, progress: P
         What became of the trainings that are past help, by their folder.
 
     Raises:
-        VitkitError: one cannot be trained at all; the others can go on later.
+        VitkitError: one cannot be trained at all; the others can go on later. Or a folder does not hold what its
+            training left there, or images have changed since the first runs were trained.
         Interrupted: a signal stopped it.
     """
-    left = [job for job in jobs if not is_finished(out / job.folder)]
-    if len(left) < len(jobs):
-        say(f"{len(jobs) - len(left)} of {len(jobs)} runs are there already")
+    done = [job for job in jobs if is_done(job, out)]
+    left = [job for job in jobs if job not in done]
+    if done:
+        say(f"{len(done)} of {len(jobs)} runs are there already")
+        for job in done:
+            check_run(job, out)
+        if left:
+            refuse_changed(out / done[0].folder / SPLIT, "begin anew in another folder", progress)
     watch = _Watch(len(jobs), left, out, say)
     if devices > 1 and len(left) > 1:
         from vitkit.experiments.workers import make_side_by_side
@@ -68,7 +76,7 @@ class _Watch:
 
     def finished(self, job: Job) -> None:
         figures = from_json((self._out / job.folder / EVALUATION).read_text(encoding="utf-8"))
-        self._tell(job, f"accuracy {figures['accuracy']:.4f}")
+        self._tell(job, headline_of(figures).words)
 
     def failed(self, job: Job, why: str) -> None:
         self.past_help[job.folder] = why

@@ -105,11 +105,12 @@ def _ask(
     progress: Progress,
 ) -> dict[str, str]:
     """For each key a `1` for each image that is right, else a `0`."""
-    from vitkit.data.whereabouts import images_of_run
+    from vitkit.data.whereabouts import images_of_run, refuse_changed
     from vitkit.system.run_files import SPLIT
     from vitkit.weights import load
 
     classifier = load(run).to(device)
+    refuse_changed(run / SPLIT, "leave out --stress", progress)
     table = images_of_run(run / SPLIT, progress=progress)
     place = {path: i for i, path in enumerate(table.paths)}
     columns = []

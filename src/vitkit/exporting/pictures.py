@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from PIL import Image
 
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import ImageTable, read_source
-from vitkit.data.whereabouts import images_of_run
+from vitkit.data.whereabouts import images_of_run, look_over, read_contents
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT
@@ -54,7 +55,7 @@ def choose_pictures(
         VitkitError: there is no such data, or the root holds none of the run's images.
     """
     if data is not None:
-        return _of_table(read_source(data, progress, layout))
+        return _of_table(read_source(data, progress, layout), {})
     if layout != "auto":
         raise VitkitError(f"--layout {layout} is about the folders of --data: name them, or leave out the flag")
     if model is None and root is not None:
@@ -63,18 +64,26 @@ def choose_pictures(
         return _made_up("no photographs were named")
     split = Path(model) / SPLIT
     if root is not None:
-        return _of_table(images_of_run(split, root, progress))
+        return _of_table(images_of_run(split, root, progress), {})
     if not split.is_file():
         return _made_up("no photographs were named")
     try:
-        return _of_table(images_of_run(split, progress=progress))
+        return _of_table(images_of_run(split, progress=progress), read_contents(split))
     except VitkitError as error:  # the run has moved to another machine
         return _made_up(str(error))
 
 
-def _of_table(table: ImageTable) -> Pictures:
+def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
+    """Of a run's images, those that are what they were, as `contents` tells.
+
+    Raises:
+        VitkitError: none is.
+    """
     name = next((split for split in ("val", "test") if split in table.splits), None)
-    rows = [i for i in range(len(table)) if name is None or table.splits[i] == name]
+    checked, changes = look_over(table, contents, None if name is None else (name,))
+    rows = [i for i in range(len(table)) if (name is None or table.splits[i] == name) and checked.file(i).is_file()]
+    if not rows:
+        changes.refuse()
     step = max(1, len(rows) / MOST)
     chosen = [rows[int(i * step)] for i in range(min(MOST, len(rows)))]  # of every class, as they are sorted by it
     folders = table.folders or (table.root,)

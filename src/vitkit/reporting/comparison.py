@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from vitkit.evaluation.figures import interval_text
+from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting import comparison_plots as plots
 from vitkit.text.html import figure, finding, table, to_png, wide, write_page
 
@@ -72,11 +73,11 @@ def _headline(figures: Mapping[str, Any]) -> str:
 
 
 def _judged(figures: Mapping[str, Any]) -> str:
-    seeds, images = len(figures["seeds"]), figures["test_images"]
-    chosen = "" if figures["split"] == "test" else ", which chose the models too: there is no test split"
+    seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
+    chosen = f", which chose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
     over = f"the {seeds} seeds and these images" if seeds > 1 else "these images, with one seed,"
     return (
-        f"All are judged by the same {images} {figures['split']} images{chosen}. Intervals are over {over} together; "
+        f"All are judged by the same {images}{chosen}. Intervals are over {over} together; "
         "p is by Holm for all pairs of a row's fraction, below 0.05 two are told apart."
     )
 
@@ -142,7 +143,7 @@ def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
         about = f"On validation images, trained on {given}: thin lines are seeds, thick ones their mean."
         found.append(_picture("Accuracy by epoch", plots.learning_curves(models), about))
     if len(models[0]["by_fraction"]) > 1:
-        about = "With 95 % intervals. Smaller subsets are in the larger ones; the test images are the same."
+        about = "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same."
         found.append(_picture("Accuracy by data", plots.by_images(models), about))
     if all(run["training_flops"] for run in runs):
         about = "A training step counts as three forward passes of its images, as one where a head alone is trained."

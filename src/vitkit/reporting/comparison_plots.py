@@ -38,17 +38,17 @@ def learning_curves(models: Sequence[Model]) -> Figure:
 
 
 def by_images(models: Sequence[Model]) -> Figure:
-    """Test accuracy by the number of training images, with 95 % intervals."""
+    """Accuracy by the number of training images, with 95 % intervals."""
     figure, axis = _picture(models)
     for place, (model, style) in enumerate(_styled(models)):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
         _with_intervals(axis, model, [images[own["fraction"]] for own in model["by_fraction"]], style, place)
     _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
-    return _finish(figure, axis, "training images", "test accuracy")
+    return _finish(figure, axis, "training images", "accuracy on held-out images")
 
 
 def by_compute(models: Sequence[Model]) -> Figure:
-    """Test accuracy by the operations of the training, with 95 % intervals: a point for each fraction of the data."""
+    """Accuracy by the operations of the training, with 95 % intervals: a point for each fraction of the data."""
     figure, axis = _picture(models)
     for place, (model, style) in enumerate(_styled(models)):
         spent: dict[float, list[float]] = {}
@@ -57,11 +57,11 @@ def by_compute(models: Sequence[Model]) -> Figure:
         means = [sum(spent[own["fraction"]]) / len(spent[own["fraction"]]) for own in model["by_fraction"]]
         _with_intervals(axis, model, means, style, place)
     axis.set_xscale("log")
-    return _finish(figure, axis, "FLOPs of a training", "test accuracy")
+    return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
 def by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    """Test accuracy by how strongly the pictures were changed, with 95 % intervals.
+    """Accuracy by how strongly the pictures were changed, with 95 % intervals.
 
     Args:
         models: in the order of the others' colours.
@@ -71,7 +71,7 @@ def by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
     for place, (model, style) in enumerate(_styled(models)):
         own = stress["models"][model["name"]]
         _bars(axis, stress["strengths"], own["accuracy"], own["interval"], style, model["name"], place)
-    return _finish(figure, axis, stress["unit"], "test accuracy")
+    return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:

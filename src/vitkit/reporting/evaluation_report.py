@@ -18,7 +18,7 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting import plots, report_data, sections, views
 from vitkit.reporting.report_photographs import Explained, Photographs
-from vitkit.reporting.tables import multi_headline, operating_table
+from vitkit.reporting.tables import operating_table
 from vitkit.text.html import Live, figure, finding, listing, table, write_page
 
 CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
@@ -63,7 +63,7 @@ def write_report(
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
     body = [
         f"<h1>{escape(title)}</h1>",
-        multi_headline(evaluation) if is_multi else sections.headline(evaluation, numbers),
+        sections.headline(numbers),
         *sections.caveat(evaluation),
         *map(finding, findings),
         *sections.classes(evaluation, numbers),

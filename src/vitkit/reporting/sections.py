@@ -10,6 +10,7 @@ from typing import Any
 from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.figures import calibration_rise, interval_text
+from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.registry import METRICS
@@ -17,7 +18,7 @@ from vitkit.reporting.gallery import gallery
 from vitkit.reporting.report_data import threshold_data
 from vitkit.reporting.report_photographs import FIRST, Explained, Photographs
 from vitkit.reporting.tables import class_table, multi_class_table
-from vitkit.text.html import finding, image, table, wide
+from vitkit.text.html import decimals, finding, image, table, wide
 from vitkit.text.words import plural
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
@@ -35,15 +36,27 @@ def _view(name: str, *content: str) -> str:
     return f'<div data-view="{name}">{"".join(content)}</div>'
 
 
-def headline(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
-    """The first figures."""
-    bounds = interval_text([100 * bound for bound in numbers["intervals_95"]["accuracy"]], 1)
-    images = escape(evaluation.described)
-    detail = f"(95 %: {bounds}; balanced {100 * numbers['balanced_accuracy']:.1f} %, "
+def headline(numbers: Mapping[str, Any]) -> str:
+    """The headline figure, and the first of the others beside it."""
+    own = headline_of(numbers)
+    if own.value is None:
+        return f'<p><span class="figure">No figure</span> {escape(own.words)}</p>'
+    interval = [] if own.interval is None else [f"95 %: {interval_text([100 * end for end in own.interval], 1)}"]
+    detail = "; ".join([*interval, _beside_headline(numbers)])
     return (
-        f'<p><span class="figure">{100 * numbers["accuracy"]:.1f} %</span> accuracy on {images} '
-        f'<span class="soft">{detail}log loss {numbers["loss"]:.3f})</span></p>'
+        f'<p><span class="figure">{100 * own.value:.1f} %</span> {own.figure} on {escape(own.described)} '
+        f'<span class="soft">({detail})</span></p>'
     )
+
+
+def _beside_headline(numbers: Mapping[str, Any]) -> str:
+    if numbers.get("task") != "multi":
+        return f"balanced {100 * numbers['balanced_accuracy']:.1f} %, log loss {numbers['loss']:.3f}"
+    others = [metric for metric in METRICS["multi"].values() if metric.name not in ("accuracy", "balanced_accuracy")]
+    told = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
+    if "cross_fitted" not in numbers:
+        return told
+    return f"{told}; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
 
 
 def caveat(evaluation: Evaluation) -> list[str]:

@@ -7,27 +7,10 @@ from html import escape
 from itertools import islice
 from typing import Any
 
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
 from vitkit.evaluation.operating import SHARES
-from vitkit.evaluation.registry import METRICS
 from vitkit.text.html import decimals, table
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
-
-
-def multi_headline(evaluation: Evaluation) -> str:
-    """The first figures of a report, as HTML."""
-    summary = evaluation.summary()
-    others = [metric for metric in METRICS["multi"].values() if metric.name not in _HEADLINES]
-    detail = ", ".join(f"{escape(metric.title)} {decimals(summary[metric.name])}" for metric in others)
-    images = escape(evaluation.described)
-    if evaluation.chosen and isinstance(evaluation, MultiEvaluation):
-        detail += f"; macro F1 with cross-fitted thresholds {decimals(cross_fitted(evaluation)['macro_f1'])}"
-    return (
-        f'<p><span class="figure">{100 * evaluation.accuracy:.1f} %</span> exact match on {images}'
-        f' <span class="soft">({detail})</span></p>'
-    )
 
 
 def class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:

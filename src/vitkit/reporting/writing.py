@@ -14,6 +14,7 @@ from vitkit.evaluation.chosen import by_name_in_words
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.unseen import counted_in
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
@@ -35,7 +36,7 @@ def write_evaluation(
     Args:
         folder: made if need be.
         classifier: whose evaluation it is.
-        evaluation: of it.
+        evaluation: of it, on all images; the report is of those that count.
         table: the images.
         numbers: the figures (figures.py).
         findings: what the reader should know of them.
@@ -45,6 +46,8 @@ def write_evaluation(
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    write_predictions(folder / PREDICTIONS, evaluation)
+    evaluation = counted_in(evaluation, numbers)
     laid_out = embed(classifier, evaluation, table.root, progress)
     pictures = draw(evaluation, laid_out)
     config, preprocess = classifier.model.config, classifier.preprocess
@@ -67,7 +70,6 @@ def write_evaluation(
         laid_out=laid_out,
     )
     write_json(folder / EVALUATION, numbers)
-    write_predictions(folder / PREDICTIONS, evaluation)
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:

@@ -6,7 +6,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import images_of_run
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.headline import headline_of
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json
 from vitkit.system.run_files import REPORT, SPLIT
@@ -21,7 +21,7 @@ from vitkit.training.suspects import doubt_labels
 from vitkit.training.teacher import Teacher, teacher_of_run
 
 
-def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
+def fit_and_report(run: Run, recipe: Recipe) -> None:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
@@ -39,7 +39,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation:
     else:
         learn(run, recipe, table, classifier, teacher)
     with reporting(run):
-        return _conclude(run, recipe, table, known)
+        _conclude(run, recipe, table, known)
 
 
 def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
@@ -62,14 +62,10 @@ def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str)
     return classifier, teacher
 
 
-def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation:
+def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> None:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
-    evaluation = run.team.by_first(
+    numbers = run.team.by_first(
         lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
     )
-    what = "exact match" if table.is_multi else "accuracy"
-    run.say(
-        f"{what} {evaluation.accuracy:.4f} on {evaluation.described}"
-        f" ({evaluation.loss:.4f} log loss); report: {run.folder / REPORT}"
-    )
-    return evaluation
+    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")

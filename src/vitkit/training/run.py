@@ -12,7 +12,7 @@ from vitkit.data.doctor.findings import Finding, of_splits
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_to_list, split_to_dict
-from vitkit.data.whereabouts import move_run
+from vitkit.data.whereabouts import move_run, refuse_changed
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import write_bytes, write_json, write_text
@@ -196,7 +196,8 @@ def resume(
         progress: told what is being done, how many are done, of how many.
 
     Raises:
-        VitkitError: the folder holds no run, or another process works on it, or the root has not all of its images.
+        VitkitError: the folder holds no run, or another process works on it, or some of its images are gone or hold
+            other pictures now.
     """
     folder = Path(folder)
     if not (folder / RECIPE).is_file():
@@ -236,6 +237,8 @@ def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitSt
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root, progress)
+    for split_file in sorted(folder.rglob(SPLIT)):
+        refuse_changed(split_file, "say where they are now: --data-root DIR", progress)
 
 
 def tell(run: Run, findings: Iterable[Finding]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
-from vitkit.data.whereabouts import roles_in_run
+from vitkit.data.whereabouts import look_over, read_contents, roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
@@ -25,7 +26,7 @@ from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.evaluation.unseen import all_figures, describe, seen_of
+from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
 from vitkit.explanation import can_explain
 from vitkit.explanation.mistakes import explain_mistake
 from vitkit.reporting import plots
@@ -76,7 +77,7 @@ def report(
     say: Say,
     progress: Progress,
     doubts: Sequence[Doubt] | None = None,
-) -> Evaluation:
+) -> dict[str, Any]:
     """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
 
     Args:
@@ -86,21 +87,31 @@ def report(
         say: takes what is worth a line.
         progress: told what is being done, how many are done, of how many.
         doubts: labels that are likely wrong; None to go by what the model says of held-out images.
+
+    Returns:
+        What evaluation.json holds.
     """
+    held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
+    table, changes = look_over(table, read_contents(folder / SPLIT), held_out, progress)
+    if changes:
+        say(f"problem: {changes.text}; they are left out")
     classifier, seen = settle_and_open(folder, recipe, table, say, progress)
     evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
     evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
     evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
-    numbers = all_figures(evaluation, seen_before, classifier.provenance, classifier.computation)
+    about = classifier.computation | changes.to_dict()
+    numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, which `vitkit predict` computes in here too")
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")
+    write_predictions(folder / PREDICTIONS, evaluation)
+    evaluation = counted_in(evaluation, numbers)
     if not table.is_multi:
-        if seen is not None:
+        if seen is not None and numbers["ece"] is not None:
             say(calibrated(numbers, seen, evaluation))
         if doubts is None:
             doubts = from_predictions(own for own in _held_out(evaluation, seen))
@@ -110,7 +121,6 @@ def report(
     laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
     for caption, picture in draw(evaluation, laid_out).items():
         plots.save_figure(picture, folder / PICTURES[caption])
-    write_predictions(folder / PREDICTIONS, evaluation)
     write_json(folder / EVALUATION, numbers)
     pictures = {caption: folder / name for caption, name in PICTURES.items()}
     write_report(
@@ -128,7 +138,7 @@ def report(
         explained=_explain_mistakes(classifier, evaluation, table.root, progress),
         tried=_tried(folder / SELECTION),
     )
-    return evaluation
+    return numbers
 
 
 def _tried(path: Path) -> Tried | None:

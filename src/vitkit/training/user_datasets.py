@@ -1,15 +1,15 @@
 """Training on datasets of the caller's own: any that give (image, label) by index, as torchvision's do.
 
 There are no files to look through, so there is no doctor, no split to draw and no page of mistakes; what can be held is
-held: labels are read once, pictures that are in both datasets are counted, and the figures say that validation images
-chose the model.
+held: labels are read once, validation pictures that are training pictures too, or that the weights had seen before, do
+not count, and the figures say that validation images chose the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,17 @@ from torch import Tensor
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.batches import BatchedImages
+from vitkit.data.doctor.examine import find_twins
+from vitkit.data.overlap import exposures, find_overlap
+from vitkit.data.pictures import make_record
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import by_name_in_words, chosen_on
+from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.unseen import all_figures
+from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
 from vitkit.system.files import write_json, write_text
@@ -41,6 +45,7 @@ from vitkit.training.effects import check_effects
 from vitkit.training.finalize import settle_by, standing_of
 from vitkit.training.first_head import settle_head
 from vitkit.training.fit import before_training
+from vitkit.training.lineage import ancestry_of
 from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe, build
@@ -48,6 +53,7 @@ from vitkit.training.recipe_files import load_of_run
 from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.run_folder import Run, check_overwritten, clear, going_on, hold_again, hold_given, hold_next
 from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of
+from vitkit.training.teacher import Teacher
 from vitkit.weights import load
 from vitkit.weights.read import reading_once
 
@@ -101,7 +107,7 @@ def train_on(
         for reason in (*reasons, *of_head):
             run.say(reason)
         if found.shared:
-            run.say(f"problem: {found.shared} validation images are training images too: their figures flatter")
+            run.say(f"problem: {found.shared} validation images are training images too: no figure counts them")
         _go(run, recipe, datasets, found)
     return folder
 
@@ -148,11 +154,45 @@ def _go(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
     table, team = found.table, run.team
     with going_on(run, f'vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)'):
         classifier, teacher = before_training(run, recipe, table, found.digest)
+        record, seen = team.by_first(partial(_look_up, recipe, classifier, teacher, found, run.watch))
+        classifier.pictures = record
         data = _data_of(recipe, datasets, table, classifier, team)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")
         learn(run, recipe, table, classifier, teacher, data, found.contents)
-        team.by_first(partial(_conclude, run, recipe, data.val))
+        team.by_first(partial(_conclude, run, recipe, data.val, seen))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the weights had seen of the validation images: trained on them, or copies of them, in this run or before.
+
+    Attributes:
+        roles: by the stand-in for the path.
+        doubt: why there may be more of them; empty: there are none.
+    """
+
+    roles: dict[str, str]
+    doubt: str
+
+
+def _look_up(
+    recipe: Recipe, classifier: Classifier, teacher: Teacher | None, found: Survey, progress: Progress
+) -> tuple[bytes, _Seen]:
+    """The record of what the weights will have seen after the run, and what that says of the validation images."""
+    before = ancestry_of(recipe, None if teacher is None else teacher.pictures, progress)
+    facts, table = found.facts(classifier.preprocess), found.table
+    overlap = find_overlap(before, table, facts)
+    roles = exposures(table, find_twins(table, facts), overlap)
+    labels = [table.name_of(i) for i in range(len(table))]
+    record = before.merge(make_record(facts, labels, roles, is_whole=found.is_certain))
+    seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
+    is_doubtful = bool(before.seen) and not found.is_certain
+    return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else "")
+
+
+# Where weights begin from a run: its pictures are known again by their looks.
+_DOUBT = "whether the weights had seen others cannot be known of tensors, or of pictures that change"
 
 
 def _data_of(
@@ -172,7 +212,7 @@ def _data_of(
     )
 
 
-def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
+def _conclude(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:
     """Calibrate the model that was kept, and write down its figures on validation images."""
     if not len(val):
         run.say("no validation images: the confidences are not calibrated, and there are no figures")
@@ -184,10 +224,13 @@ def _conclude(run: Run, recipe: Recipe, val: Any) -> None:
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
     evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
-    numbers = all_figures(evaluation, None, classifier.provenance, classifier.computation)
+    numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
     write_json(run.folder / EVALUATION, numbers)
-    _write_report(run, recipe, classifier, evaluation, numbers)
-    run.say(f"accuracy {evaluation.accuracy:.4f} on {evaluation.described} ({evaluation.loss:.4f} log loss)")
+    if (spoilt := describe(numbers)) is not None:
+        run.say(f"note: {spoilt}")
+    _write_report(run, recipe, classifier, counted_in(evaluation, numbers), numbers)
+    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{headline_of(numbers).words}{loss}")
 
 
 def _ask(classifier: Classifier, val: EvaluationOf, progress: Progress) -> Evaluation:
@@ -226,7 +269,10 @@ def _write_report(
             **by_name_in_words(classifier.provenance),
             "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items()),
         },
-        findings=["the images came from datasets, not files: nobody looked for similar pictures or wrong labels"],
+        findings=[
+            *([f"problem: {spoilt}"] if (spoilt := describe(numbers)) else []),
+            "the images came from datasets, not files: nobody looked for wrong labels",
+        ],
         pictures={caption: (folder / PICTURES[caption]).read_bytes() for caption in drawn},
         recipe=without_places(recipe).to_toml(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ class DoubtfulLabels(Result):
         suspects: the most doubtful first.
         decided: how many more the list has, that have a row in a label file or another label in the list by now.
         out: the page with pictures, where one was written.
+        changed: what is to be said of images that are no longer what they were; empty: nothing.
     """
 
     file: Path
@@ -42,6 +44,7 @@ class DoubtfulLabels(Result):
     suspects: tuple[Suspect, ...]
     decided: int = 0
     out: Path | None = None
+    changed: str = ""
 
     @property
     def is_trustworthy(self) -> bool:
@@ -52,7 +55,8 @@ class DoubtfulLabels(Result):
         """The suspects and their number."""
         rows = [own._asdict() for own in self.suspects]
         counts = {"images": self.images, "decided": self.decided}
-        return {"run": str(self.run), "data": self.data, **counts, "suspects": rows}
+        changed = {"changed": self.changed} if self.changed else {}
+        return {"run": str(self.run), "data": self.data, **counts, **changed, "suspects": rows}
 
     def lines(self) -> list[str]:
         """The first of them, and what to do."""
@@ -63,6 +67,7 @@ class DoubtfulLabels(Result):
             f"{self.file}: {plural(len(self.suspects), 'label looks', 'labels look')} wrong, of {self.images}{done}",
             *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
             *([f"and {more} more"] if more > 0 else []),
+            *([f"note: {self.changed}: their labels were doubted for other pictures"] if self.changed else []),
             *([self.advice(self.data, str(self.run))] if rows else []),
             *([f"with pictures: {self.out}"] if self.out is not None else []),
         ]
@@ -115,10 +120,24 @@ def doubtful_labels(
     decided = set() if labels is None else {i for own in read_labels(labels).edits for i in finder.find(own.path)}
     suspects = read_suspects(file)
     left = [own for own in suspects if not _is_decided(own, finder.find(own.path), table, decided)]
-    found = DoubtfulLabels(file, run, table.name, len(table), tuple(left), len(suspects) - len(left), out)
+    changed = _changed({i for own in left for i in finder.find(own.path)}, table, split, data_root, progress)
+    found = DoubtfulLabels(file, run, table.name, len(table), tuple(left), len(suspects) - len(left), out, changed)
     if out is not None:
         _write(out, found, table, split, data_root, progress, force=force)
     return found
+
+
+def _changed(
+    images: Collection[int], table: ImageTable, split: Path, data_root: Path | None, progress: Progress
+) -> str:
+    """What is to be said of those of the images that are no longer what they were, where they can be seen."""
+    from vitkit.data.whereabouts import images_of_run, look_over, read_contents
+
+    if data_root is None and not table.root.is_dir():
+        return ""
+    own = images_of_run(split, data_root, progress).take(sorted(images))
+    _, changes = look_over(own, read_contents(split) if data_root is None else {}, None, progress)
+    return changes.text if changes else ""
 
 
 def _is_decided(own: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
@@ -136,10 +155,12 @@ def _write(
     *,
     force: bool,
 ) -> None:
-    from vitkit.data.whereabouts import images_of_run
+    from vitkit.data.whereabouts import images_of_run, look_over, read_contents
     from vitkit.reporting.suspects_report import write_suspects
 
     table = images_of_run(split, data_root, progress)
+    if data_root is None:
+        table, _ = look_over(table, read_contents(split), None, progress)
     check_out(out, (".html",), [str(table.root)])
     place = dict(zip(before.paths, table.paths, strict=True))
     files = [table.root / place.get(own.path, own.path) for own in found.suspects]

@@ -25,6 +25,7 @@ from vitkit.verbs.words import open_for_labels
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.sources import ImageTable
+    from vitkit.data.whereabouts import Changes
     from vitkit.evaluation.metrics import Evaluation
 
 
@@ -93,11 +94,14 @@ def evaluate(
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
+        changes = None
+        if own is not None and folder is not None:
+            table, changes = _look_over(folder, table, split, data_root, notes, progress)
         outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge, device), notes, progress)
         if own is not None and folder is not None:
             outcome = _as_own(outcome, classifier, folder, own)
-        seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
-        numbers = _figures(classifier, outcome, seen)
+        seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
+        numbers = _figures(classifier, outcome, seen, doubt, changes)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -152,20 +156,44 @@ def _as_own(outcome: Evaluation, classifier: Classifier, run: Path, table: Image
 
 def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, progress: Progress, *, is_own: bool
-) -> dict[str, str] | None:
-    """What the weights had seen of the images; None where no record tells."""
+) -> tuple[dict[str, str] | None, str]:
+    """What the weights had seen of the images, None where no record tells; and why there may be more of them."""
     from vitkit.data.pictures import PictureRecord
     from vitkit.evaluation.unseen import find_seen
 
     if classifier.pictures is None:
-        return None
+        return None, ""
     return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
 
 
-def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None) -> dict[str, Any]:
+def _figures(
+    classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
+) -> dict[str, Any]:
     from vitkit.evaluation.unseen import all_figures
 
-    return all_figures(outcome, seen, classifier.provenance, classifier.computation)
+    about = classifier.computation | ({} if changes is None else changes.to_dict())
+    return all_figures(outcome, seen, classifier.provenance, about, doubt)
+
+
+def _look_over(
+    folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say, progress: Progress
+) -> tuple[ImageTable, Changes]:
+    """The run's images without those that are no longer what they were, which are told.
+
+    Raises:
+        VitkitError: none is as it was.
+    """
+    from vitkit.data.whereabouts import look_over, read_contents
+    from vitkit.evaluation.metrics import held_out_split
+
+    # Under another root images have been found by their content, whatever their paths are now.
+    contents = read_contents(folder / SPLIT) if root is None else {}
+    table, changes = look_over(table, contents, (split or held_out_split(table),), progress)
+    if changes:
+        if len(changes.changed) + len(changes.missing) == changes.images:
+            changes.refuse()
+        note(f"{changes.text}; they are left out")
+    return table, changes
 
 
 def _of_run(

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.verbs.findings import operating_lines
 from vitkit.verbs.result import Result
 
@@ -21,7 +22,7 @@ class EvaluationResult(Result):
 
     Attributes:
         evaluation: every image with its label and probabilities.
-        figures: all that is computed of them, accuracy (0-1) first, and what computed the answers.
+        figures: what evaluation.json holds, accuracy (0-1) first: of the images that the weights had not seen.
         root: the folder of the images.
         computed: what computed the answers and in what precision, in words.
         report: the page that tells of it; None: none was asked for.
@@ -36,9 +37,20 @@ class EvaluationResult(Result):
     notes: tuple[str, ...]
 
     @property
+    def headline(self) -> Headline:
+        """The figure to quote, with its interval and caveats."""
+        return headline_of(self.figures)
+
+    @property
     def accuracy(self) -> float:
-        """The part of the images that are right, 0 to 1; of a multi-label model the exact match."""
-        return float(self.figures["accuracy"])
+        """The headline figure: the part of the images that are right, 0 to 1, without images that the weights had seen.
+
+        Of a multi-label model it is the exact match.
+
+        Raises:
+            VitkitError: the weights had seen every image; `figures["with_seen"]` is of those.
+        """
+        return value_of(self.headline)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures."""
@@ -46,14 +58,24 @@ class EvaluationResult(Result):
 
     def lines(self) -> list[str]:
         """The figures with their intervals, those of each class, and what was left out."""
-        told = [f"{self.figures['images']} {self.evaluation.split} images of {self.root} ({self.computed})"]
+        told = [f"{self.evaluated} of {self.root} ({self.computed})"]
         told += [*self._summary_lines(), *operating_lines(self.figures), *self._class_lines()]
         told += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         return told if self.report is None else [*told, "", f"report: {self.report}"]
 
+    @property
+    def evaluated(self) -> str:
+        """Which images the figures are of, in words."""
+        own, every = self.headline, len(self.evaluation.paths)
+        if own.images == every:
+            return f"{every} {own.split} images"
+        return f"{own.images} of {every} {own.split} images, without {every - own.images} that the weights had seen,"
+
     def _summary_lines(self) -> Iterator[str]:
         from vitkit.text.html import decimals
 
+        if self.headline.value is None:
+            yield self.headline.words
         if self.evaluation.chosen:
             yield f"validation: chosen on these images: {', '.join(self.evaluation.chosen)}"
         for name, value in self.figures.get("cross_fitted", {}).items():
@@ -65,8 +87,8 @@ class EvaluationResult(Result):
         """Each of the main figures with its 95 % interval, if it has one."""
         from vitkit.evaluation.figures import interval_text
 
-        for name, value in self.evaluation.summary().items():
-            if isinstance(value, float):
+        for name in self.evaluation.summary():
+            if isinstance(value := self.figures[name], float):
                 bounds = self.figures["intervals_95"].get(name)
                 yield name, value, "" if bounds is None else interval_text(bounds)
 
@@ -76,12 +98,12 @@ class EvaluationResult(Result):
         width = max(5, *map(len, self.evaluation.classes))
         yield ""
         yield f"{'class':{width}}  precision  recall     F1  images"
-        for name, row in self.evaluation.per_class().items():
+        for name, row in self.figures["per_class"].items():
             precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
             yield f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}"
 
     def __repr__(self) -> str:
-        return f"<EvaluationResult: accuracy {self.accuracy:.4f} on {self.evaluation.described}>"
+        return f"<EvaluationResult: {self.headline.words}>"
 
     def _repr_html_(self) -> str:
         from vitkit.text.html import decimals, table
@@ -89,7 +111,7 @@ class EvaluationResult(Result):
         main = [[escape(name), f"{value:.4f}", interval] for name, value, interval in self._summary()]
         classes = [
             [escape(name), *(decimals(row[key]) for key in ("precision", "recall", "f1")), str(row["support"])]
-            for name, row in self.evaluation.per_class().items()
+            for name, row in self.figures["per_class"].items()
         ]
         notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
         heading = f"<p>{escape(self.lines()[0])}</p>{notes}"

@@ -12,9 +12,9 @@ _SHOWN = 10  # names of absent classes
 
 def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """What the reader of the figures should know."""
-    from vitkit.evaluation.unseen import describe
+    from vitkit.evaluation.unseen import counted_in, describe
 
-    return [*_absent(outcome), *filter(None, [describe(numbers)])]
+    return [*_absent(counted_in(outcome, numbers)), *filter(None, [describe(numbers)])]
 
 
 def _absent(outcome: Evaluation) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
@@ -74,10 +75,25 @@ class TrainingRun(Result):
         return dict(from_json(file.read_text(encoding="utf-8")))
 
     @property
+    def headline(self) -> Headline:
+        """The figure to quote, with its interval and caveats.
+
+        Raises:
+            OSError: the run was stopped before it was evaluated.
+        """
+        return headline_of(self.evaluation)
+
+    @property
     def accuracy(self) -> float:
-        """Of the evaluation, 0 to 1; the mean over the folds of a cross-validation; the exact match if multi-label."""
-        accuracy = self.evaluation["accuracy"]
-        return float(accuracy["mean"] if self.folds else accuracy)
+        """The headline figure, 0 to 1: without images that the weights had seen; the exact match if multi-label.
+
+        Of a cross-validation it is the mean over the folds.
+
+        Raises:
+            VitkitError: the weights had seen every held-out image.
+            OSError: the run was stopped before it was evaluated.
+        """
+        return value_of(self.headline)
 
     def to_dict(self) -> dict[str, Any]:
         """The places of the run, its recipe and its figures."""
@@ -101,11 +117,7 @@ class TrainingRun(Result):
         if self.folds:
             margin = figures["accuracy"]["margin_95"]
             return f"accuracy {self.accuracy:.4f} ± {margin:.4f} (95 %) over {len(self.folds)} folds"
-        what = "exact match" if figures.get("task") == "multi" else "accuracy"
-        chosen = figures.get("chosen_on")
-        caveat = f" (validation: chosen on these images: {', '.join(chosen)})" if chosen else ""
-        start = "; zero-shot: no training was better" if "zero_shot" in figures else ""
-        return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{caveat}{start}"
+        return self.headline.words
 
     def _repr_html_(self) -> str:
         from vitkit.evaluation.registry import METRICS
@@ -114,7 +126,8 @@ class TrainingRun(Result):
         if not (self.folder / EVALUATION).is_file() and not self.folds:
             return f"<p>{escape(self.lines()[0])}</p>"
         shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
-        figures = {} if self.folds else {name: self.evaluation[name] for name in shown if name in self.evaluation}
+        counted = {} if self.folds else counted_figures(self.evaluation)
+        figures = {name: counted[name] for name in shown if name in counted}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
 

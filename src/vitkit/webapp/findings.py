@@ -11,6 +11,7 @@ from vitkit.data.label_file import EXCLUDED
 from vitkit.data.pictures import UNLABELLED
 from vitkit.data.sources import ImageTable, table_of
 from vitkit.data.split_file import split_from_file
+from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
@@ -53,16 +54,21 @@ def _by_number(found: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """The photographs whose label their newest run that looked doubts, with what it would say instead."""
+    """The photographs whose label their newest run that looked doubts, with what it would say instead.
+
+    One that holds another picture than the run knew is none of them.
+    """
     number = {path: i for i, path in enumerate(table.paths)}
     for name, _ in _runs_of(workspace, table):
         file = workspace.runs / name / LABEL_ERRORS
         try:
+            contents = read_contents(file.with_name(SPLIT))
             with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                return dict(_doubts(csv.DictReader(text), number, name))
+                found = dict(_doubts(csv.DictReader(text), number, name))
+            return {i: own for i, own in found.items() if is_unchanged(table.file(i), contents.get(table.paths[i]))}
         except FileNotFoundError:
             continue
-        except (OSError, csv.Error):
+        except (OSError, csv.Error, VitkitError):
             return {}
     return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,34 +12,47 @@ from typing import Any, Literal
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far
 from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
-from vitkit.data.whereabouts import read_contents
+from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.files import from_json
-from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, REPORT, SPLIT
+from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.webapp.photographs import checked_name
 from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
 MOST = 300  # doubtful labels on a page
-_FIGURES = ("accuracy", "balanced_accuracy", "loss", "images", "split", "task", "chosen_on")
+_BESIDE = ("balanced_accuracy", "loss")  # figures beside the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
     """The runs that are done with their main figures, the newest first."""
     found = []
     for name in workspace.run_names():
-        try:
-            numbers = from_json((workspace.runs / name / EVALUATION).read_text(encoding="utf-8"))
-            bounds = numbers.get("intervals_95", {}).get("accuracy")
-            own = {key: numbers[key] for key in _FIGURES if key in numbers}
-        except (OSError, ValueError, AttributeError):
-            continue  # it is being trained, or was stopped
-        found.append(
-            {"name": name, "figures": own, "interval": bounds, "report": (workspace.runs / name / REPORT).is_file()}
-        )
+        folder = workspace.runs / name
+        # A cross-validation has no views of its own; a run without figures is being trained, or was stopped.
+        if (folder / EVALUATION).is_file() and (own := figures_in(folder)):
+            found.append({"name": name, **own, "report": (folder / REPORT).is_file()})
     return found
+
+
+def figures_in(folder: Path) -> dict[str, Any]:
+    """The headline of a run with its interval and caveats, and figures beside it; empty where there are none yet."""
+    file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
+    if file is None:
+        return {}
+    try:
+        numbers = from_json(file.read_text(encoding="utf-8"))
+        own, counted = headline_of(numbers), counted_figures(numbers)
+        beside = {name: counted[name] for name in _BESIDE if name in counted}
+        beside = {name: value["mean"] if own.folds else value for name, value in beside.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}  # it is just being written
+    figures = {"figure": own.figure, "accuracy": own.value, **beside, "images": own.images, "split": own.split}
+    caveats = [caveat.text for caveat in own.caveats]
+    return {"figures": figures, "interval": None if own.interval is None else list(own.interval), "caveats": caveats}
 
 
 def data_of(folder: Path) -> dict[str, Any]:
@@ -63,21 +77,28 @@ class _Files:
     Attributes:
         root: their folder.
         places: the file of each, by its path below that.
+        contents: the digest that each had when the run began, by the same path.
     """
 
     root: Path
     places: dict[str, Path]
+    contents: dict[str, str]
 
 
 def file_of(folder: Path, path: str) -> Path:
     """The file of a photograph that a run knows by this path.
 
     Raises:
-        VitkitError: it knows none.
+        VitkitError: it knows none, or the file is gone or holds another picture now.
     """
-    found = _files(folder).places.get(path)
+    files = _files(folder)
+    found = files.places.get(path)
     if found is None:
         raise VitkitError("there is no such photograph")
+    if not is_unchanged(found, files.contents.get(path)):
+        raise VitkitError(
+            f"{path} is no longer the photograph that {folder.name} knows: it is another one now, or gone"
+        )
     return found
 
 
@@ -91,15 +112,17 @@ def _files(folder: Path) -> _Files:
 @lru_cache(maxsize=4)
 def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     table = split_from_file(split)
-    return _Files(table.root, {path: table.file(i) for i, path in enumerate(table.paths)})
+    places = {path: table.file(i) for i, path in enumerate(table.paths)}
+    return _Files(table.root, places, read_contents(split))
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
     """How far the held-out images of two runs are the same, and who is right of those that are.
 
     An image is the same where its path and its content are: runs of other photographs may know others by the same path.
+    Those that the weights of one of them had seen are left out.
     """
-    right = [_right(data_of(own), _contents(own)) for own in (first, second)]
+    right = [_right(data_of(own), _contents(own), _seen(own)) for own in (first, second)]
     shared = right[0].keys() & right[1].keys()
     both = [(right[0][path], right[1][path]) for path in shared]
     return {
@@ -116,7 +139,7 @@ def _contents(folder: Path) -> dict[str, str]:
     return {path: str(file) for path, file in files.places.items()} | read_contents(folder / SPLIT)
 
 
-def _right(data: dict[str, Any], contents: dict[str, str]) -> dict[tuple[str, str], bool]:
+def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
     """Whether each image is answered rightly, by path and content; classes go by name, as runs may have others."""
     images = data["images"]
     names = images["classes"]
@@ -125,7 +148,14 @@ def _right(data: dict[str, Any], contents: dict[str, str]) -> dict[tuple[str, st
         return sorted(names[i] for i in (own if isinstance(own, list) else [own]))
 
     rows = zip(images["path"], images["true"], images["said"], strict=True)
-    return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows}
+    return {(path, contents.get(path, "")): named(true) == named(said) for path, true, said in rows if path not in seen}
+
+
+def _seen(folder: Path) -> set[str]:
+    """The paths of the images that the weights had seen, which reports of earlier versions list among the others."""
+    with suppress(OSError, ValueError, AttributeError, KeyError):
+        return set((from_json((folder / EVALUATION).read_text(encoding="utf-8")).get("seen") or {"paths": ()})["paths"])
+    return set()
 
 
 # --- Labels that look wrong ---------------------------------------------------------------------------------
@@ -166,6 +196,7 @@ def decide(
     known = {own.path: own.label for own in labels_so_far(workspace.labels).edits}
     edits = []
     for own in (found[i] for i in dict.fromkeys(numbers)):
+        file_of(folder, own.path)  # which must still be the photograph whose label was doubted
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
             new = checked_name(new, is_multi=False)

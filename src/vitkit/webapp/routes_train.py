@@ -15,18 +15,17 @@ from vitkit.data.corrected import labels_after
 from vitkit.data.label_file import EXCLUDED, labels_so_far
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
-from vitkit.system.run_files import EVALUATION, LOG, METRICS, PICTURES, RECIPE, REPORT
+from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.metrics_file import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.offers import offered, offers
 from vitkit.webapp.photographs import read_photographs, see_label_file
+from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace
 
 _NONE = "none"  # weights of a training from scratch
 _DURATION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?[smh]")
 _LINES = 200  # of a log
-_FIGURES = ("accuracy", "balanced_accuracy", "log_loss", "images", "split")
 _SAMPLES = "What the model sees in training"
 
 
@@ -162,16 +161,11 @@ def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
 
 def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> dict[str, Any]:
     folder, state = workspace.runs / name, jobs.state(name, job)
-    figures: dict[str, Any] = {}
-    if (folder / EVALUATION).is_file():
-        try:
-            found = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
-            figures = {key: found[key] for key in _FIGURES if key in found}
-        except (OSError, ValueError, TypeError):
-            figures = {}
+    found = figures_in(folder)
     why = jobs.why_failed(job) if state == "failed" and job is not None else ""
     begun = job.started or job.queued if job is not None else _time(folder / RECIPE)
-    own = {"name": name, "state": state, "figures": figures, "why": why, "begun": begun}
+    figures = {"figures": found.get("figures", {}), "caveats": found.get("caveats", [])}
+    own = {"name": name, "state": state, **figures, "why": why, "begun": begun}
     able = {"can_resume": jobs.can_resume(name), "can_stop": jobs.can_stop(job)}
     return {**own, "asked": job.asked if job is not None else {}, **able}
 

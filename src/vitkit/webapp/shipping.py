@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.exporting.formats import FORMATS
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json
@@ -131,15 +132,19 @@ def _about_training(provenance: dict[str, Any], split: dict[str, Any]) -> list[s
 def _about_figures(found: dict[str, Any]) -> list[str]:
     if not found:
         return ["## How good it is", "", "It was not evaluated: nobody knows."]
-    where = "held back for the test" if found.get("split") == "test" else f"of the split {_text(found.get('split'))}"
-    lines = ["## How good it is", "", f"On {found.get('images')} photographs {where}:", ""]
+    own, counted = headline_of(found), counted_figures(found)
+    where = "held back for the test" if own.split == "test" else f"of the split {_text(own.split)}"
+    lines = ["## How good it is", "", f"On {own.images} photographs {where}:", ""]
+    if own.value is None:
+        lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
+    lines += [f"- note: {_text(caveat.text)}" for caveat in own.caveats]
     for key, name in _FIGURES.items():
-        if isinstance(found.get(key), (int, float)):
-            bounds = found.get("intervals_95", {}).get(key)
+        if isinstance(counted.get(key), (int, float)):
+            bounds = counted.get("intervals_95", {}).get(key)
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
-            lines.append(f"- {name}: {100 * found[key]:.1f} %{spread}")
+            lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
     confused = [f"{_text(own['true'])} taken for {_text(own['predicted'])}" for own in found.get("confused", [])[:5]]
-    lines += [f"- most often wrong: {', '.join(confused)}"] if confused else []
+    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and own.value is not None else []
     return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
 
 

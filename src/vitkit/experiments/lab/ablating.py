@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.experiments.comparison_figures import Judged, read_judged, verdict
-from vitkit.experiments.comparison_plan import Job, Plan, hash_of_images
+from vitkit.experiments.comparison_plan import Job, Plan
+from vitkit.experiments.judging import after_training, before_training, hash_of_images
 from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.experiments.lab.presets import Preset, base_config, base_fields, pretraining_fields, variant_fields
 from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference, holm
@@ -20,6 +22,7 @@ from vitkit.system.files import from_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION
 from vitkit.training.effects import check_effects, without_effect
+from vitkit.training.lineage import Divided
 from vitkit.training.recipe import build
 from vitkit.training.settling import settle
 from vitkit.weights.read import reading_once
@@ -46,6 +49,7 @@ def plan_ablation(
     seed = base.get("seed", 0)
     jobs, told, notes, judged_by, images, classes = [], [], [], None, 0, 0
     folders: dict[str, str] = {}
+    entries: list[tuple[str, Divided]] = []
     with reading_once():
         for place, variant in enumerate(variants):
             progress("looking at the variants", place, len(variants))
@@ -54,6 +58,7 @@ def plan_ablation(
                 if variant.after is None and not variant.pretraining:
                     settled = settle(fields, progress)
                     (own,) = settled.parts
+                    entries.append((variant.label, own))
                     judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
                     images, config = own.images.table.splits.count("train"), settled.config
                     classes = config.num_classes
@@ -78,6 +83,9 @@ def plan_ablation(
                 jobs.append(Job(variant.label, own_seed, 1.0, images, own_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
     assert judged_by is not None
+    judging = before_training(entries)
+    judging.check()
+    notes += judging.findings()
     plan = Plan(
         {"experiment": ablation.name, "data": data, "preset": preset},
         tuple(variant.label for variant in variants),
@@ -106,12 +114,14 @@ def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any
 
 def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """What the finished runs say, in plain JSON types."""
-    judged = read_judged(plan, out, 1.0)
+    judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
+    judging.check()
+    judged = read_judged(plan, out, 1.0, judging)
     variants = []
     for own in told:
         right = judged.of(own["label"])
         jobs = [job for job in plan.jobs if job.model == own["label"]]
-        runs = [{"seed": job.seed, "folder": job.folder, **_of_run(out / job.folder)} for job in jobs]
+        runs = [{"seed": job.seed, "folder": job.folder, **_of_run(job, out / job.folder, judged)} for job in jobs]
         interval = [float(end) for end in accuracy_interval(right, judged.units)]
         variants.append({**own, "accuracy": float(right.mean()), "interval": interval, "runs": runs})
     pairs = pairs_against(ablation.against, [own["label"] for own in told], judged)
@@ -120,16 +130,22 @@ def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]]
         "pairs": pairs,
         "claims": claims_of(ablation, pairs),
         "seeds": list(plan.seeds),
+        "split": judging.split,
+        "chosen_on": list(judging.chosen_on),
         "test_images": len(judged.paths),
+        "left_out": judging.to_dict(),
+        "findings": judging.findings(),
         "test_hash": plan.test_hash,
         "chance": judged.chance,
         "notes": list(plan.notes),
     }
 
 
-def _of_run(folder: Path) -> dict[str, Any]:
-    figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
-    return {"accuracy": figures["accuracy"], "loss": figures["log_loss"] if "log_loss" in figures else figures["loss"]}
+def _of_run(job: Job, folder: Path, judged: Judged) -> dict[str, Any]:
+    """The accuracy on the images that judge, and the log loss where the run's own evaluation counted the same ones."""
+    figures = counted_figures(from_json((folder / EVALUATION).read_text(encoding="utf-8")))
+    loss = figures.get("loss") if figures.get("images") == len(judged.paths) else None
+    return {"accuracy": float(judged.answers[job.model, job.seed].mean()), "loss": loss}
 
 
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
@@ -144,7 +160,7 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
             "difference": own.mean,
             "interval": list(own.interval),
             "p": p,
-            "verdict": verdict(label, against, own, len(judged.paths), len(others), is_apart=p < LEVEL),
+            "verdict": verdict(label, against, own, judged.described, len(others), is_apart=p < LEVEL),
         }
         for label, own, p in zip(others, found, adjusted, strict=True)
     ]

@@ -33,6 +33,9 @@ def measure(subject: Subject) -> Measured:
 
     Its interval is of other draws and of other test images. The penalty is chosen on the few images themselves, by
     leaving each out in turn.
+
+    Raises:
+        VitkitError: too few images are left to test on, because the weights had seen the others.
     """
     import numpy as np
 
@@ -40,6 +43,7 @@ def measure(subject: Subject) -> Measured:
     from vitkit.experiments.lab.measuring import Measured
     from vitkit.experiments.statistics import accuracy_interval
 
+    subject.judging.check()
     table = subject.table
     train, test = table.of_split("train"), table.of_split(subject.held_out)
     x, known = subject.features(train, "training images"), np.array(train.labels)

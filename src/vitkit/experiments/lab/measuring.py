@@ -18,6 +18,8 @@ from vitkit.data.splits import check_trainable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
 from vitkit.evaluation.metrics import held_out_split
+from vitkit.experiments.judging import JudgingImages, before_training
+from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.training.lineage import Images, ancestry_of, divide, of_ancestry
 from vitkit.training.recipe import Recipe
@@ -30,7 +32,8 @@ class Subject:
 
     Attributes:
         classifier: the model.
-        table: the readable images, split.
+        table: the readable images, split; without held-out ones that the weights had seen, unless those are all.
+        judging: which of the held-out images judge.
         units: which of the held-out images are independent of one another.
         seeds: of whatever is drawn.
         findings: what the reader should know of model and images.
@@ -39,6 +42,7 @@ class Subject:
 
     classifier: Classifier
     table: ImageTable
+    judging: JudgingImages
     units: Units
     seeds: Sequence[int]
     findings: Sequence[str]
@@ -103,11 +107,14 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess, progress)
     own = divide(Images.of(diagnosis), recipe, ancestry_of(recipe, None, progress), progress)
-    held_out = held_out_split(own.images.table)
-    judged = [i for i, name in enumerate(own.images.table.splits) if name == held_out]
-    units = Units.of(len(judged), np.array(own.images.groups)[judged])
+    judging = before_training([(without_place(model), own)])
+    left_out = judging.left_out if judging.left else ()
+    images = own.images.take([i for i, path in enumerate(own.images.table.paths) if path not in left_out])
+    held_out = held_out_split(images.table)
+    judged = [i for i, name in enumerate(images.table.splits) if name == held_out]
+    units = Units.of(len(judged), np.array(images.groups)[judged])
     spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
-    findings = [str(finding) for finding in [*of_ancestry(own, recipe), *own.findings, *spoiling]]
+    findings = [*judging.findings(), *map(str, [*of_ancestry(own, recipe), *own.findings, *spoiling])]
     assumed = () if classifier.report is None else classifier.report.assumed.items()
     findings += [f"{name} assumed: {taken}" for name, taken in assumed if name != "classes"]
-    return Subject(classifier, own.images.table, units, range(seed, seed + seeds), findings, progress)
+    return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings, progress)

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from vitkit.evaluation.headline import images_in_words
 from vitkit.experiments.lab.experiment import Ablation, Experiment
 from vitkit.text.words import aligned
 from vitkit.verbs.result import Result
@@ -90,9 +91,10 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
 def told_of(figures: dict[str, Any]) -> tuple[str, ...]:
     """Verdicts and claims, a line each."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
-    judged = f"{figures['test_images']} test images, {seeds} seeds; the most frequent class alone: {chance:.1f} %"
+    images = images_in_words(figures["test_images"], figures["split"])
+    judged = f"{images}, {seeds} seeds; the most frequent class alone: {chance:.1f} %"
     claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
-    return (judged, *(pair["verdict"] for pair in figures["pairs"]), *claims)
+    return (judged, *figures["findings"], *(pair["verdict"] for pair in figures["pairs"]), *claims)
 
 
 def _span(interval: Sequence[float]) -> str:

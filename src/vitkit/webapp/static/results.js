@@ -60,7 +60,8 @@ class ResultsPage {
     const open = el("button", { type: "button", class: "filter", "data-run": run.name, onclick: () => this.choose(run.name) }, run.name);
     const interval = run.interval ? `${percent(run.interval[0])} to ${percent(run.interval[1])}` : "";
     const held = split === "val" ? "to watch by: the figures flatter" : `held back (${split})`;
-    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, alike === null || alike === undefined ? "-" : percent(alike)), el("td", {}, `${images} ${held}`));
+    const caveats = run.caveats.map((text) => el("p", { class: "small soft" }, text));
+    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, percent(alike)), el("td", {}, `${images} ${held}`, caveats));
   }
 
   async choose(name) {
@@ -162,5 +163,5 @@ function agreement(name, other, { listed, shared, right, only }) {
 }
 
 function percent(part) {
-  return `${(100 * part).toFixed(1)} %`;
+  return part === null || part === undefined ? "-" : `${(100 * part).toFixed(1)} %`;
 }

@@ -164,7 +164,9 @@ class TrainPage {
     const [, done, of] = last.match(/^epoch +(\d+)\/(\d+)/) || [];
     const now = done ? `${done} of ${of} passes over the photographs are done` : last || "Begins …";
     return [
-      accuracy !== undefined && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
+      isNumber(accuracy) && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
+      accuracy === null && el("p", {}, el("strong", {}, "No figure can be given")),
+      run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
       run.why && el("p", { class: "bad wrap" }, run.why),
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
       run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
@@ -174,9 +176,13 @@ class TrainPage {
   }
 }
 
+function isNumber(value) {
+  return typeof value === "number";
+}
+
 function mark(run) {
   const kind = { failed: "bad", stopped: "warn" }[run.state] || "";
-  const told = run.state === "done" && run.figures.accuracy !== undefined ? `${(100 * run.figures.accuracy).toFixed(1)} %` : STATES[run.state];
+  const told = run.state === "done" && isNumber(run.figures.accuracy) ? `${(100 * run.figures.accuracy).toFixed(1)} %` : STATES[run.state];
   return el("span", { class: `chip ${kind}` }, told);
 }
 

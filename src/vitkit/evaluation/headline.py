@@ -1,0 +1,183 @@
+"""The headline figure of an evaluation, and what its reader must know before believing it.
+
+The terminal, evaluation.json, the report, `compare`, `lab`, the studio, the model card and the Python results all take
+the figure from `headline_of`, so that none of them shows a more flattering one. Nothing here loads numpy or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from vitkit.errors import VitkitError
+from vitkit.text.words import plural
+
+Kind = Literal["seen", "trained_on", "changed", "chosen_on", "zero_shot", "precision"]
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """Something that makes a figure say less than it seems to.
+
+    Attributes:
+        kind: `seen`, the weights had been trained on some of the images, or chosen by them, or may have been;
+            `trained_on`, the figure is of training images; `changed`, some of the run's images are no longer what they
+            were; `chosen_on`, something was chosen on these images; `zero_shot`, the answers come from the class names
+            alone; `precision`, they were not computed in float32.
+        text: the caveat in words, to stand in parentheses behind the figure.
+    """
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The one figure to quote of a run or an evaluation.
+
+    Attributes:
+        figure: `accuracy`, or `exact match` where an image may have several classes.
+        value: the figure, 0 to 1; None where the weights had seen every image, so that no figure can be given.
+        interval: its 95 % confidence interval; None where there is none.
+        images: the number of images that the figure is of.
+        split: the split that they belong to: train, val, test or all.
+        caveats: what the reader must know.
+        folds: the number of folds of a cross-validation, of which the figure is the mean; 0 without folds.
+    """
+
+    figure: str
+    value: float | None
+    interval: tuple[float, float] | None
+    images: int
+    split: str
+    caveats: tuple[Caveat, ...] = ()
+    folds: int = 0
+
+    @property
+    def described(self) -> str:
+        """The images and the caveats, such as `40 test images (without 8 that the weights had seen; ...)`."""
+        caveats = "; ".join(caveat.text for caveat in self.caveats)
+        images = f"{self.images} {self.split} {'image' if self.images == 1 else 'images'}"
+        return f"{images} ({caveats})" if caveats else images
+
+    @property
+    def words(self) -> str:
+        """The figure with its images and caveats, in one line."""
+        if self.value is None:
+            return f"no {self.figure} can be given: {'; '.join(caveat.text for caveat in self.caveats)}"
+        return f"{self.figure} {self.value:.4f} on {self.described}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "figure": self.figure,
+            "value": self.value,
+            "interval_95": None if self.interval is None else list(self.interval),
+            "images": self.images,
+            "split": self.split,
+            "caveats": [asdict(caveat) for caveat in self.caveats],
+            **({"folds": self.folds} if self.folds else {}),
+        }
+
+
+def headline_of(numbers: Mapping[str, Any]) -> Headline:
+    """The headline figure of an evaluation.
+
+    Images that the weights had seen never count, except for a figure of the training split, which is about them.
+
+    Args:
+        numbers: what evaluation.json holds, or folds.json.
+    """
+    if isinstance(numbers["accuracy"], Mapping):
+        return _of_folds(numbers)
+    own = counted_figures(numbers)
+    bounds = own.get("intervals_95", {})
+    return Headline(
+        figure="exact match" if numbers.get("task") == "multi" else "accuracy",
+        value=own.get("accuracy"),
+        interval=tuple(bounds["accuracy"]) if "accuracy" in bounds else None,
+        images=own.get("images", 0),
+        split=numbers["split"],
+        caveats=tuple(_caveats(numbers)),
+    )
+
+
+def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The main figures of the images that count, with `intervals_95`; empty where the weights had seen every image.
+
+    Args:
+        numbers: what evaluation.json holds, of this version or of one whose main figures were of all images.
+    """
+    if "folds" in numbers or _is_of_training(numbers) or not _seen(numbers):
+        return numbers
+    return numbers["without_seen"] or {}
+
+
+def value_of(headline: Headline) -> float:
+    """The figure itself.
+
+    Raises:
+        VitkitError: the weights had seen every image.
+    """
+    if headline.value is None:
+        raise VitkitError(headline.words)
+    return headline.value
+
+
+def _of_folds(numbers: Mapping[str, Any]) -> Headline:
+    """The mean over the folds of a cross-validation, each of which has a headline of its own."""
+    mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
+    if "interval_95" in numbers["accuracy"]:
+        low, high = numbers["accuracy"]["interval_95"]
+    else:
+        margin = numbers["accuracy"]["margin_95"]
+        low, high = max(mean - margin, 0.0), min(mean + margin, 1.0)
+    return Headline(
+        figure=folds[0].figure,
+        value=mean,
+        interval=(low, high),
+        images=sum(fold.images for fold in folds),
+        split=folds[0].split,
+        caveats=tuple(dict.fromkeys(caveat for fold in folds for caveat in fold.caveats)),
+        folds=len(folds),
+    )
+
+
+def _seen(numbers: Mapping[str, Any]) -> int:
+    """How many of the images the weights had seen, as far as that is known."""
+    return int((numbers.get("seen") or {"images": 0})["images"])
+
+
+def _is_of_training(numbers: Mapping[str, Any]) -> bool:
+    return bool(numbers["split"] == "train")
+
+
+def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
+    """Every caveat, the gravest first. A new kind is one more entry here and in `Kind`."""
+    if _is_of_training(numbers):
+        yield Caveat("trained_on", "training images: the figure says nothing about others")
+    elif seen := _seen(numbers):
+        # evaluation.json of earlier versions has no `with_seen`: its main figures are of all images.
+        with_them = numbers.get("with_seen", numbers)["accuracy"]
+        if numbers["without_seen"] is None:
+            had = f"the weights had seen all {seen} {'' if numbers['split'] == 'all' else numbers['split'] + ' '}images"
+        else:
+            had = f"without {seen} that the weights had seen"
+        yield Caveat("seen", f"{had}; with them {with_them:.4f}")
+    if doubt := (numbers.get("seen") or {}).get("doubt"):
+        yield Caveat("seen", doubt)
+    if changed := numbers.get("changed"):
+        yield Caveat("changed", changed["text"])
+    if chosen := numbers.get("chosen_on"):
+        yield Caveat("chosen_on", f"validation: chosen on these images: {', '.join(chosen)}")
+    if "zero_shot" in numbers:
+        yield Caveat("zero_shot", "zero-shot: by the class names alone")
+    if (precision := numbers.get("precision", "float32")) != "float32":
+        yield Caveat("precision", f"computed in {precision}")
+
+
+def images_in_words(count: int, split: str) -> str:
+    """Such as `359 test images` or `40 validation images`."""
+    what = {"val": "validation ", "all": ""}.get(split, f"{split} ")
+    return plural(count, f"{what}image", f"{what}images")

@@ -1,0 +1,173 @@
+"""Which images judge the models of a comparison: the held-out ones that none of the compared weights had seen.
+
+Weights that start from a run may have been trained on some of the held-out images, and given splits may share pictures.
+Such images say nothing about the model that had seen them, and a difference between two models needs images that are
+fair to both, so they are left out for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.overlap import exposures
+from vitkit.data.pictures import PictureRecord
+from vitkit.data.sources import ImageTable
+from vitkit.data.split_file import split_from_file
+from vitkit.data.whereabouts import read_contents, roles_in_run
+from vitkit.errors import VitkitError
+from vitkit.evaluation.chosen import chosen_on
+from vitkit.evaluation.headline import images_in_words
+from vitkit.evaluation.metrics import held_out_split
+from vitkit.evaluation.unseen import seen_of
+from vitkit.model_folder import read_description, read_record
+from vitkit.system.files import to_json
+from vitkit.system.run_files import RECIPE, SPLIT
+from vitkit.text.words import plural
+from vitkit.training.lineage import Divided, contents_of
+from vitkit.training.recipe_files import load_of_run
+
+FEWEST = 20  # images that are left to judge by, or half of all, where others had been seen: fewer tell nothing apart
+
+
+@dataclass(frozen=True)
+class JudgingImages:
+    """The images that judge the models of a comparison.
+
+    Attributes:
+        split: the held-out split: test, else val.
+        held_out: how many images that has.
+        seen: for each model whose weights had seen some of them, which.
+        chosen_on: what the trainings chose on these images; empty where they are test images.
+    """
+
+    split: str
+    held_out: int
+    seen: Mapping[str, frozenset[str]]
+    chosen_on: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The paths of the images that do not judge: some of the weights had seen them."""
+        return frozenset[str]().union(*self.seen.values())
+
+    @property
+    def left(self) -> int:
+        """How many images judge."""
+        return self.held_out - len(self.left_out)
+
+    @property
+    def described(self) -> str:
+        """Such as `359 test images`."""
+        return images_in_words(self.left, self.split)
+
+    def findings(self) -> list[str]:
+        """What makes the figures say less than they seem to, a sentence each."""
+        found = []
+        if self.seen:
+            who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
+            of = images_in_words(self.held_out, self.split)
+            found.append(f"{len(self.left_out)} of {of} are left out for all models: {who}")
+        if self.chosen_on:
+            found.append(
+                f"the figures are of validation images, on which the trainings chose {', '.join(self.chosen_on)}, so "
+                "they flatter; only a test split gives figures on which nothing was chosen"
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """How many images do not judge, and how many of them each model had seen, in plain JSON types."""
+        return {"images": len(self.left_out), "seen": {model: len(paths) for model, paths in self.seen.items()}}
+
+    def check(self) -> None:
+        """Refuse to judge by what is left where that is too little.
+
+        Raises:
+            VitkitError: the weights had seen so many that fewer than `FEWEST` are left, and fewer than half.
+        """
+        if self.seen and self.left < max(min(FEWEST, self.held_out / 2), 1):
+            who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
+            raise VitkitError(
+                f"{plural(self.left, 'image is', 'images are')} left to judge by, which is too few: of "
+                f"{images_in_words(self.held_out, self.split)} {who}; name other weights, or hold out photographs that "
+                "none of the models was trained on and that are no copies of training images"
+            )
+
+
+def before_training(entries: Iterable[tuple[str, Divided]]) -> JudgingImages:
+    """The images that will judge models which are not trained yet.
+
+    Args:
+        entries: the name of each model, and its images, split in the same way for all.
+    """
+    seen, split, held_out = {}, "all", 0
+    for model, own in entries:
+        table = own.images.table
+        split = held_out_split(table)
+        roles = exposures(table, own.images.twins, own.overlap)
+        judging = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+        held_out = len(judging)
+        seen[model] = frozenset(seen_of({table.paths[i]: roles[i] for i in judging}, split))
+    return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths})
+
+
+def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingImages:
+    """The images that judge the finished runs of a comparison, by the records of what their weights have seen.
+
+    Args:
+        runs: the model and the folder of each.
+        test_hash: of the images that the comparison began with.
+
+    Raises:
+        VitkitError: a run was judged by other images, or its files are damaged.
+    """
+    seen: dict[str, frozenset[str]] = {}
+    chosen: dict[str, None] = {}
+    split, held_out = "all", 0
+    for model, folder in runs:
+        table = check_judge(folder, test_hash)
+        split = held_out_split(table)
+        judging = table.paths if split == "all" else table.of_split(split).paths
+        held_out = len(judging)
+        seen[model] = seen.get(model, frozenset()) | seen_in_run(folder, judging, split)
+        recipe = load_of_run(folder / RECIPE)
+        chosen |= dict.fromkeys(chosen_on(split, vars(recipe), is_multi=table.is_multi))
+    return JudgingImages(split, held_out, {model: own for model, own in seen.items() if own}, tuple(chosen))
+
+
+def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
+    """Which of the images of a split the weights of a run had seen; none where there is no record of that."""
+    pictures = read_record(run, read_description(run))
+    if pictures is None:
+        return frozenset()
+    roles = roles_in_run(run / SPLIT, PictureRecord.from_bytes(pictures, run))
+    return frozenset(seen_of({path: roles.get(path) for path in judging}, split))
+
+
+def hash_of_images(own: Divided, split: str) -> str:
+    """Of the images of a split, by their content and their class, whatever they are called."""
+    table, contents = own.images.table, contents_of(own.images)
+    chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
+    return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
+
+
+def check_judge(run: Path, test_hash: str) -> ImageTable:
+    """Hold that a run was judged by the images of the comparison, by their content and classes; its images.
+
+    Raises:
+        VitkitError: it was judged by others.
+    """
+    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
+    split = held_out_split(table)
+    chosen = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+    if _hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen)) != test_hash:
+        raise VitkitError(f"{run} was judged by other images than the comparison began with: begin it anew")
+    return table
+
+
+def _hash_of(rows: Sequence[tuple[str, str]]) -> str:
+    """Of the classes of images and the digests of their content, sorted."""
+    return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()

@@ -1,0 +1,155 @@
+"""A run's pictures that were overwritten or removed since: every command that reads them says so, or refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import vitkit as package
+from vitkit.data.split_file import split_from_file
+from vitkit.data.whereabouts import look_over, read_contents, refuse_changed
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.experiments import comparison_costs
+from vitkit.experiments.compare import compare
+from vitkit.system.run_files import LABEL_ERRORS, SPLIT
+from vitkit.training import run as training
+
+
+@pytest.fixture
+def run(trained: Path, data: Path, tmp_path: Path) -> Path:
+    """A run whose photographs a test may change."""
+    own = Path(shutil.copytree(trained, tmp_path / "run"))
+    copy = Path(shutil.copytree(data, tmp_path / "photos"))
+    stored = json.loads((own / SPLIT).read_text())
+    (own / SPLIT).write_text(json.dumps({**stored, "root": str(copy)}))
+    return own
+
+
+def held_out(run: Path, split: str = "test") -> list[Path]:
+    table = split_from_file(run / SPLIT)
+    return [table.root / path for path in table.of_split(split).paths]
+
+
+def overwrite(files: Sequence[Path]) -> None:
+    """With other pictures, as a camera does that counts from the start again."""
+    for number, file in enumerate(files):
+        noise = np.random.default_rng(1000 + number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(file)
+
+
+def test_eval_refuses_where_all_were_overwritten(vitkit: Any, run: Path) -> None:
+    overwrite(held_out(run))
+    outcome = vitkit("eval", run)
+    assert outcome.code == 2
+    assert "6 of the run's 6 test images are no longer what they were: 6 hold other pictures (first: " in outcome.err
+    assert "--data-root DIR" in outcome.err
+
+
+def test_eval_leaves_out_those_that_changed_and_says_so(vitkit: Any, run: Path, trained: Path, tmp_path: Path) -> None:
+    changed, gone, *rest = held_out(run)
+    overwrite([changed])
+    gone.unlink()
+    outcome = vitkit("eval", run, "--json", "--out", tmp_path / "out")
+    text = "2 of the run's 6 test images are no longer what they were: 1 holds another picture (first: "
+    assert outcome.code == 0 and f"{text}{changed.parent.name}/{changed.name}), 1 is gone" in outcome.err
+    numbers = json.loads(outcome.out)
+    assert (numbers["images"], numbers["unreadable"], numbers["changed"]["images"]) == (4, 2, 2)
+    assert [own["kind"] for own in numbers["headline"]["caveats"]] == ["changed"]
+    assert escape(text) in (tmp_path / "out" / "report.html").read_text()
+    before = {own.name: own for own in held_out(trained)}
+    assert {own.name for own in rest} < before.keys()
+    assert f"left out {changed.parent.name}/{changed.name} (another picture now)" in vitkit("eval", run).out
+
+
+def test_an_image_that_is_what_it_was_need_not_be_the_same_file(vitkit: Any, run: Path, trained: Path) -> None:
+    for file in held_out(run):
+        shutil.copy(file, file.with_suffix(".tmp"))
+        file.unlink()
+        file.with_suffix(".tmp").rename(file)
+    assert json.loads(vitkit("eval", run, "--json").out) == json.loads(vitkit("eval", trained, "--json").out)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_run_does_not_go_on_with_other_pictures(vitkit: Any, run: Path, split: str) -> None:
+    overwrite(held_out(run, split)[:1])
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    outcome = vitkit("train", "--resume", run)
+    assert outcome.code == 2 and "1 of the run's 36 images is no longer what it was: 1 holds another" in outcome.err
+    assert {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
+
+
+def test_pictures_that_change_during_the_training_do_not_count(data: Path, tmp_path: Path) -> None:
+    photos, said = Path(shutil.copytree(data, tmp_path / "photos")), list[str]()
+
+    class Camera:
+        def on_fit_end(self, state: Any) -> None:
+            overwrite(held_out(tmp_path / "run")[:2])
+
+    folder = training.train(runs.quick(photos, epochs=1), tmp_path / "run", callbacks=[Camera()], say=said.append)
+    text = "2 of the run's 9 val and test images are no longer what they were: 2 hold other pictures"
+    assert any(line.startswith(f"problem: {text}") for line in said)
+    numbers = json.loads((folder / "evaluation.json").read_text())
+    assert (numbers["images"], numbers["changed"]["images"]) == (4, 2) and text in numbers["changed"]["text"]
+    assert escape(text) in (folder / "report.html").read_text()
+
+
+def test_an_export_is_compared_on_pictures_that_are_what_they_were(vitkit: Any, run: Path, tmp_path: Path) -> None:
+    overwrite(held_out(run, "val")[:1])
+    outcome = vitkit("export", run, "--to", "onnx", "-o", tmp_path / "model.onnx")
+    assert outcome.code == 0 and "compared on 2 val images" in outcome.out
+    overwrite(held_out(run, "val"))
+    outcome = vitkit("export", run, "--to", "onnx", "-o", tmp_path / "other.onnx")
+    assert "synthetic images (3 of the run's 3 val images are no longer what they were" in outcome.out
+
+
+def test_labels_that_were_doubted_of_other_pictures_are_named(vitkit: Any, run: Path) -> None:
+    table = split_from_file(run / SPLIT)
+    first, second = table.paths[:2]
+    label = table.name_of(0)
+    write_doubts(run / LABEL_ERRORS, [Doubt(path, label, "red", 0.9) for path in (first, second)])
+    assert "no longer" not in vitkit("doctor", run / LABEL_ERRORS).out
+    overwrite([table.root / first])
+    outcome = vitkit("doctor", run / LABEL_ERRORS)
+    assert f"1 of the run's 2 images is no longer what it was: 1 holds another picture (first: {first})" in outcome.out
+
+
+def test_a_comparison_does_not_go_on_with_other_pictures(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
+    photos = Path(shutil.copytree(data, tmp_path / "photos"))
+    fields = {**runs.quick_fields(epochs=1)}
+    name = fields.pop("model")
+
+    def stop(what: str, *_: object) -> None:
+        if what.startswith("run 2 of 2"):
+            raise Interrupted(2)
+
+    with pytest.raises(Interrupted):
+        compare(photos, [name], seeds=2, out=tmp_path / "out", say=lambda _: None, progress=stop, **fields)
+    (first,) = (folder for folder in (tmp_path / "out" / "runs").iterdir() if (folder / "report.html").is_file())
+    overwrite(held_out(first, "train")[:1])
+    with pytest.raises(VitkitError, match=r"1 of the run's 36 images is no longer what it was: .* begin anew"):
+        compare(out=tmp_path / "out", resume=True, say=lambda _: None)
+
+
+def test_only_what_is_asked_about_is_looked_at(run: Path) -> None:
+    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
+    overwrite(held_out(run, "train")[:3])
+    assert not look_over(table, contents, ("test",))[1]
+    marked, changes = look_over(table, contents)
+    assert (changes.images, len(changes.changed), changes.missing) == (36, 3, ())
+    assert sum(not marked.file(i).is_file() for i in range(36)) == 3
+    with pytest.raises(VitkitError, match="or do so"):
+        refuse_changed(run / SPLIT, "do so")
+    assert package.evaluate(run).accuracy == package.evaluate(run, split="test").accuracy

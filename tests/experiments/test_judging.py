@@ -1,0 +1,257 @@
+"""Models are compared on images that none of their weights had seen, or not at all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.experiments import comparison_costs, judging
+from vitkit.experiments.compare import compare
+from vitkit.experiments.comparison_result import Comparison
+from vitkit.experiments.lab.few_shot import EXPERIMENT as FEW_SHOT
+from vitkit.training import run
+
+MODEL = "vit_micro_patch8_16"
+OF_ANY_MODEL = {name: value for name, value in runs.QUICK.items() if name not in ("model", "weights", "epochs")}
+FIELDS: dict[str, Any] = {**OF_ANY_MODEL, "epochs": 1, "method": "full", "lp_ft": False}
+CLASSES = ("a", "b", "c")
+
+
+def quiet(*_: object) -> None:
+    """Says nothing."""
+
+
+def scene(seed: int, side: int = 32) -> Image.Image:
+    """A picture that survives resizing: smooth blobs of colour."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def scenes(root: Path, numbers: Iterable[int], side: int = 32) -> Path:
+    """Pictures in class folders that mean nothing; of one number there is one picture in each class."""
+    for place, name in enumerate(CLASSES):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in numbers:
+            scene(1000 * place + number, side).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def timed_once() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_costs, "ROUNDS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that come split, with 36 test images."""
+    root = tmp_path_factory.mktemp("judging") / "photos"
+    for name, numbers in (("train", range(10)), ("val", range(10, 13)), ("test", range(20, 32))):
+        scenes(root / name, numbers)
+    return root
+
+
+@pytest.fixture(scope="module")
+def seen(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained on 12 of the 36 test images."""
+    root = tmp_path_factory.mktemp("seen")
+    own = {"data": str(scenes(root / "photos", range(20, 24))), "split": (1.0, 0.0, 0.0)}
+    return run.train({**runs.QUICK, "epochs": 1, **own}, root / "run", say=quiet)
+
+
+@pytest.fixture(scope="module")
+def found(data: Path, seen: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    out = tmp_path_factory.mktemp("compared") / "out"
+    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=2, out=out, say=quiet, **FIELDS)
+
+
+def answers(folder: Path) -> dict[str, bool]:
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as text:
+        return {row["path"]: row["label"] == row["predicted"] for row in csv.DictReader(text)}
+
+
+def test_what_one_of_the_weights_had_seen_judges_none_of_the_models(found: Comparison, seen: Path) -> None:
+    name = f"{MODEL}@{seen.name}"
+    figures = json.loads((found.folder / "comparison.json").read_text())
+    assert (figures["test_images"], figures["left_out"]) == (24, {"images": 12, "seen": {name: 12}})
+    known = {f"test/{own}/{number}.png" for own in CLASSES for number in range(20, 24)}
+    for model in figures["models"]:
+        for own in model["runs"]:
+            right = [is_right for path, is_right in answers(found.folder / own["folder"]).items() if path not in known]
+            assert len(right) == own["images"] == 24
+            assert own["accuracy"] == pytest.approx(sum(right) / 24)
+        assert model["accuracy"] == pytest.approx(sum(own["accuracy"] for own in model["runs"]) / 2)
+    first, second = (
+        np.array([[own for path, own in sorted(answers(found.folder / each["folder"]).items()) if path not in known]
+                  for each in model["runs"]])
+        for model in figures["models"]
+    )  # fmt: skip
+    (pair,) = figures["pairs"]
+    assert pair["difference"] == pytest.approx(first.mean() - second.mean())
+    # The other model's own evaluation counts all test images: its log loss is of others than these.
+    assert [own["loss"] is None for model in figures["models"] for own in model["runs"]] == [False, False, True, True]
+    with (found.folder / "comparison.csv").open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert [row["images"] for row in rows] == ["24"] * 4
+    assert [float(row["accuracy"]) for row in rows] == pytest.approx(
+        [own["accuracy"] for model in figures["models"] for own in model["runs"]]
+    )
+
+
+def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Comparison, seen: Path) -> None:
+    told = f"12 of 36 test images are left out for all models: {MODEL}@{seen.name} had seen 12"
+    assert told in found.figures["findings"] and told in found.figures["notes"]
+    assert told in found.lines() and told in found.report.read_text() and told in found._repr_html_()
+    assert found.lines()[0].endswith("24 test images, 2 seeds")
+
+
+def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
+    own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
+    seen = run.train({**runs.QUICK, "epochs": 1, **own}, tmp_path / "run", say=quiet)
+    with pytest.raises(VitkitError, match="3 images are left to judge by, which is too few") as told:
+        compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
+    assert f"{MODEL}@{seen.name} had seen 33; name other weights" in str(told.value)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize("side", [32, 64])  # the same file, and the picture resized
+def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path, side: int) -> None:
+    shutil.copytree(data, tmp_path / "photos")
+    scenes(tmp_path / "photos" / "train", range(20, 23), side)
+    names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
+    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=quiet, **OF_ANY_MODEL, epochs=1)
+    assert left.figures["test_images"] == 27
+    assert left.figures["left_out"] == {"images": 9, "seen": dict.fromkeys(names, 9)}
+    for model in left.models:
+        (own,) = model["runs"]
+        evaluated = json.loads((left.folder / own["folder"] / "evaluation.json").read_text())
+        assert (own["accuracy"], own["loss"]) == (evaluated["accuracy"], evaluated["loss"])
+        assert evaluated["seen"]["images"] == 9
+
+
+def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        shutil.copytree(data / name, tmp_path / "photos" / name)
+    names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
+    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=quiet, **OF_ANY_MODEL, epochs=1)
+    chosen = ["epoch by val_acc", "temperature by log loss"]
+    assert (left.figures["split"], left.figures["chosen_on"]) == ("val", chosen)
+    lines, page = "\n".join(left.lines()), left.report.read_text()
+    for told in (lines, page, left._repr_html_()):
+        assert "test images" not in told and "9 validation images" in told
+        assert "on which the trainings chose epoch by val_acc, temperature by log loss, so they flatter" in told
+        assert "validation: chosen on these images: epoch by val_acc" in told
+    with (left.folder / "comparison.csv").open(encoding="utf-8", newline="") as text:
+        assert all(row["split"] == "val" and "chosen on these images" in row["caveats"] for row in csv.DictReader(text))
+
+
+def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "photos")
+    scenes(tmp_path / "photos" / "train", range(20, 23), side=64)
+    fields = {name: own for name, own in OF_ANY_MODEL.items() if name != "method"}
+    found = vitkit.lab("norm", tmp_path / "photos", seeds=1, model=MODEL, out=tmp_path / "lab", say=quiet, epochs=1,
+                       weights="none", **fields)  # fmt: skip
+    assert isinstance(found, vitkit.experiments.lab.result.LabResult)
+    assert (found.figures["test_images"], found.figures["left_out"]["images"]) == (27, 9)
+    assert found.told[0].startswith("27 test images")
+    assert any("9 of 36 test images are left out for all models" in line for line in found.lines())
+    for own in found.figures["variants"]:
+        evaluated = json.loads((tmp_path / "lab" / own["runs"][0]["folder"] / "evaluation.json").read_text())
+        assert own["accuracy"] == own["runs"][0]["accuracy"] == pytest.approx(evaluated["accuracy"])
+
+
+def test_few_shots_are_tested_on_images_that_the_weights_had_not_seen(data: Path, seen: Path, tmp_path: Path) -> None:
+    found = vitkit.lab(FEW_SHOT.name, data, model=seen, seeds=1, out=tmp_path / "lab", say=quiet)
+    assert any(line.startswith("24 test images of 3 classes") for line in found.lines())
+    assert any("12 of 36 test images are left out" in line for line in found.lines())
+
+
+def test_images_that_are_left_are_counted_once() -> None:
+    own = judging.JudgingImages("test", 40, {"x": frozenset("abc"), "y": frozenset("cd")})
+    assert (own.left, own.described) == (36, "36 test images")
+    assert own.to_dict() == {"images": 4, "seen": {"x": 3, "y": 2}}
+    own.check()
+    assert judging.JudgingImages("test", 8, {}).findings() == []
+    judging.JudgingImages("test", 8, {}).check()  # few, but nothing had been seen
+    judging.JudgingImages("test", 8, {"x": frozenset("abcd")}).check()  # few, but not for what had been seen
+    for held_out, seen in ((40, 21), (8, 5), (1, 1)):
+        with pytest.raises(VitkitError, match="too few"):
+            judging.JudgingImages("test", held_out, {"x": frozenset(map(str, range(seen)))}).check()
+
+
+# --- Folders are believed for what is in them ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(found: Comparison, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(found.folder, tmp_path / "out"))
+
+
+def folders(out: Path) -> list[Path]:
+    jobs = json.loads((out / "plan.json").read_text())["plan"]["jobs"]
+    return [out / job["folder"] for job in jobs]
+
+
+def swap(first: Path, second: Path) -> None:
+    first.rename(first.with_name("between"))
+    second.rename(first)
+    first.with_name("between").rename(second)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2)])  # two models of one seed; two seeds of one model
+def test_two_swapped_runs_are_noticed(copied: Path, pair: tuple[int, int]) -> None:
+    first, second = (folders(copied)[i] for i in pair)
+    before = (copied / "comparison.json").read_bytes()
+    swap(first, second)
+    with pytest.raises(VitkitError, match=r"recipe.toml is not what the training left there: .* delete .* --resume"):
+        compare(out=copied, resume=True, say=quiet)
+    assert (copied / "comparison.json").read_bytes() == before
+
+
+def test_two_swapped_runs_are_noticed_where_nothing_says_what_they_held(copied: Path) -> None:
+    first, second = folders(copied)[0], folders(copied)[2]
+    shutil.rmtree(copied / "digests")
+    swap(first, second)
+    with pytest.raises(VitkitError, match=r"holds a run with seed 1, and the comparison has one with 0 there"):
+        compare(out=copied, resume=True, say=quiet)
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "predictions.csv", "model.safetensors", "model.json"])
+def test_what_was_edited_goes_into_no_table(copied: Path, name: str) -> None:
+    file = folders(copied)[1] / name
+    if name == "evaluation.json":
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
+    elif name == "predictions.csv":
+        other = folders(copied)[0] / name
+        assert other.read_bytes() != file.read_bytes()
+        shutil.copy(other, file)
+    else:
+        shutil.copy(folders(copied)[0] / name, file)
+    with pytest.raises(VitkitError, match=r"is not what the training left there|is damaged"):
+        compare(out=copied, resume=True, say=quiet)
+
+
+def test_without_digests_the_models_are_asked_again(copied: Path, found: Comparison) -> None:
+    """As of a comparison that was killed between a run's last file and them, or that an earlier version made."""
+    shutil.rmtree(copied / "digests")
+    file = folders(copied)[1] / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
+    again = compare(out=copied, resume=True, say=quiet)
+    assert again.pairs == found.pairs
+    for first, second in zip(found.models, again.models, strict=True):
+        assert (first["accuracy"], first["interval"], first["loss"]) == (
+            second["accuracy"], second["interval"], second["loss"],
+        )  # fmt: skip
+        assert [own["peak_memory"] for own in first["runs"]] == [own["peak_memory"] for own in second["runs"]]
