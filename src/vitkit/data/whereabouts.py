@@ -14,7 +14,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file, split_from_file, split_to_dict
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import from_json, read_text, write_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import GROUPS, SPLIT
 
@@ -55,7 +55,7 @@ def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
 def read_contents(split_file: Path) -> dict[str, str]:
     """The beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
     try:
-        contents = from_json(split_file.read_text(encoding="utf-8")).get("contents", {})
+        contents = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():
             bytes.fromhex(digest)
     except (AttributeError, TypeError, ValueError) as error:
@@ -90,7 +90,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
     if (groups := split_file.with_name(GROUPS)).is_file():
-        stored = from_json(groups.read_text(encoding="utf-8"))
+        stored = from_json(read_text(groups))
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 

@@ -15,7 +15,7 @@ from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.text.html import DATA
 
 Numbers = npt.NDArray[np.int64]
@@ -183,7 +183,7 @@ def data_of_report(page: Path) -> dict[str, Any]:
         VitkitError: there is no such page, or it holds no data.
     """
     try:
-        text = page.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(page, "surrogateescape")
     except OSError as error:
         raise VitkitError(f"{page.parent.name} has no {page.name} yet") from error
     _, mark, rest = text.partition(DATA)

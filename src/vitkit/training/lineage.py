@@ -21,7 +21,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS, scenes, split
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
-from vitkit.system.files import without_place
+from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.words import listed
@@ -108,7 +108,7 @@ def record_of_run(run: str, progress: Progress) -> PictureRecord:
             f"split_from {run}: it is a cross-validation; name one of its folds, {fold_folder(Path(run), 0)}"
         )
     own = Path(run) / RECORD
-    pictures = own.read_bytes() if own.is_file() else inspect(run, progress=progress).pictures
+    pictures = read_bytes(own) if own.is_file() else inspect(run, progress=progress).pictures
     if pictures is None:
         raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): name a run of vitkit's")
     return PictureRecord.from_bytes(pictures, run)
@@ -284,7 +284,7 @@ def of_earlier_runs(out: str | Path | None, divided: Divided) -> str | None:
         if out is not None and file.parent.resolve() == Path(out).resolve():
             continue
         try:
-            roles = PictureRecord.from_bytes(file.read_bytes(), file).role_of()
+            roles = PictureRecord.from_bytes(read_bytes(file), file).role_of()
         except (VitkitError, OSError):
             continue
         tests = {digest for digest, role in roles.items() if role == "test"}

@@ -15,7 +15,7 @@ from vitkit.data.split_file import groups_to_list, split_to_dict
 from vitkit.data.whereabouts import move_run
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
-from vitkit.system.files import write_bytes, write_json, write_text
+from vitkit.system.files import read_appended, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
@@ -123,7 +123,7 @@ def _prepare(
     settled, selection = choose_and_settle(fields, progress, take_place)
     recipe, table = settled.recipe, settled.table
     run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
-    labels = None if recipe.labels is None else Path(recipe.labels).read_bytes()
+    labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
         if labels is not None:

@@ -12,6 +12,7 @@ from vitkit.data.pictures import UNLABELLED
 from vitkit.data.sources import ImageTable, table_of
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
+from vitkit.system.files import regular
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
 from vitkit.text.cells import restored
@@ -58,7 +59,7 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
     for name, _ in _runs_of(workspace, table):
         file = workspace.runs / name / LABEL_ERRORS
         try:
-            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+            with open(file, encoding="utf-8", errors="surrogateescape", newline="", opener=regular) as text:
                 return dict(_doubts(csv.DictReader(text), number, name))
         except FileNotFoundError:
             continue

@@ -18,7 +18,7 @@ from vitkit.data.pictures import UNLABELLED
 from vitkit.data.sources import ImageTable, read_table
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import JOINT
 from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
@@ -194,7 +194,7 @@ class Photographs:
 
     def _empty(self) -> list[str]:
         try:
-            stored = from_json((self.workspace.own / _CLASSES).read_text(encoding="utf-8"))
+            stored = from_json(read_text(self.workspace.own / _CLASSES))
             own = stored.get(str(self.workspace.labels), [])
             return [name for name in own if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
@@ -206,7 +206,7 @@ class Photographs:
         file = self.workspace.own / _CLASSES
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            stored = dict(from_json(file.read_text(encoding="utf-8")))
+            stored = dict(from_json(read_text(file)))
         except (OSError, ValueError, TypeError):
             stored = {}
         write_json(file, {**stored, str(self.workspace.labels): sorted(set(names))})
@@ -223,7 +223,7 @@ def see_label_file(workspace: Workspace) -> None:
     """
     file, own = workspace.own / _SEEN, str(workspace.labels)
     try:
-        seen = [name for name in from_json(file.read_text(encoding="utf-8")) if isinstance(name, str)]
+        seen = [name for name in from_json(read_text(file)) if isinstance(name, str)]
     except (OSError, ValueError, TypeError):
         seen = []
     if workspace.labels.exists():

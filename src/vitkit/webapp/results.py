@@ -14,7 +14,7 @@ from vitkit.data.suspects import Suspect, read_suspects
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.reporting.report_data import data_of_report
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.webapp.photographs import checked_name
 from vitkit.webapp.stamps import stamp_of
@@ -30,7 +30,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
     found = []
     for name in workspace.run_names():
         try:
-            numbers = from_json((workspace.runs / name / EVALUATION).read_text(encoding="utf-8"))
+            numbers = from_json(read_text(workspace.runs / name / EVALUATION))
             bounds = numbers.get("intervals_95", {}).get("accuracy")
             own = {key: numbers[key] for key in _FIGURES if key in numbers}
         except (OSError, ValueError, AttributeError):

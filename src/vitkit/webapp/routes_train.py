@@ -15,7 +15,7 @@ from vitkit.data.corrected import labels_after
 from vitkit.data.label_file import EXCLUDED, labels_so_far
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import EVALUATION, LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.metrics_file import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
@@ -57,8 +57,13 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/start")
     def start(asked: Asked) -> dict[str, Any]:
-        name = jobs.new_run(_safe(workspace.name))
-        jobs.add(name, _arguments(workspace, asked, name), asked.model_dump())
+        arguments = _arguments(workspace, asked)
+        name = jobs.reserve(_safe(workspace.name))
+        try:
+            jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], asked.model_dump())
+        except BaseException:
+            jobs.give_back(name)
+            raise
         return {"run": name}
 
     @routes.get("/runs")
@@ -106,7 +111,7 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
-def _arguments(workspace: Workspace, asked: Asked, run: str) -> list[str]:
+def _arguments(workspace: Workspace, asked: Asked) -> list[str]:
     """Of `vitkit`, from what is known here: the page names no files of its own.
 
     Raises:
@@ -114,7 +119,7 @@ def _arguments(workspace: Workspace, asked: Asked, run: str) -> list[str]:
     """
     if len(_classes(workspace)) < 2:
         raise VitkitError("a classifier tells at least two classes apart: give photographs two classes first (Data)")
-    given = ["train", str(workspace.photographs), "--out", str(workspace.runs / run)]
+    given = ["train", str(workspace.photographs)]
     if workspace.labels.is_file():
         given += ["--labels", str(workspace.labels)]
     if asked.weights == _NONE or asked.method == "scratch":
@@ -164,7 +169,7 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     figures: dict[str, Any] = {}
     if (folder / EVALUATION).is_file():
         try:
-            found = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+            found = from_json(read_text(folder / EVALUATION))
             figures = {key: found[key] for key in _FIGURES if key in found}
         except (OSError, ValueError, TypeError):
             figures = {}
@@ -184,12 +189,12 @@ def _time(file: Path) -> float:
 def _metrics(folder: Path) -> list[dict[str, float]]:
     try:
         return read_metrics(folder / METRICS)
-    except VitkitError:
+    except (VitkitError, OSError):
         return []  # a row is just being written
 
 
 def _tail(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES:]
+        return read_text(file, "replace").splitlines()[-_LINES:]
     except OSError:
         return []
