@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, labels_in, read_labels
+from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, Proposal, labels_in, read_labels
 from vitkit.data.layout import LayoutName
 from vitkit.data.path_finder import PathFinder
 from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import ImageTable, check_classes, number_sets, read_table
+from vitkit.data.proposals import Renaming
+from vitkit.data.sources import ImageTable, Row, check_classes, number_sets, read_table
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
@@ -54,7 +55,7 @@ def read_corrected(
 
 def labels_of(table: ImageTable) -> list[tuple[str, str]]:
     """Path and label of each image, as a label file has them."""
-    return [(path, _cell(table, i)) for i, path in enumerate(table.paths)]
+    return [(path, table.cell_of(i)) for i, path in enumerate(table.paths)]
 
 
 def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> ImageTable:
@@ -73,17 +74,19 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         VitkitError: a label names several classes where pictures have one, nothing is left, or the label file is a list
             of suspects that nobody has edited.
     """
-    before = [_cell(table, i) for i in range(len(table))]
+    before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
     for edit, label, found in _settled_edits(table, labels, finder):
         for i in found:
-            tally.known.setdefault(i, {edit.previous}).add(label)
+            tally.take(i, edit, after[i], label, table)
             after[i] = label
         if not found:
             path = finder.beside(edit.path) if may_add else None
             if path is not None:
                 added[path] = label
+                if edit.proposed_by:
+                    tally.proposed_of_added.setdefault(path, edit.proposed_by)
             elif may_add or label != EXCLUDED:  # a run knows no picture that was left out of it
                 tally.lost[edit.path] = None
     added, homeless = _with_splits(table, {path: own for path, own in added.items() if own != EXCLUDED})
@@ -93,6 +96,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
         )
     changed = _built(table, after, added, is_multi=_has_several(table, labels))
+    changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
+    changed = replace(changed, proposals=_proposals(table, changed, (before, after), added, tally))
     told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
     return replace(changed, corrections=(*table.corrections, *told), unmatched=(*table.unmatched, *unmatched))
 
@@ -104,20 +109,64 @@ class _Tally:
     Attributes:
         lost: paths that no picture has.
         known: of each image that is named, the label that it had before by the first edit, and all that it got.
+        proposed: of each image that a model proposed a label for, the label before the first proposal, and by whom.
+        proposed_of_added: by whom, of pictures that are added.
+        last: of each image that is named, its last label that does not leave it out.
     """
 
     lost: dict[str, None] = field(default_factory=dict)
     known: dict[int, set[str]] = field(default_factory=dict)
+    proposed: dict[int, tuple[str, str]] = field(default_factory=dict)
+    proposed_of_added: dict[str, str] = field(default_factory=dict)
+    last: dict[int, str] = field(default_factory=dict)
+
+    def take(self, image: int, edit: Edit, now: str, label: str, table: ImageTable) -> None:
+        """Note an edit of an image whose label is `now` until then."""
+        self.known.setdefault(image, {edit.previous}).add(label)
+        if edit.proposed_by:
+            before = edit.previous if edit.previous in table.classes else now
+            self.proposed.setdefault(image, (before, edit.proposed_by))
+        if now != EXCLUDED:
+            self.last[image] = now
 
     def stale(self, before: Sequence[str]) -> list[int]:
         """The images whose label in the data is none that the label file knows of."""
         return [i for i, own in self.known.items() if not own & {"", UNLABELLED, before[i]}]
 
+    def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
+        """The images that are left out, with their last labels."""
+        return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
 
-def _cell(table: ImageTable, index: int) -> str:
-    """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
-    name = table.name_of(index)
-    return name or JOINT if table.is_multi else name
+
+def _proposals(
+    table: ImageTable,
+    changed: ImageTable,
+    told: tuple[Sequence[str], Sequence[str]],
+    added: dict[str, str],
+    tally: _Tally,
+) -> tuple[Proposal, ...]:
+    """The images whose labels follow a model's proposal, those of before among them, which know older labels."""
+    older = {own.path: own for own in table.proposals}
+    before, after = told
+    rename = Renaming.of(
+        ((old, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if i not in tally.proposed),
+        changed,
+    )
+    for i, (label, by) in tally.proposed.items():
+        path = table.paths[i]
+        if path not in older and (own := rename(label)) != after[i]:
+            older[path] = Proposal(path, own, by)
+    for path, by in tally.proposed_of_added.items():
+        if path in added:
+            older.setdefault(path, Proposal(path, UNLABELLED, by))
+    place = {path: i for i, path in enumerate(table.paths)}
+    found = []
+    for path, proposal in older.items():
+        if path not in place:
+            found.append(proposal)
+        elif (label := after[place[path]]) != proposal.before:
+            found.append(proposal._replace(split=table.splits[place[path]] if label == EXCLUDED else None))
+    return tuple(found)
 
 
 def _has_several(table: ImageTable, labels: LabelFile) -> bool:
@@ -214,7 +263,9 @@ def _in_words(
 ) -> tuple[list[str], list[str]]:
     """What a label file changed, and what of it changed nothing."""
     name, (before, after) = without_place(labels.name), told
-    notes = [f"{name}: {', '.join(_counts(before, after, added))}", *_of_classes(name, table, changed)]
+    proposed = len({own.path for own in changed.proposals} - {own.path for own in table.proposals})
+    by = f" ({proposed} of them proposed by a model)" if proposed else ""
+    notes = [f"{name}: {', '.join(_counts(before, after, added))}{by}", *_of_classes(name, table, changed)]
     if unlabelled := sum(own == UNLABELLED for own in after):
         pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
         notes.append(f"{pictures} left out")
@@ -262,6 +313,15 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
         yield f"{pictures} of {name} left out, in no folder of the data's splits: {listed(homeless)}"
 
 
+def unmatched_rows(table: ImageTable, labels: LabelFile, finder: PathFinder | None = None) -> list[str]:
+    """What of a label file matches no picture, in words; pictures in the data's folder that the table lacks count."""
+    finder, tally = finder or PathFinder(table.root, table.paths), _Tally()
+    for edit in labels.edits:
+        if not finder.find(edit.path) and finder.beside(edit.path) is None:
+            tally.lost[edit.path] = None
+    return [*_of_lost(without_place(labels.name), table, tally)]
+
+
 # --- One by one --------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +331,7 @@ def labels_after(table: ImageTable, labels: LabelFile) -> list[str]:
     Raises:
         VitkitError: a label names several classes where pictures have one.
     """
-    after, finder = [_cell(table, i) for i in range(len(table))], PathFinder(table.root, table.paths)
+    after, finder = [table.cell_of(i) for i in range(len(table))], PathFinder(table.root, table.paths)
     for _, label, found in _settled_edits(table, labels, finder):
         for i in found:
             after[i] = label

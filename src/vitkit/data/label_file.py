@@ -51,6 +51,24 @@ class Edit(NamedTuple):
     proposed_by: str = ""
 
 
+class Proposal(NamedTuple):
+    """A picture whose label was changed, or that was left out, because a model proposed it.
+
+    Attributes:
+        path: of the picture.
+        before: its label before the first proposal, as a label file has it; `pictures.UNLABELLED`: it had none.
+        by: the run whose model proposed it, or the list that did.
+        split: of a picture that is left out, the split that it would test in; None: as it is, or not known.
+        digest: the beginning of the file's SHA-256, by which it is found again under another name; empty: not known.
+    """
+
+    path: str
+    before: str
+    by: str
+    split: str | None = None
+    digest: str = ""
+
+
 _HEADER = (",".join(Edit._fields) + "\n").encode()  # of a file to which rows can be appended as they are
 
 

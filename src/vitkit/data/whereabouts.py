@@ -16,7 +16,7 @@ from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.system.progress import Progress
-from vitkit.system.run_files import GROUPS, SPLIT
+from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
 
 
 def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:
@@ -92,17 +92,24 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     if (groups := split_file.with_name(GROUPS)).is_file():
         stored = from_json(read_text(groups))
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
+    if (proposals := split_file.with_name(PROPOSALS)).is_file():
+        stored = from_json(read_text(proposals))
+        found = by_content(root, progress) if any(own["path"] not in place for own in stored) else {}
+        write_json(
+            proposals,
+            [{**own, "path": place.get(own["path"]) or found.get(own["digest"], own["path"])} for own in stored],
+        )
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 
 
 def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress: Progress | None) -> ImageTable:
     if not root.is_dir():
         raise VitkitError(f"--data-root {root}: no such folder")
-    own = [_digest(root / path) for path in table.paths]
+    own = [digest_of(root / path) for path in table.paths]
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if own[i] is None or own[i] != contents.get(path, own[i])]
     if lost:
-        found = _by_content(root, progress)
+        found = by_content(root, progress)
         for i in lost:
             paths[i] = found.get(contents.get(paths[i], ""), paths[i])
     if all(own[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
@@ -117,12 +124,12 @@ def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[
     return replace(table, paths=tuple(paths))
 
 
-def _by_content(root: Path, progress: Progress | None) -> dict[str, str]:
+def by_content(root: Path, progress: Progress | None) -> dict[str, str]:
     """The path below the root of each content there."""
     files = [file for file in walk(root) if file.suffix.lower() in SUFFIXES]
     found: dict[str, str] = {}
     for done, file in enumerate(files, start=1):
-        digest = _digest(file)
+        digest = digest_of(file)
         if digest is not None:
             found.setdefault(digest, file.relative_to(root).as_posix())
         if progress is not None:
@@ -130,7 +137,8 @@ def _by_content(root: Path, progress: Progress | None) -> dict[str, str]:
     return found
 
 
-def _digest(file: Path) -> str | None:
+def digest_of(file: Path) -> str | None:
+    """The beginning of a file's SHA-256, as runs keep it; None where it cannot be read."""
     try:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()

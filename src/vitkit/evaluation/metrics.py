@@ -34,6 +34,8 @@ class Evaluation:
         groups: a number for each image, the same for those that are not independent of one another, (n,); empty where
             all are.
         chosen: what was chosen on these images, and by what (chosen.py).
+        since: the labels that some of the images have now, by path; empty of one that is left out. They were changed
+            because a model proposed it, so that the images are judged by their labels of before (proposed.py).
     """
 
     split: str
@@ -45,6 +47,7 @@ class Evaluation:
     temperature: float = 1.0
     groups: tuple[int, ...] = ()
     chosen: tuple[str, ...] = ()
+    since: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
@@ -123,9 +126,14 @@ class Evaluation:
 
     @property
     def described(self) -> str:
-        """How many images of which split, and what was chosen on them."""
+        """How many images of which split, with which labels, and what was chosen on them."""
+        before = " with their labels before a model proposed others" if self.since else ""
         caveat = f" (validation: chosen on these images: {', '.join(self.chosen)})" if self.chosen else ""
-        return f"{len(self.labels)} {self.split} images{caveat}"
+        return f"{len(self.labels)} {self.split} images{before}{caveat}"
+
+    def label_of(self, index: int) -> str:
+        """The name of an image's class."""
+        return self.classes[self.labels[index]]
 
     @property
     def absent(self) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "total": len(evaluation.paths),
         "path": [_text(evaluation.paths[i]) for i in shown],
     }
+    if evaluation.since:
+        common["since"] = [_since(evaluation, i) for i in shown]
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
         rows = evaluation.probabilities[shown]
@@ -74,6 +76,11 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "said": predicted.tolist(),
         "confidence": confidence(evaluation)[shown].tolist(),
     }
+
+
+def _since(evaluation: Evaluation, image: int) -> str | None:
+    now = evaluation.since.get(evaluation.paths[image])
+    return None if now is None else _text(now)
 
 
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import without_place
+from vitkit.system.files import from_json, read_text, without_place
 from vitkit.system.progress import Progress
-from vitkit.system.run_files import LABELS, SPLIT, folds_in
+from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.words import aligned, plural
 from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
@@ -32,6 +34,8 @@ class DoubtfulLabels(Result):
         images: of the run.
         suspects: the most doubtful first.
         decided: how many more the list has, that have a row in a label file or another label in the list by now.
+        held_out: how many of the suspects are in the split that the run was tested on.
+        notes: rows of the label file that match no image, and what models proposed of the run's test images.
         out: the page with pictures, where one was written.
     """
 
@@ -41,6 +45,8 @@ class DoubtfulLabels(Result):
     images: int
     suspects: tuple[Suspect, ...]
     decided: int = 0
+    held_out: int = 0
+    notes: tuple[str, ...] = ()
     out: Path | None = None
 
     @property
@@ -51,8 +57,8 @@ class DoubtfulLabels(Result):
     def to_dict(self) -> dict[str, Any]:
         """The suspects and their number."""
         rows = [own._asdict() for own in self.suspects]
-        counts = {"images": self.images, "decided": self.decided}
-        return {"run": str(self.run), "data": self.data, **counts, "suspects": rows}
+        counts = {"images": self.images, "decided": self.decided, "held_out": self.held_out}
+        return {"run": str(self.run), "data": self.data, **counts, "notes": list(self.notes), "suspects": rows}
 
     def lines(self) -> list[str]:
         """The first of them, and what to do."""
@@ -63,6 +69,7 @@ class DoubtfulLabels(Result):
             f"{self.file}: {plural(len(self.suspects), 'label looks', 'labels look')} wrong, of {self.images}{done}",
             *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
             *([f"and {more} more"] if more > 0 else []),
+            *(f"note: {note}" for note in self.notes),
             *([self.advice(self.data, str(self.run))] if rows else []),
             *([f"with pictures: {self.out}"] if self.out is not None else []),
         ]
@@ -75,7 +82,16 @@ class DoubtfulLabels(Result):
             how = "copy the list and write what is right into its column label (nothing: leave the picture out)"
         return (
             f"Many are right and only hard: look before you change one. To correct some, {how}, and train again: "
-            f"vitkit train {data} --labels COPY.csv --split-from {run}"
+            f"vitkit train {data} --labels COPY.csv --split-from {run}. {self.consequence}"
+        )
+
+    @property
+    def consequence(self) -> str:
+        """What becomes of the test figure where a suggestion is followed."""
+        images = plural(self.held_out, "of these images is", "of these images are")
+        return (
+            f"{images} held out: where one gets the class that is suggested, or is left out, a model has proposed that, "
+            "and the test figure stays that of the labels of before"
         )
 
 
@@ -101,24 +117,43 @@ def doubtful_labels(
     Raises:
         VitkitError: there is no run beside the list, or its images are gone, or `out` cannot be written.
     """
+    from vitkit.data.corrected import unmatched_rows
     from vitkit.data.label_file import read_labels
     from vitkit.data.path_finder import PathFinder
     from vitkit.data.split_file import split_from_file
     from vitkit.data.suspects import read_suspects
+    from vitkit.evaluation.metrics import held_out_split
 
     run = file.parent
     split = next((own / SPLIT for own in (run, *folds_in(run)) if (own / SPLIT).is_file()), None)
     if split is None:
         raise VitkitError(f"{file}: there is no run beside it that says where its pictures are; name it in the run")
     table = split_from_file(split)
-    finder = PathFinder(table.root, table.paths)
-    decided = set() if labels is None else {i for own in read_labels(labels).edits for i in finder.find(own.path)}
+    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
+    if labels is not None:
+        said = read_labels(labels)
+        decided = {i for own in said.edits for i in finder.find(own.path)}
+        notes += unmatched_rows(table, said, finder)
     suspects = read_suspects(file)
     left = [own for own in suspects if not _is_decided(own, finder.find(own.path), table, decided)]
-    found = DoubtfulLabels(file, run, table.name, len(table), tuple(left), len(suspects) - len(left), out)
+    judged = held_out_split(table)
+    held_out = sum(table.splits[i] == judged for own in left for i in finder.find(own.path))
+    found = DoubtfulLabels(
+        file, run, table.name, len(table), tuple(left), len(suspects) - len(left), held_out, tuple(notes), out
+    )
     if out is not None:
         _write(out, found, table, split, data_root, progress, force=force)
     return found
+
+
+def _proposed(run: Path) -> Iterator[str]:
+    """What models proposed of the labels that a run was tested on, as its figures say."""
+    from vitkit.evaluation.proposed import describe_proposals
+
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        told = describe_proposals(from_json(read_text(run / EVALUATION)))
+        if told is not None:
+            yield told
 
 
 def _is_decided(own: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:

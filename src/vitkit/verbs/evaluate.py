@@ -24,8 +24,10 @@ from vitkit.verbs.words import open_for_labels
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
+    from vitkit.data.label_file import Proposal
     from vitkit.data.sources import ImageTable
     from vitkit.evaluation.metrics import Evaluation
+    from vitkit.evaluation.proposed import Judged
 
 
 def evaluate(
@@ -93,11 +95,14 @@ def evaluate(
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
-        outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge, device), notes, progress)
+        proposals = _proposals(folder, own, table, progress)
+        way = (backend, precision, plan, merge, device)
+        judged, classifier = _ask(classifier, table, proposals, split, way, notes, progress)
         if own is not None and folder is not None:
-            outcome = _as_own(outcome, classifier, folder, own)
+            judged = _as_own(judged, classifier, folder, own)
+        outcome = judged.before
         seen = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
-        numbers = _figures(classifier, outcome, seen, merge)
+        numbers = _figures(classifier, judged, seen, merge)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -124,30 +129,45 @@ def _write(
 def _ask(
     classifier: Classifier,
     table: ImageTable,
+    proposals: Sequence[Proposal],
     split: str | None,
     way: tuple[str, str, str, int, str],
     note: Say,
     progress: Progress,
-) -> tuple[Evaluation, Classifier]:
+) -> tuple[Judged, Classifier]:
     """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
-    from vitkit.evaluation import evaluator, metrics
+    from vitkit.evaluation import metrics
+    from vitkit.evaluation.proposed import evaluate_before
 
     backend, precision, plan, merge, device = way
     name = split or metrics.held_out_split(table)
     images = len(table) if name == "all" else len(table.of_split(name))
     classifier = classifier.use(backend, precision, images, merge, plan, note, device)
-    return evaluator.evaluate(classifier, table, name, partial(progress, "evaluating")), classifier
+    return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
 
 
-def _as_own(outcome: Evaluation, classifier: Classifier, run: Path, table: ImageTable) -> Evaluation:
+def _proposals(run: Path | None, own: ImageTable | None, table: ImageTable, progress: Progress) -> tuple[Proposal, ...]:
+    """The labels of the images that models proposed, by the label file, and by what the run in a folder suggests."""
+    from vitkit.data.overlap import read_digests
+    from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
+
+    earlier = [] if run is None else earlier_runs([run], [])
+    if run is None or not earlier:
+        return table.proposals
+    digests = read_digests(table, progress) if own is None else digests_of_run(run, own)
+    return find_proposals(table, digests, earlier)
+
+
+def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
     from vitkit.data.whereabouts import groups_of_run
     from vitkit.evaluation.chosen import chosen_on
     from vitkit.evaluation.metrics import grouped
 
     recipe, is_multi = classifier.provenance.get("recipe", {}), classifier.task == "multi"
-    chosen = chosen_on(outcome.split, recipe, is_multi=is_multi)
-    return replace(grouped(outcome, groups_of_run(run, table)), chosen=chosen)
+    chosen = chosen_on(judged.before.split, recipe, is_multi=is_multi)
+    groups = groups_of_run(run, table)
+    return judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
 
 
 def _seen(
@@ -162,10 +182,11 @@ def _seen(
     return find_seen(PictureRecord.from_bytes(classifier.pictures, source), table, split, progress, is_own=is_own)
 
 
-def _figures(classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, merge: int) -> dict[str, Any]:
+def _figures(classifier: Classifier, judged: Judged, seen: dict[str, str] | None, merge: int) -> dict[str, Any]:
+    from vitkit.evaluation.proposed import proposal_figures
     from vitkit.evaluation.unseen import all_figures
 
-    found = all_figures(outcome, seen, classifier.provenance)
+    found = all_figures(judged.before, seen, classifier.provenance) | proposal_figures(judged)
     computed = {"backend": classifier.backend, "precision": classifier.precision, "merge": merge}
     return {"accuracy": found["accuracy"], **computed, **found}
 
@@ -178,6 +199,7 @@ def _of_run(
         if root is not None:
             raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
         return None
+    from vitkit.data.proposals import proposals_of_run
     from vitkit.data.whereabouts import images_of_run
 
     if layout != "auto":
@@ -186,7 +208,8 @@ def _of_run(
         raise VitkitError("a classifier in memory does not remember its data: name it")
     if not (folder / SPLIT).is_file():
         raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
-    return images_of_run(folder / SPLIT, root, progress)
+    table = images_of_run(folder / SPLIT, root, progress)
+    return replace(table, proposals=proposals_of_run(folder, table, progress))
 
 
 def _table(

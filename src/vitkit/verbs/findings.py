@@ -12,9 +12,10 @@ _SHOWN = 10  # names of absent classes
 
 def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """What the reader of the figures should know."""
+    from vitkit.evaluation.proposed import describe_proposals
     from vitkit.evaluation.unseen import describe
 
-    return [*_absent(outcome), *filter(None, [describe(numbers)])]
+    return [*_absent(outcome), *filter(None, [describe_proposals(numbers), describe(numbers)])]
 
 
 def _absent(outcome: Evaluation) -> list[str]:

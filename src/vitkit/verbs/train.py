@@ -105,7 +105,8 @@ class TrainingRun(Result):
         chosen = figures.get("chosen_on")
         caveat = f" (validation: chosen on these images: {', '.join(chosen)})" if chosen else ""
         start = "; zero-shot: no training was better" if "zero_shot" in figures else ""
-        return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{caveat}{start}"
+        before = " with their labels before a model proposed others" if "proposed" in figures else ""
+        return f"{what} {self.accuracy:.4f} on {figures['images']} {figures['split']} images{before}{caveat}{start}"
 
     def _repr_html_(self) -> str:
         from vitkit.evaluation.registry import METRICS

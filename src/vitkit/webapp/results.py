@@ -13,6 +13,7 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
+from vitkit.evaluation.proposed import describe_proposals
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, REPORT, SPLIT
@@ -33,11 +34,12 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
             numbers = from_json(read_text(workspace.runs / name / EVALUATION))
             bounds = numbers.get("intervals_95", {}).get("accuracy")
             own = {key: numbers[key] for key in _FIGURES if key in numbers}
-        except (OSError, ValueError, AttributeError):
+            note = describe_proposals(numbers)
+        except (OSError, ValueError, AttributeError, KeyError, TypeError):
             continue  # it is being trained, or was stopped
-        found.append(
-            {"name": name, "figures": own, "interval": bounds, "report": (workspace.runs / name / REPORT).is_file()}
-        )
+        now = numbers["with_proposals"]["accuracy"] if note else None
+        has_report = (workspace.runs / name / REPORT).is_file()
+        found.append({"name": name, "figures": own, "interval": bounds, "report": has_report, "note": note, "now": now})
     return found
 
 

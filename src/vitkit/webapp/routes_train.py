@@ -15,6 +15,7 @@ from vitkit.data.corrected import labels_after
 from vitkit.data.label_file import EXCLUDED, labels_so_far
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
+from vitkit.evaluation.proposed import describe_proposals
 from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import EVALUATION, LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.metrics_file import read_metrics
@@ -171,7 +172,9 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
         try:
             found = from_json(read_text(folder / EVALUATION))
             figures = {key: found[key] for key in _FIGURES if key in found}
-        except (OSError, ValueError, TypeError):
+            if (note := describe_proposals(found)) is not None:
+                figures["note"] = note
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             figures = {}
     why = jobs.why_failed(job) if state == "failed" and job is not None else ""
     begun = job.started or job.queued if job is not None else _time(folder / RECIPE)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.proposed import describe_proposals
 from vitkit.exporting.formats import FORMATS
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, read_text
@@ -132,6 +133,7 @@ def _about_figures(found: dict[str, Any]) -> list[str]:
     if not found:
         return ["## How good it is", "", "It was not evaluated: nobody knows."]
     where = "held back for the test" if found.get("split") == "test" else f"of the split {_text(found.get('split'))}"
+    note = describe_proposals(found) if "with_proposals" in found else None
     lines = ["## How good it is", "", f"On {found.get('images')} photographs {where}:", ""]
     for key, name in _FIGURES.items():
         if isinstance(found.get(key), (int, float)):
@@ -140,6 +142,7 @@ def _about_figures(found: dict[str, Any]) -> list[str]:
             lines.append(f"- {name}: {100 * found[key]:.1f} %{spread}")
     confused = [f"{_text(own['true'])} taken for {_text(own['predicted'])}" for own in found.get("confused", [])[:5]]
     lines += [f"- most often wrong: {', '.join(confused)}"] if confused else []
+    lines += [f"- {_text(note)}"] if note else []
     return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
 
 

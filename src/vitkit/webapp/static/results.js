@@ -58,9 +58,10 @@ class ResultsPage {
   row(run) {
     const { accuracy, balanced_accuracy: alike, images, split } = run.figures;
     const open = el("button", { type: "button", class: "filter", "data-run": run.name, onclick: () => this.choose(run.name) }, run.name);
+    const now = run.note && el("span", { class: "small soft", title: run.note }, ` (${percent(run.now)} with proposed labels)`);
     const interval = run.interval ? `${percent(run.interval[0])} to ${percent(run.interval[1])}` : "";
     const held = split === "val" ? "to watch by: the figures flatter" : `held back (${split})`;
-    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy)), el("td", {}, interval), el("td", {}, alike === null || alike === undefined ? "-" : percent(alike)), el("td", {}, `${images} ${held}`));
+    return el("tr", {}, el("td", {}, open), el("td", {}, percent(accuracy), now), el("td", {}, interval), el("td", {}, alike === null || alike === undefined ? "-" : percent(alike)), el("td", {}, `${images} ${held}`));
   }
 
   async choose(name) {
@@ -87,10 +88,11 @@ class ResultsPage {
     const parts = PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
       el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name)));
     const dialogs = el("div");
+    const { note } = this.runs.find((run) => run.name === this.name);
     const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report, one file to mail");
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
-    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), this.doubts, parts, dialogs);
+    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), note && el("p", { class: "warn wrap" }, note), this.doubts, parts, dialogs);
     const pictureOf = (i) => `${address}/photographs/${i}?list=${encodeURIComponent(data.version)}`; // kept by browsers
     showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, dialogs });
     this.showDoubts(address, doubts);

@@ -158,12 +158,13 @@ class TrainPage {
   }
 
   told(run) {
-    const { accuracy, images, split } = run.figures;
+    const { accuracy, images, split, note } = run.figures;
     const last = (run.log.at(-1) || "").replace(/^[-\d]+ [:\d]+ +/, "");
     const [, done, of] = last.match(/^epoch +(\d+)\/(\d+)/) || [];
     const now = done ? `${done} of ${of} passes over the photographs are done` : last || "Begins …";
     return [
       accuracy !== undefined && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
+      note && el("p", { class: "warn wrap" }, note),
       run.why && el("p", { class: "bad wrap" }, run.why),
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
       run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
