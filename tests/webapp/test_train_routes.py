@@ -57,9 +57,10 @@ def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspac
     offers = [own["source"] for own in client.get("/api/train/offers").json()["offers"]]
     assert offers == [eyes]  # offline, and a run without a model is none to begin from
     assert start(client, weights=eyes, method="lora", time="10m", split_from="before").json() == {
-        "run": "my_photos_b-1"
+        "run": "my_photos_b-1",
+        "notes": [],
     }
-    assert start(client).json() == {"run": "my_photos_b-2"}
+    assert start(client).json()["run"] == "my_photos_b-2"
     place.labels.parent.mkdir()
     place.labels.write_text("path,label\nred/img1.png,blue\n")
     start(client, method="probe", weights=eyes)

@@ -77,7 +77,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
-    for edit, label, found in _settled_edits(table, labels, finder):
+    spelt, is_multi = {_composed(name): name for name in table.classes}, _has_several(table, labels)
+    for edit, label, found in _settled_edits(table, labels, finder, spelt, is_multi=is_multi):
         for i in found:
             tally.take(i, edit, after[i], label, table)
             after[i] = label
@@ -95,7 +96,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
             f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
         )
-    changed = _built(table, after, added, is_multi=_has_several(table, labels))
+    changed = _built(table, after, added, is_multi=is_multi)
     changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
     changed = replace(changed, proposals=_proposals(table, changed, (before, after), added, tally))
     told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
@@ -175,10 +176,9 @@ def _has_several(table: ImageTable, labels: LabelFile) -> bool:
 
 
 def _settled_edits(
-    table: ImageTable, labels: LabelFile, finder: PathFinder
+    table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], *, is_multi: bool
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
     """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
-    is_multi, spelt = _has_several(table, labels), {_composed(name): name for name in table.classes}
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, spelt, is_multi=is_multi)
         yield edit, label, finder.find(edit.path)
@@ -264,7 +264,7 @@ def _in_words(
     """What a label file changed, and what of it changed nothing."""
     name, (before, after) = without_place(labels.name), told
     proposed = len({own.path for own in changed.proposals} - {own.path for own in table.proposals})
-    by = f" ({proposed} of them proposed by a model)" if proposed else ""
+    by = f" ({proposed} proposed by a model)" if proposed else ""
     notes = [f"{name}: {', '.join(_counts(before, after, added))}{by}", *_of_classes(name, table, changed)]
     if unlabelled := sum(own == UNLABELLED for own in after):
         pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
@@ -313,26 +313,48 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
         yield f"{pictures} of {name} left out, in no folder of the data's splits: {listed(homeless)}"
 
 
-def unmatched_rows(table: ImageTable, labels: LabelFile, finder: PathFinder | None = None) -> list[str]:
-    """What of a label file matches no picture, in words; pictures in the data's folder that the table lacks count."""
-    finder, tally = finder or PathFinder(table.root, table.paths), _Tally()
-    for edit in labels.edits:
-        if not finder.find(edit.path) and finder.beside(edit.path) is None:
-            tally.lost[edit.path] = None
-    return [*_of_lost(without_place(labels.name), table, tally)]
-
-
 # --- One by one --------------------------------------------------------------------------------------------------
 
 
-def labels_after(table: ImageTable, labels: LabelFile) -> list[str]:
-    """The label of each image of the table as a label file has it; `EXCLUDED` of those that are left out.
+class Followed:
+    """The label of each image of a table, which follows a label file as rows are added to it.
 
-    Raises:
-        VitkitError: a label names several classes where pictures have one.
+    Attributes:
+        labels: of each image, as a label file has it; `EXCLUDED` of those that are left out.
+        lost: paths of the label file that no picture in the data's folder has.
     """
-    after, finder = [table.cell_of(i) for i in range(len(table))], PathFinder(table.root, table.paths)
-    for _, label, found in _settled_edits(table, labels, finder):
-        for i in found:
-            after[i] = label
-    return after
+
+    def __init__(self, table: ImageTable) -> None:
+        self._table, self._finder = table, PathFinder(table.root, table.paths)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._edits: tuple[Edit, ...] = ()
+        self._is_multi = self._table.is_multi
+        self._spelt = {_composed(name): name for name in self._table.classes}
+        self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
+        self.lost: dict[str, None] = {}
+
+    def take(self, file: LabelFile) -> None:
+        """Follow the rows of a file, of which only those are looked at that were added.
+
+        Raises:
+            VitkitError: a label names several classes where pictures have one.
+        """
+        known = len(self._edits)
+        is_multi = self._is_multi or _has_several(self._table, replace(file, edits=file.edits[known:]))
+        if is_multi != self._is_multi or file.edits[:known] != self._edits:
+            self._begin()
+            known, self._is_multi = 0, is_multi
+        added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
+        self._edits = ()  # until all are taken
+        for edit, label, found in _settled_edits(self._table, added, self._finder, self._spelt, is_multi=is_multi):
+            for i in found:
+                self.labels[i] = label
+            if not found and self._finder.beside(edit.path) is None:
+                self.lost[edit.path] = None
+        self._edits = file.edits
+
+    def lines(self, name: str) -> list[str]:
+        """What of the label file matches no picture, in words."""
+        return list(_of_lost(name, self._table, _Tally(lost=self.lost)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -110,6 +111,9 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
 
 
 def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
+    if known is not None and _is_cut_from(known, content):
+        rows = bisect_right(known.lines, content.count(b"\n"))
+        return LabelFile(name, known.edits[:rows], known.lines[:rows], content=content)
     if known is None or not _is_added_to(known, content):
         return _parse(name, content)
     if len(content) == len(known.content):
@@ -122,6 +126,11 @@ def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
 def _is_added_to(known: LabelFile, content: bytes) -> bool:
     """Whether a file begins with what is known of it, at whose end a row ends."""
     return known.content.startswith(_HEADER) and known.content.endswith(b"\n") and content.startswith(known.content)
+
+
+def _is_cut_from(known: LabelFile, content: bytes) -> bool:
+    """Whether rows were taken from the end of a file, as undoing does."""
+    return _takes_rows(content) and len(content) < len(known.content) and known.content.startswith(content)
 
 
 def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile:

@@ -100,11 +100,11 @@ class Earlier:
 
 
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
-    """What a run tells; None where it proposed nothing, or is damaged."""
+    """What a run tells; None where it is damaged, or proposed nothing and is no ancestor."""
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
         proposals = read_proposals(run)
-        if not suspects and not proposals:
+        if not (suspects or proposals or is_ancestor):
             return None
         table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
     except (VitkitError, OSError):

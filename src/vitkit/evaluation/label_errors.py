@@ -73,13 +73,17 @@ def probe_out_of_fold(
 ) -> npt.NDArray[np.float64] | None:
     """(n, K) probabilities, each image's from a probe that did not see it; None where there are too few images."""
     may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
-    if may_teach.sum() < 2 * FOLDS or int(labels.bincount().max()) < FOLDS:
+    taught, others = np.flatnonzero(may_teach), np.flatnonzero(~may_teach)
+    if len(taught) < 2 * FOLDS or int(labels[taught].bincount().max()) < FOLDS:
         return None
     x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # it is judged all the same
-        folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(x, labels))
-    folds = [(seen[may_teach[seen]], unseen) for seen, unseen in folds]
+        parts = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(taught, labels[taught])
+        folds = [
+            (taught[seen], np.concatenate([taught[unseen], others[fold::FOLDS]]))
+            for fold, (seen, unseen) in enumerate(parts)
+        ]
     weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
     best, least = None, np.inf
     for penalty in _PENALTIES:  # from simple to complex, each from the one before
@@ -88,7 +92,7 @@ def probe_out_of_fold(
             weights[number] = regress(x[seen], labels[seen], penalty, *weights[number])
             weight, bias = weights[number]
             logits[unseen] = x[unseen] @ weight.T + bias
-        loss = F.cross_entropy(logits[may_teach], labels[may_teach]).item()
+        loss = F.cross_entropy(logits[taught], labels[taught]).item()
         if loss < least:
             best, least = logits, loss
         else:

@@ -26,6 +26,8 @@ from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.unseen import without
 from vitkit.text.words import listed, plural
 
+_IMAGES = {"test": "the test images", "val": "the validation images"}
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -153,12 +155,12 @@ def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
     ]
     if told["left_out"]:
         ways.append(f"{plural(told['left_out'], 'image', 'images')} left out")
-    split = numbers.get("split", "test")
-    what = f"of the {split} images, on what a model proposed ({listed(told['by'])}): {', '.join(ways)}"
+    images = _IMAGES.get(numbers.get("split", ""), "the images")
+    what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(told['by'])})"
     rest = numbers["with_proposals"]
     bounds = rest["intervals_95"].get("accuracy")
     interval = "" if bounds is None else f" (95 %: {interval_text(bounds)})"
     figure = f"accuracy would be {rest['accuracy']:.4f}{interval} on {plural(rest['images'], 'image', 'images')}"
     if not told["has_labels_before"]:
-        return f"{what}; no label is left that a model did not propose, so the figures say how far models agree"
-    return f"{what}; the figures are of the labels before that; with those of now, which flatter, {figure}"
+        return f"{what}: no label is left that a model did not propose, so the figures say how far models agree"
+    return f"{what}: the figures are of the labels before that; with those of now, which flatter, {figure}"

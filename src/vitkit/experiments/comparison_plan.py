@@ -132,6 +132,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
             )
         entries.append(entry)
     assert first is not None
+    notes += [*first.settled.table.unmatched, *first.settled.table.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.settled.reasons]
     seeds = tuple(first.seed + k for k in range(int(asked["seeds"])))
     _check_subsets(first, fractions, seeds)

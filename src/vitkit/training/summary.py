@@ -96,8 +96,8 @@ def report(
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
     numbers = all_figures(evaluation, seen_before, classifier.provenance) | proposal_figures(judged)
-    spoilt = [told for told in (describe_proposals(numbers), describe(numbers)) if told is not None]
-    for told in spoilt:
+    spoilt, proposed = describe(numbers), describe_proposals(numbers)
+    for told in filter(None, (proposed, spoilt)):
         say(f"note: {told}")
     if not table.is_multi:
         if seen is not None:
@@ -120,7 +120,11 @@ def report(
         numbers=numbers,
         root=table.root,
         facts=_facts(classifier, record, recipe, table, rows),
-        findings=[*(f"problem: {told}" for told in spoilt), *_findings(folder / FINDINGS)],
+        findings=[
+            *([f"note: {proposed}"] if proposed else []),
+            *([f"problem: {spoilt}"] if spoilt else []),
+            *_findings(folder / FINDINGS),
+        ],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         laid_out=laid_out,
         doubts=doubts or (),

@@ -90,8 +90,8 @@ class DoubtfulLabels(Result):
         """What becomes of the test figure where a suggestion is followed."""
         images = plural(self.held_out, "of these images is", "of these images are")
         return (
-            f"{images} held out: where one gets the class that is suggested, or is left out, a model has proposed that, "
-            "and the test figure stays that of the labels of before"
+            f"{images} held out: where one gets the suggested class, or is left out, a model proposed that, and the "
+            "test figure stays that of the labels of before"
         )
 
 
@@ -117,7 +117,7 @@ def doubtful_labels(
     Raises:
         VitkitError: there is no run beside the list, or its images are gone, or `out` cannot be written.
     """
-    from vitkit.data.corrected import unmatched_rows
+    from vitkit.data.corrected import Followed
     from vitkit.data.label_file import read_labels
     from vitkit.data.path_finder import PathFinder
     from vitkit.data.split_file import split_from_file
@@ -133,7 +133,9 @@ def doubtful_labels(
     if labels is not None:
         said = read_labels(labels)
         decided = {i for own in said.edits for i in finder.find(own.path)}
-        notes += unmatched_rows(table, said, finder)
+        followed = Followed(table)
+        followed.take(said)
+        notes += followed.lines(without_place(said.name))
     suspects = read_suspects(file)
     left = [own for own in suspects if not _is_decided(own, finder.find(own.path), table, decided)]
     judged = held_out_split(table)

@@ -11,8 +11,8 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.corrected import labels_after
-from vitkit.data.label_file import EXCLUDED, labels_so_far
+from vitkit.data.corrected import Followed
+from vitkit.data.label_file import EXCLUDED
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
 from vitkit.evaluation.proposed import describe_proposals
@@ -21,7 +21,7 @@ from vitkit.system.run_files import EVALUATION, LOG, METRICS, PICTURES, RECIPE, 
 from vitkit.training.metrics_file import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.offers import offered, offers
-from vitkit.webapp.photographs import read_photographs, see_label_file
+from vitkit.webapp.photographs import read_photographs
 from vitkit.webapp.workspace import Workspace
 
 _NONE = "none"  # weights of a training from scratch
@@ -58,14 +58,14 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/start")
     def start(asked: Asked) -> dict[str, Any]:
-        arguments = _arguments(workspace, asked)
+        arguments, notes = _arguments(workspace, asked)
         name = jobs.reserve(_safe(workspace.name))
         try:
             jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], asked.model_dump())
         except BaseException:
             jobs.give_back(name)
             raise
-        return {"run": name}
+        return {"run": name, "notes": notes}
 
     @routes.get("/runs")
     def show_runs() -> dict[str, Any]:
@@ -112,13 +112,15 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
-def _arguments(workspace: Workspace, asked: Asked) -> list[str]:
-    """Of `vitkit`, from what is known here: the page names no files of its own.
+def _arguments(workspace: Workspace, asked: Asked) -> tuple[list[str], list[str]]:
+    """Of `vitkit`, from what is known here: the page names no files of its own; and which labels match nothing.
 
     Raises:
         VitkitError: there is nothing to learn from, or something that was not offered is asked for.
     """
-    if len(_classes(workspace)) < 2:
+    labels = Followed(read_photographs(workspace))
+    labels.take(workspace.said.read())
+    if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         raise VitkitError("a classifier tells at least two classes apart: give photographs two classes first (Data)")
     given = ["train", str(workspace.photographs)]
     if workspace.labels.is_file():
@@ -133,13 +135,7 @@ def _arguments(workspace: Workspace, asked: Asked) -> list[str]:
         given += ["--time", asked.time]
     if asked.split_from:
         given += ["--split-from", str(workspace.run_folder(asked.split_from))]
-    return given
-
-
-def _classes(workspace: Workspace) -> set[str]:
-    see_label_file(workspace)
-    labels = labels_after(read_photographs(workspace), labels_so_far(workspace.labels))
-    return set(labels) - {EXCLUDED, UNLABELLED}
+    return given, labels.lines(workspace.labels.name)
 
 
 def _safe(name: str) -> str:

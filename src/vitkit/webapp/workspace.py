@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import RECIPE, SPLIT
+from vitkit.webapp.labels import Labels
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Workspace:
     def name(self) -> str:
         """What to call it."""
         return self.photographs.name or str(self.photographs)
+
+    @cached_property
+    def said(self) -> Labels:
+        """The label file as the studio follows it."""
+        return Labels(self.labels, self.photographs, self.own / "label-files.json")
 
     @property
     def own(self) -> Path:

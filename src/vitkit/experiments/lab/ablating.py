@@ -57,6 +57,7 @@ def plan_ablation(
                     images, config = own.images.table.splits.count("train"), settled.config
                     classes = config.num_classes
                     fields |= {"method": settled.recipe.method}
+                    notes += [*settled.table.unmatched, *settled.table.corrections]
                     notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
                 else:
                     build(fields)

@@ -129,7 +129,7 @@ class ResultsPage {
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared.")),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared. Where you follow the model, or leave out what it doubts, its figure stays that of the labels of before.")),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();
