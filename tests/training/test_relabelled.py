@@ -286,3 +286,30 @@ def test_a_damaged_list_of_proposals_is_told(work: Work) -> None:
     (work.root / "proposals.json").write_text('[{"path": 1}]')
     with pytest.raises(VitkitError, match=r"proposals\.json is damaged"):
         read_proposals(work.root)
+
+
+def test_other_photographs_are_not_missed(work: Work, tmp_path: Path) -> None:
+    """Weights of a run go on to other data, where its photographs are not expected."""
+    work.begin("first")
+    work.doubt("first", dict.fromkeys(work.of_split("first", "test"), "blue"))
+    work.photos = runs.photos(tmp_path / "others", images=10, noise=60.0, seed=5)
+    own = work.begin("second", split_from="first")
+    assert not any("no longer there" in str(line) for line in own.findings) and own.proposals == ()
+
+
+def test_data_that_come_split_keep_their_split(work: Work) -> None:
+    for split in ("train", "val", "test"):
+        runs.photos(work.root / "split" / split, images=6, noise=60.0, seed=len(split))
+    work.photos = work.root / "split"
+    first = work.begin("first")
+    train, test = (
+        next(path for path in first.images.table.of_split(name).paths if "red" in path) for name in ("train", "test")
+    )
+    work.doubt("first", {train: "blue", test: "blue"})
+    add_edits(work.labels, [Edit(train, "blue"), Edit(test, EXCLUDED)])
+    own = work.begin("second")
+    assert {proposal.path: (proposal.before, proposal.split) for proposal in own.proposals} == {
+        train: ("red", None),
+        test: ("red", "test"),
+    }
+    assert not any("its split is kept" in str(line) for line in own.findings)

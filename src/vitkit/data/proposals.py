@@ -94,8 +94,13 @@ class Earlier:
         return self.folder.name
 
     def gone(self, digests: Iterable[str], split: str) -> int:
-        """How many of its images of a split are no longer there, of those whose label it doubted."""
+        """How many of its images of a split are no longer there, of those whose label it doubted.
+
+        Of other images than its own, which have less than half of these, there is nothing to say.
+        """
         there = set(digests)
+        if 2 * len(there & self.labels.keys()) < len(self.labels):
+            return 0
         return sum(self.splits[digest] == split and digest not in there for digest in self.suggested)
 
 
@@ -117,7 +122,8 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
             labels[digest] = labels.get(digest, frozenset()) | {label_of[path]}
             splits[digest] = table.splits[i]
     suggested = {contents[own.path]: (label_of[own.path], own.suggested) for own in suspects if own.path in label_of}
-    return Earlier(run, labels, splits, suggested, {own.digest: own for own in proposals}, is_ancestor)
+    known = {own.digest: own for own in proposals if own.digest}
+    return Earlier(run, labels, splits, suggested, known, is_ancestor)
 
 
 def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:

@@ -43,6 +43,7 @@ class Proposed:
         taught: the record of the runs whose proposals are among the labels now, so that these carry what those runs
             learned; None: of none that is at hand.
         teachers: their names.
+        comes_split: the data have splits of their own.
     """
 
     proposals: tuple[Proposal, ...] = ()
@@ -51,6 +52,7 @@ class Proposed:
     digests: frozenset[str] = frozenset()
     taught: PictureRecord | None = None
     teachers: tuple[str, ...] = ()
+    comes_split: bool = False
 
 
 def find_proposed(
@@ -76,11 +78,17 @@ def find_proposed(
     digests = contents_of(images) | {path: own.digest[:DIGEST].hex() for path, own in facts.items()}
     labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
     found = find_proposals(labelled, digests, earlier)
-    there = set(images.table.paths)
-    by = {own.by for own in found if own.path in there}
-    teachers = {own.name: record for own in earlier if own.name in by and (record := _record_of(own)) is not None}
+    label_of = {path: images.table.cell_of(i) for i, path in enumerate(images.table.paths)}
+    followed = [(own, label_of[own.path]) for own in found if own.path in label_of]
+    teachers = {own.name: record for own in earlier if _taught(own, followed) and (record := _record_of(own))}
     record = reduce(PictureRecord.merge, teachers.values()) if teachers else None
-    return Proposed(found, facts, tuple(earlier), frozenset(digests.values()), record, tuple(teachers))
+    comes_split = any(table.splits)
+    return Proposed(found, facts, tuple(earlier), frozenset(digests.values()), record, tuple(teachers), comes_split)
+
+
+def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
+    """Whether some labels follow what a run proposed, by the name that they are marked with or by what it suggests."""
+    return any(own.by == run.name or run.suggested.get(own.digest, ("", None))[1] == label for own, label in followed)
 
 
 def _record_of(run: Earlier) -> PictureRecord | None:
@@ -119,7 +127,7 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, own: Divided) -> list[Findi
             "their labels is in those of other images now, which flatters"
         )
         return [Finding("problem", text)]
-    if recipe.split_from is None and recipe.folds is None:
+    if recipe.split_from is None and recipe.folds is None and not proposed.comes_split:
         return [Finding("note", f"labels that {names} proposed carry what it had learned, so its split is kept")]
     return []
 

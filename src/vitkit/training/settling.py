@@ -105,7 +105,8 @@ def _parts(
 ) -> list[Divided]:
     """The images split as the recipe says: once, or with each fold in turn as its test images."""
     if recipe.folds is None:
-        return [divide(images, recipe, before, progress, (proposed.taught, proposed.teachers))]
+        proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
+        return [divide(images, recipe, before, progress, proposers)]
     table, groups = images.table, images.groups
     if any(table.splits):
         raise VitkitError(

@@ -95,7 +95,7 @@ def evaluate(
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
-        proposals = _proposals(folder, own, table, progress)
+        proposals = _proposals(folder, own, table, split, progress)
         way = (backend, precision, plan, merge, device)
         judged, classifier = _ask(classifier, table, proposals, split, way, notes, progress)
         if own is not None and folder is not None:
@@ -146,16 +146,22 @@ def _ask(
     return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
 
 
-def _proposals(run: Path | None, own: ImageTable | None, table: ImageTable, progress: Progress) -> tuple[Proposal, ...]:
+def _proposals(
+    run: Path | None, own: ImageTable | None, table: ImageTable, split: str | None, progress: Progress
+) -> tuple[Proposal, ...]:
     """The labels of the images that models proposed, by the label file, and by what the run in a folder suggests."""
     from vitkit.data.overlap import read_digests
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
+    from vitkit.evaluation.metrics import held_out_split
 
     earlier = [] if run is None else earlier_runs([run], [])
-    if run is None or not earlier:
+    if run is None or not any(known.suggested or known.proposals for known in earlier):
         return table.proposals
-    digests = read_digests(table, progress) if own is None else digests_of_run(run, own)
-    return find_proposals(table, digests, earlier)
+    if own is not None:
+        return find_proposals(table, digests_of_run(run, own), earlier)
+    name = split or held_out_split(table)
+    rows = table if name == "all" else table.of_split(name)
+    return find_proposals(rows, read_digests(rows, progress), earlier)
 
 
 def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
