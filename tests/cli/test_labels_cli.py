@@ -71,6 +71,31 @@ def test_doubtful_labels_that_are_decided_are_not_shown_again(vitkit: Any, suspe
     assert found["decided"] == 1
 
 
+def test_the_doctor_says_what_following_a_suggestion_means_and_which_rows_match_nothing(
+    vitkit: Any, suspected: Path, tmp_path: Path
+) -> None:
+    add_edits(tmp_path / "labels.csv", [Edit(f"azure/img{i}.png", "red") for i in range(30)])  # a renamed folder
+    outcome = vitkit("doctor", suspected / "label_errors.csv", "--labels", tmp_path / "labels.csv")
+    assert "note: 30 paths of labels.csv match no picture" in outcome.out
+    table = split_from_file(suspected / "split.json")
+    held_out = sum(path in table.of_split("test").paths for path, *_ in rows(suspected))
+    assert f"{held_out} of these images " in outcome.out
+    assert "the test figure stays that of the labels of before" in outcome.out
+    found = json.loads(vitkit("doctor", suspected / "label_errors.csv", "--json").out)
+    assert found["held_out"] == held_out and found["notes"] == []
+
+
+def test_the_doctor_repeats_what_was_proposed_of_the_test_before(vitkit: Any, suspected: Path) -> None:
+    numbers = json.loads((suspected / "evaluation.json").read_text())
+    numbers |= {
+        "proposed": {"changed": 2, "labelled": 0, "left_out": 1, "by": ["first"], "has_labels_before": True},
+        "with_proposals": {"accuracy": 0.75, "images": 5, "intervals_95": {}},
+    }
+    (suspected / "evaluation.json").write_text(json.dumps(numbers))
+    outcome = vitkit("doctor", suspected / "label_errors.csv")
+    assert "note: 2 labels changed, 1 image left out among the test images because a model proposed it" in outcome.out
+
+
 def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(
     vitkit: Any, suspected: Path, tmp_path: Path, data: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -176,7 +177,7 @@ def test_a_name_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
     add_edits(file, [Edit("1.jpg", "a")])
     before = file.read_bytes()
     with pytest.raises(VitkitError, match="rename"):
-        add_edits(file, [Edit("x\ny.jpg,a,b,c", "a")])  # looks like a row that a quote has swallowed
+        add_edits(file, [Edit("x\ny.jpg,a,b,c,d", "a")])  # looks like a row that a quote has swallowed
     assert file.read_bytes() == before
 
 
@@ -189,6 +190,200 @@ def test_reading_a_label_file_loads_nothing_heavy(tmp_path: Path) -> None:
         "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- Rows that are appended ----------------------------------------------------------------------------
+
+
+def test_a_row_is_appended_and_the_others_are_not_written_again(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit(f"{i}.jpg", "a") for i in range(3)])
+    before, place = file.read_bytes(), file.stat().st_ino
+    (made,) = add_edits(file, [Edit("3.jpg", "b", "a", proposed_by="run-1")])
+    assert file.stat().st_ino == place
+    assert file.read_bytes().startswith(before)
+    assert read_labels(file).edits[-1] == made
+    undo_edits(file)
+    assert (file.read_bytes(), file.stat().st_ino) == (before, place)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "path,label\na/1.jpg,rose\n",
+        "\ufeffpath;label;previous;when;proposed_by\r\na/1.jpg;rose;;;\r\n",
+        "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22\n",
+        "path,label,previous,when,proposed_by\na/1.jpg,rose,,,",
+        'path,label,previous,when,proposed_by\na/1.jpg,rose,"a ""b""",,\n',
+    ],
+)
+def test_rows_are_added_to_a_file_of_any_form(tmp_path: Path, content: str) -> None:
+    file = written(tmp_path, content)
+    before = read_labels(file).edits
+    for name in ("b/2.jpg", "b/3.jpg"):
+        add_edits(file, [Edit(name, "tulip", proposed_by="run-1")])
+    after = read_labels(file)
+    assert after.edits[: len(before)] == before
+    assert [own[:2] for own in after.edits[len(before) :]] == [("b/2.jpg", "tulip"), ("b/3.jpg", "tulip")]
+    assert [own.proposed_by for own in after.edits] == ["", "run-1", "run-1"]
+
+
+def test_what_was_known_is_not_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a"), Edit("x\ny.jpg", "a")])
+    known = read_labels(file)
+    assert read_labels(file, known) is known
+    add_edits(file, [Edit("2.jpg", "b")])
+    more = read_labels(file, known)
+    assert more == read_labels(file)
+    assert more.edits[0] is known.edits[0], "it was read a second time"
+    add_edits(file, [Edit("3.jpg", "b")])
+    undo_edits(file, known=more)
+    file.write_text(file.read_text().replace("1.jpg", "9.jpg"))  # by hand
+    assert read_labels(file, more).edits[0].path == "9.jpg"
+
+
+def crash(file: Path, edits: str, size: int) -> None:
+    """Add rows in a process that is killed when so many bytes of them are written."""
+    code = (
+        "import os\n"
+        "from vitkit.system import files\n"
+        "from vitkit.data.label_file import Edit, add_edits\n"
+        "flush = os.fsync\n"
+        "calls = []\n"
+        "def fsync(descriptor):\n"
+        "    flush(descriptor)\n"
+        "    calls.append(descriptor)\n"
+        "    if len(calls) == 3:\n"  # of the note, of the folder, of the file
+        f"        os.ftruncate(descriptor, {file.stat().st_size + size})\n"
+        "        os._exit(9)\n"
+        "os.fsync = fsync\n"
+        f"add_edits({str(file)!r}, {edits})\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 9
+
+
+def test_rows_that_a_crash_cut_off_are_passed_over_and_mended(tmp_path: Path) -> None:
+    """Half of `rosebud` is `rose`, another class."""
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a")])
+    before = file.read_bytes()
+    rows = "[Edit('2.jpg', 'rosebud'), Edit('3.jpg', 'rosebud')]"
+    for size in (1, len("2.jpg,rose"), 45, 60):
+        crash(file, rows, size)
+        assert len(file.read_bytes()) == len(before) + size
+        assert pairs(file) == [("1.jpg", "a")], size
+        add_edits(file, [Edit("4.jpg", "b")])
+        assert pairs(file) == [("1.jpg", "a"), ("4.jpg", "b")], size
+        undo_edits(file)
+        assert file.read_bytes() == before
+    assert [own.name for own in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_rows_that_were_whole_when_it_crashed_and_edits_by_hand_since_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a")])
+    crash(file, "[Edit('2.jpg', 'rosebud')]", 10)
+    torn = file.read_text()
+    assert torn.endswith("2.jpg,rose")
+    file.write_text(torn + "mary,,,\n5.jpg,b,,,\n")  # who has seen the half row has completed it
+    expected = [("1.jpg", "a"), ("2.jpg", "rosemary"), ("5.jpg", "b")]
+    assert pairs(file) == expected
+    add_edits(file, [Edit("6.jpg", "c")])
+    assert pairs(file) == [*expected, ("6.jpg", "c")]
+
+
+def test_a_copy_of_half_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    """Nothing beside it tells that it was cut off."""
+    header = "path,label,previous,when,proposed_by\n"
+    assert "line 3: the last row may be cut off" in refusal(written(tmp_path, f"{header}1.jpg,a,,,\n2.jpg,ros"))
+    assert pairs(written(tmp_path, f"{header}1.jpg,a,,,\n2.jpg,ros\n"))[-1] == ("2.jpg", "ros")
+
+
+def test_a_full_disk_leaves_the_rows_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a")])
+    before, flush, calls = file.read_bytes(), os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 3:
+            os.ftruncate(descriptor, len(before) + 5)
+            raise OSError(28, "No space left on device")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        add_edits(file, [Edit("2.jpg", "b")])
+    assert file.read_bytes() == before
+    assert [own.name for own in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_processes_that_add_and_one_that_reads_meet_whole_steps(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("first.jpg", "a")])
+    code = (
+        "import sys\nfrom vitkit.data.label_file import Edit, add_edits\n"
+        "for n in range(20):\n"
+        "    add_edits(sys.argv[1], [Edit(f'{sys.argv[2]}-{n}-{i}.jpg', 'a' * 200) for i in range(30)])\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(file), str(i)]) for i in range(2)]
+    known = read_labels(file)
+    while any(own.poll() is None for own in writers):
+        known = read_labels(file, known)
+        assert len(known.edits) % 30 == 1
+    assert [own.returncode for own in writers] == [0, 0]
+    assert len(read_labels(file).edits) == 1 + 2 * 20 * 30
+
+
+def test_rows_of_others_are_not_undone(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    mine = [*add_edits(file, [Edit("1.jpg", "a")]), *add_edits(file, [Edit("2.jpg", "a"), Edit("3.jpg", "a")])]
+    (theirs,) = add_edits(file, [Edit("2.jpg", "b")])
+    assert undo_edits(file, mine.__contains__) == tuple(mine[1:])
+    assert read_labels(file).edits == (mine[0], theirs)
+    assert undo_edits(file, mine.__contains__) == (mine[0],)
+    assert undo_edits(file, mine.__contains__) == ()
+    assert read_labels(file).edits == (theirs,)
+
+
+# --- What a model proposed -----------------------------------------------------------------------------
+
+
+def test_who_proposed_a_label_survives_a_spreadsheet(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    add_edits(file, [Edit("1.jpg", "a", proposed_by="run-1"), Edit("2.jpg", "b")])
+    text = file.read_text().replace(",", ";").replace("\n", "\r\n")
+    again = written(tmp_path, f"\ufeff{text}3.jpg;c\r\n".replace("proposed_by", "Proposed_By"))
+    assert [own.proposed_by for own in read_labels(again).edits] == ["run-1", "", ""]
+
+
+def test_rows_of_a_list_of_doubts_that_were_made_what_it_suggests_are_proposed(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        "path,label,suggested,score\n1.jpg,b,b,0.9\n2.jpg,,b,0.9\n3.jpg,c,b,0.9\n4.jpg,a,b,0.9\n5.jpg,d,,\n",
+    )
+    assert [own.proposed_by for own in read_labels(file).edits] == ["labels.csv", "labels.csv", "", "", ""]
+
+
+# --- Pipes and devices ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["read", "add", "undo"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, how: str) -> None:
+    os.mkfifo(tmp_path / "labels.csv")
+    file = tmp_path / "labels.csv"
+    does = {
+        "read": lambda: read_labels(file),
+        "add": lambda: add_edits(file, [Edit("1", "a")]),
+        "undo": lambda: undo_edits(file),
+    }
+    with pytest.raises(VitkitError, match="pipe or a device"):
+        does[how]()
+
+
+def test_a_device_is_refused() -> None:
+    assert "pipe or a device" in refusal(Path("/dev/zero"))
 
 
 # --- Classes ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 
 import runs
 import warm
+from vitkit.data.label_file import Edit, add_edits
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
@@ -343,6 +344,22 @@ def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
     assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     assert {(job["model"], job["fields"].get("init")) for job in plan["jobs"]} == {(A, "reference"), (network, None)}
+
+
+def test_rows_of_a_label_file_that_match_no_picture_are_said(data: Path, tmp_path: Path) -> None:
+    add_edits(tmp_path / "labels.csv", [Edit("red/img1.png", "blue", "red"), Edit("azure/img1.png", "blue")])
+    asked = {
+        "data": str(data),
+        "models": [A],
+        "recipe": None,
+        "seeds": 2,
+        "fractions": [1.0],
+        "budget": None,
+        "stress": (),
+    }
+    plan = comparison_plan.make_plan(asked, {**FIELDS, "labels": str(tmp_path / "labels.csv")}, lambda *_: None)
+    assert any("1 path of labels.csv matches no picture" in note for note in plan.notes)
+    assert any("1 picture with another label" in note for note in plan.notes)
 
 
 def test_a_model_at_chance_is_named() -> None:

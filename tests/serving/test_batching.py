@@ -65,23 +65,21 @@ def test_what_comes_while_a_thread_is_at_work_is_answered_together() -> None:
     assert [len(batch) for batch in double.batches] == [1, 8, 4]
 
 
-def test_a_free_thread_waits_for_more_and_no_longer_than_it_may() -> None:
-    double, own = Doubling(), workers(wait=0.2)
+@pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (1.0, [1])])
+def test_a_free_thread_waits_for_more_but_not_where_its_batch_is_full_or_its_time_is_up(
+    wait: float, asked: list[int]
+) -> None:
+    double, own = Doubling(), workers(wait=wait)
     work = Work("a", 3, double)
 
-    async def ask() -> list[float]:
-        began = time.monotonic()
-        first = asyncio.create_task(own.ask(work, [1]))
-        await asyncio.sleep(0.02)
-        await asyncio.gather(first, own.ask(work, [2]), own.ask(work, [3]))
-        whole = time.monotonic() - began
-        await own.ask(work, [4])
-        return [whole, time.monotonic() - began - whole]
+    async def ask() -> None:
+        first = asyncio.create_task(own.ask(work, asked[:1]))
+        await asyncio.sleep(0.02)  # the thread is free: without waiting it would have begun
+        await asyncio.gather(first, *(own.ask(work, [number]) for number in asked[1:]))
 
-    whole, alone = asyncio.run(ask())
+    asyncio.run(asyncio.wait_for(ask(), 60))
     own.close()
-    assert double.batches == [[1, 2, 3], [4]]
-    assert whole < 0.15 < 0.19 < alone < 1
+    assert double.batches == [asked]
 
 
 def test_kinds_are_never_mixed_and_the_oldest_goes_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -227,3 +228,11 @@ def test_a_recipe_cut_short_is_refused(finished: Path, tmp_path: Path) -> None:
             load_of_run(path)
     path.write_text(whole, "utf-8")
     assert load_of_run(path).to_toml() == whole
+
+
+def test_a_pipe_in_the_place_of_the_log_is_refused_and_not_waited_for(folder: Path) -> None:
+    (folder / "log.txt").unlink()
+    os.mkfifo(folder / "log.txt")
+    (folder / "report.html").unlink()
+    with pytest.raises(OSError, match="pipe or a device"):
+        run.resume(folder, say=lambda _: None)

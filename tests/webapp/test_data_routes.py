@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import runs
+from vitkit.data import label_file
+from vitkit.data.label_file import Edit, add_edits, labels_so_far, undo_edits
+from vitkit.data.sources import read_source
+from vitkit.data.split_file import split_to_dict
+from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.system.files import write_json
 from vitkit.webapp.app import create_app
 from vitkit.webapp.photographs import Photographs
 from vitkit.webapp.workspace import Workspace, open_workspace
@@ -301,6 +308,172 @@ def test_photographs_that_come_later_are_seen_when_asked_for(place: Workspace, t
     assert len(new["paths"]) == 13
     answer = client.post("/api/data/labels", json={"version": old["version"], "images": [0], "label": "red"})
     assert answer.status_code == 400
+
+
+# --- Others who work on the same label file ---------------------------------------------------------------
+
+
+@pytest.fixture
+def theirs(place: Workspace, client: TestClient) -> TestClient:
+    """A second studio of the same photographs and label file, which began as the first one did."""
+    everything(client)
+    other = TestClient(create_app(open_workspace(place.photographs)), raise_server_exceptions=False)
+    everything(other)
+    return other
+
+
+def rows(place: Workspace) -> list[tuple[str, str]]:
+    return [(own.path, own.label) for own in labels_so_far(place.labels).edits]
+
+
+def test_two_studios_undo_their_own_steps(client: TestClient, theirs: TestClient, place: Workspace) -> None:
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0], label="mine")
+    ask(theirs, "labels", version=version, images=[1, 2], label="theirs")
+    assert said(ask(client, "undo"))[:3] == ["blue", "theirs", "theirs"]
+    assert rows(place) == [("blue/img2.png", "theirs"), ("blue/img3.png", "theirs")]
+    assert everything(client)["can_undo"] is False
+    ask(client, "undo")  # a page that has not heard of it yet
+    assert len(rows(place)) == 2
+    assert said(ask(client, "redo"))[:3] == ["mine", "theirs", "theirs"]
+    assert said(ask(theirs, "undo"))[:3] == ["mine", "blue", "blue"]
+    again = TestClient(create_app(open_workspace(place.photographs)))  # a studio of tomorrow undoes what it finds
+    assert said(ask(again, "undo"))[:3] == ["blue", "blue", "blue"]
+
+
+def test_what_another_has_said_of_the_same_photograph_holds(
+    client: TestClient, theirs: TestClient, place: Workspace
+) -> None:
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0, 1], label="mine")
+    ask(theirs, "labels", version=version, images=[0], label="theirs")
+    told = ask(client, "undo")
+    assert said(told)[:2] == ["theirs", "blue"]
+    assert told["news"] == ["1 photograph has a newer label by somebody else, which holds"]
+    assert said(ask(client, "redo"))[:2] == ["theirs", "mine"]
+
+
+def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestClient, place: Workspace) -> None:
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0, 1], label="old")
+    ask(client, "labels", version=version, images=[2], label="old")
+    ask(client, "undo")
+    ask(client, "undo")
+    add_edits(place.labels, [Edit("blue/img1.png", "new", "blue")])  # by hand, or in another studio
+    told = ask(client, "redo")
+    assert said(told)[:3] == ["new", "old", "blue"]
+    assert told["news"] == ["done again, but 1 photograph has a newer label, which holds"]
+    ask(theirs, "labels", version=version, images=[2], label="newer")
+    answer = client.post("/api/data/redo")
+    assert answer.status_code == 400 and "has a newer label" in answer.json()["error"]
+    assert said(everything(client))[:3] == ["new", "old", "newer"]
+
+
+def test_redo_does_not_overwrite_a_decision_of_the_results_tab(client: TestClient, place: Workspace) -> None:
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0], label="red")
+    ask(client, "undo")
+    place.said.add([Edit("blue/img1.png", "blue", "blue")])  # kept, as Results writes it
+    assert everything(client)["can_redo"] is False
+    answer = client.post("/api/data/redo")  # of a page that was open before
+    assert answer.status_code == 400 and "something else was said since" in answer.json()["error"]
+    assert rows(place) == [("blue/img1.png", "blue")]
+
+
+def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, place: Workspace) -> None:
+    """It had read the file before the studio appended to it."""
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0], label="mine")
+    old = place.labels.read_text()
+    ask(client, "labels", version=version, images=[1, 2], label="mine")
+    ask(client, "labels", version=version, images=[3], label="mine")
+    place.labels.write_text(old.replace("\n", "\r\n") + "blue/img4.png,theirs\r\nred/img1.png,theirs\r\n")
+    told = everything(client)
+    assert said(told)[:4] == ["mine", "mine", "mine", "theirs"]
+    (news,) = told["news"]
+    assert news.startswith(
+        f"3 rows that were written here were no longer in {place.labels} after it was saved elsewhere"
+    )
+    assert news.endswith("2 of them put back; of 1 photograph the newer label holds")
+    assert everything(client)["news"] == []
+    assert said(everything(TestClient(create_app(open_workspace(place.photographs))))) == said(told)
+    assert said(ask(client, "undo"))[:4] == ["mine", "blue", "blue", "theirs"], "the rows by hand are not undone"
+
+
+def test_rows_that_somebody_takes_out_stay_out(client: TestClient, place: Workspace) -> None:
+    version = everything(client)["version"]
+    ask(client, "labels", version=version, images=[0], label="mine")
+    ask(client, "labels", version=version, images=[1], label="mine")
+    undo_edits(place.labels)  # from Python, or by hand
+    assert said(everything(client))[:2] == ["mine", "blue"]
+    assert rows(place) == [("blue/img1.png", "mine")]
+
+
+def test_rows_that_match_no_photograph_are_said(client: TestClient, place: Workspace) -> None:
+    add_edits(place.labels, [Edit(f"azure/img{i}.png", "green") for i in range(30)])  # a folder that was renamed
+    told = everything(client)
+    (line,) = told["unmatched"]
+    assert line.startswith("30 paths of photos.csv match no picture of") and "azure/img0.png" in line
+    assert client.get("/api/data/labels").json()["unmatched"] == [line]
+    assert ask(client, "labels", version=told["version"], images=[0], label="x")["unmatched"] == [line]
+
+
+def test_a_photograph_that_is_gone_gets_no_label(place: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(place.photographs, tmp_path / "own")
+    client = TestClient(create_app(Workspace(tmp_path / "own", place.runs, place.labels)))
+    version = everything(client)["version"]
+    (tmp_path / "own" / "blue" / "img1.png").unlink()
+    for images, label in (([0], "red"), ([5, 0], "red"), ([0], ""), ([0], None)):
+        answer = client.post("/api/data/labels", json={"version": version, "images": images, "label": label})
+        assert answer.status_code == 410, answer.text
+        assert "blue/img1.png is no longer there" in answer.json()["error"]
+    answer = client.post("/api/data/classes/rename", json={"old": "blue", "new": "azure"})
+    assert answer.status_code == 410
+    assert not place.labels.exists()
+    ask(client, "labels", version=version, images=[1, 5], label="red")
+
+
+def test_a_click_reads_and_writes_what_is_new_alone(
+    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 240,000 rows a click took five seconds."""
+    add_edits(place.labels, [Edit(f"blue/img{1 + i % 4}.png", f"class{i % 7}") for i in range(2000)])
+    version = everything(client)["version"]
+    parsed: list[int] = []
+    parse = label_file._parse
+
+    def counted(name: str, content: bytes, first: int = 0) -> label_file.LabelFile:
+        found = parse(name, content, first)
+        parsed.append(len(found.edits))
+        return found
+
+    monkeypatch.setattr(label_file, "_parse", counted)
+    ask(client, "labels", version=version, images=[0, 1], label="mine")
+    ask(client, "labels", version=version, images=[2], label="")
+    ask(client, "undo")
+    assert sum(parsed) < 2000, "all rows were read again"
+
+
+# --- What a model proposed ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def doubtful(place: Workspace) -> None:
+    """A run that doubts three labels."""
+    folder = place.runs / "first"
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text("")
+    write_json(folder / "split.json", split_to_dict(replace(read_source(place.photographs), splits=("test",) * 12)))
+    write_doubts(folder / "label_errors.csv", [Doubt(f"blue/img{i}.png", "blue", "red", 0.9) for i in (1, 2, 3)])
+
+
+@pytest.mark.usefixtures("doubtful")
+def test_who_follows_a_suggestion_that_is_shown_has_not_labelled_alone(client: TestClient, place: Workspace) -> None:
+    version = everything(client)["version"]
+    for image, label in ((0, "red"), (1, ""), (2, "green"), (3, "red")):
+        ask(client, "labels", version=version, images=[image], label=label)
+    ask(client, "labels", version=version, images=[2], label="red")  # which is no longer shown as doubtful
+    assert [own.proposed_by for own in labels_so_far(place.labels).edits] == ["first", "first", "", "", ""]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -79,6 +79,18 @@ def test_one_after_the_other_in_the_order_in_which_they_were_asked_for(jobs: Job
     assert not jobs.is_worked_on
 
 
+def test_a_training_whose_log_cannot_be_written_holds_up_no_other(jobs: Jobs) -> None:
+    """A pipe would be waited for, beyond every signal."""
+    first, _ = jobs.add("a-1", ("0",), {}), jobs.add("a-2", ("0",), {})
+    os.mkfifo(jobs.log(first))
+    thread = threading.Thread(target=work, args=(jobs.runs,), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert states(jobs) == {"a-1": "failed", "a-2": "done"}
+    assert "pipe or a device" in jobs.why_failed(first)
+
+
 def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
     jobs.add("a-1", ("0.6",), {})
@@ -205,10 +217,10 @@ def test_a_training_that_fails_says_why_and_can_be_forgotten(jobs: Jobs, monkeyp
 
 
 def test_names_are_not_given_twice_and_damaged_files_are_passed_over(jobs: Jobs) -> None:
-    assert jobs.new_run("a") == "a-1"
+    assert jobs.reserve("a") == "a-1"
     jobs.add("a-1", ("0",), {})
     (jobs.runs / "a-2").mkdir()
-    assert jobs.new_run("a") == "a-3"
+    assert jobs.reserve("a") == "a-3"
     (jobs.folder / "000002.json").write_text("{")
     (jobs.folder / "000003.json").write_text('{"number": 3}')
     assert [job.run for job in jobs.all()] == ["a-1"]

@@ -13,7 +13,7 @@ import pytest
 
 import runs
 from browser import browser, is_within, serious, served, watched
-from vitkit.data.label_file import labels_so_far
+from vitkit.data.label_file import Edit, add_edits, labels_so_far
 from vitkit.evaluation.doubts import Doubt, write_doubts
 from vitkit.system.run_files import LABEL_ERRORS, PREDICTIONS
 from vitkit.training.run import train
@@ -202,6 +202,83 @@ def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClie
         assert client.post(address, json={"version": version, **wrong}).status_code == 400
     assert client.post(address, json={"version": version, "numbers": [0], "what": "burn"}).status_code == 422
     assert len(labels_so_far(place.labels).edits) == 4
+
+
+def test_what_the_model_proposed_is_marked_and_a_class_of_ones_own_is_not(client: TestClient, place: Workspace) -> None:
+    address = "/api/results/runs/first/suspects"
+    version = client.get(address).json()["version"]
+    for number, decision in enumerate(
+        ({"what": "relabel"}, {"what": "relabel", "label": "green"}, {"what": "exclude"})
+    ):
+        client.post(address, json={"version": version, "numbers": [number], **decision})
+    client.post(address, json={"version": version, "numbers": [1], "what": "keep"})
+    client.post(address, json={"version": version, "numbers": [1], "what": "relabel", "label": "blue"})
+    edits = labels_so_far(place.labels).edits
+    assert [(own.label, own.proposed_by) for own in edits] == [
+        ("blue", "first"),
+        ("green", ""),
+        ("", "first"),
+        ("red", ""),
+        ("blue", "first"),
+    ]
+
+
+def test_nothing_is_said_of_a_photograph_that_is_gone(client: TestClient, place: Workspace) -> None:
+    photograph = place.photographs / "red" / "img2.png"
+    kept = photograph.read_bytes()
+    address = "/api/results/runs/first/suspects"
+    version = client.get(address).json()["version"]
+    photograph.unlink()
+    try:
+        answer = client.post(address, json={"version": version, "numbers": [0, 1], "what": "relabel"})
+        assert answer.status_code == 410 and "red/img2.png is no longer there" in answer.json()["error"]
+        assert not place.labels.exists()
+    finally:
+        photograph.write_bytes(kept)
+
+
+@pytest.fixture
+def fixed(trained: Path, place: Workspace) -> Iterator[Path]:
+    """A third run, whose test labels are what the first one's model says of them."""
+    with (place.runs / "first" / PREDICTIONS).open(newline="") as text:
+        said = [own for own in csv.DictReader(text) if own["label"] != own["predicted"]]
+    labels = trained / "fixed.csv"
+    add_edits(labels, [Edit(own["path"], own["predicted"], proposed_by="first") for own in said[1:]])
+    add_edits(labels, [Edit(said[0]["path"], "", proposed_by="first")])
+    recipe = runs.quick(place.photographs, split_from=str(place.runs / "first"), labels=str(labels), epochs=1)
+    folder = train(recipe, place.runs / "fixed", say=lambda line: None)
+    yield folder
+    shutil.rmtree(folder)
+    labels.unlink()
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
+def test_the_figure_of_the_labels_of_before_stands_in_front(
+    place: Workspace, fixed: Path, client: TestClient, browser: Browser, size: str, scheme: str
+) -> None:
+    kept = json.loads((fixed / "evaluation.json").read_text())
+    told = {own["name"]: own for own in client.get("/api/results/runs").json()["runs"]}
+    assert told["fixed"]["figures"]["accuracy"] == kept["accuracy"]
+    assert kept["with_proposals"]["accuracy"] > kept["accuracy"]
+    (caveat,) = [text for text in told["fixed"]["caveats"] if "before models proposed others" in text]
+    assert f"with those of now {kept['with_proposals']['accuracy']:.4f}" in caveat
+    assert not any("proposed" in text for text in told["first"]["caveats"])
+    assert caveat in client.get("/api/train/runs/fixed").json()["caveats"]
+    both = client.get("/api/results/runs/first/beside/fixed").json()
+    assert both["shared"] == both["listed"][0] == both["listed"][1], "those that are left out are in both tests"
+    card = model_card(place, "fixed")
+    assert "before models proposed others" in card and f"{100 * kept['accuracy']:.1f} %" in card
+    with served(create_app(place)) as address, watched(browser, size, scheme) as page:
+        page.goto(f"{address}/#results/fixed")
+        page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
+        row = page.locator("tr", has=page.locator("[data-run=fixed]")).inner_text()
+        assert f"{100 * kept['accuracy']:.1f} %" in row and caveat in row
+        assert page.get_by_text("among the test images because a model proposed it").is_visible()
+        assert page.get_by_text("as a model proposed").count() > 0
+        assert is_within(page) and serious(page) == []
+        page.goto(f"{address}/#train/fixed")
+        page.locator("p.warn").wait_for()
+        assert is_within(page) and serious(page) == []
 
 
 def test_a_list_of_doubts_that_changed_is_looked_at_anew(client: TestClient, place: Workspace) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import runs
+from vitkit.system.run_files import FILES
+from vitkit.training.run_folder import next_free
 from vitkit.webapp.app import create_app
 from vitkit.webapp.jobs import Jobs
 from vitkit.webapp.workspace import Workspace, open_workspace
@@ -52,21 +57,56 @@ def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspac
     offers = [own["source"] for own in client.get("/api/train/offers").json()["offers"]]
     assert offers == [eyes]  # offline, and a run without a model is none to begin from
     assert start(client, weights=eyes, method="lora", time="10m", split_from="before").json() == {
-        "run": "my_photos_b-1"
+        "run": "my_photos_b-1",
+        "notes": [],
     }
-    assert start(client).json() == {"run": "my_photos_b-2"}
+    assert start(client).json()["run"] == "my_photos_b-2"
     place.labels.parent.mkdir()
     place.labels.write_text("path,label\nred/img1.png,blue\n")
     start(client, method="probe", weights=eyes)
     first, second, third = (list(job.arguments) for job in Jobs(place.runs).all())
-    own = ["train", str(place.photographs), "--out"]
+    own = ["train", str(place.photographs)]
+    out = [["--out", str(place.runs / f"my_photos_b-{number}")] for number in (1, 2, 3)]
     said = ["--weights", eyes, "--method", "lora", "--time", "10m", "--split-from", str(place.runs / "before")]
-    assert first == [*own, str(place.runs / "my_photos_b-1"), *said]
-    assert second == [*own, str(place.runs / "my_photos_b-2"), "--weights", "none", "--method", "scratch"]
-    assert third[3:] == [
-        *(str(place.runs / "my_photos_b-3"), "--labels", str(place.labels)),
-        *("--weights", eyes, "--method", "probe"),
-    ]
+    assert first == [*own, *said, *out[0]]
+    assert second == [*own, "--weights", "none", "--method", "scratch", *out[1]]
+    assert third == [*own, "--labels", str(place.labels), "--weights", eyes, "--method", "probe", *out[2]]
+
+
+def test_trainings_that_are_asked_for_at_once_have_a_name_each(client: TestClient, place: Workspace) -> None:
+    """A double click, two tabs, a second studio, and `vitkit train` meanwhile."""
+    other = TestClient(create_app(place), raise_server_exceptions=False)
+    assert [start(own, time="soon").status_code for own in (client, other)] == [400, 400]  # they have met by now
+    gate, given, trained = threading.Barrier(7), [], []
+
+    def ask(who: TestClient) -> None:
+        gate.wait()
+        answer = start(who)
+        assert answer.status_code == 200, answer.text
+        given.append(answer.json()["run"])
+
+    def train() -> None:
+        gate.wait()
+        trained.append(next_free("my_photos_b").name)
+
+    threads = [threading.Thread(target=ask, args=((client, other)[i % 2],)) for i in range(6)]
+    threads.append(threading.Thread(target=train))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = {f"my_photos_b-{number}" for number in range(1, 8)}
+    assert {*given, *trained} == names and len(given) == 6
+    assert {job.run for job in Jobs(place.runs).all()} == set(given)
+    assert sorted(job.number for job in Jobs(place.runs).all()) == [1, 2, 3, 4, 5, 6]
+    last = sorted(given)[-1]
+    client.post(f"/api/train/runs/{last}/stop")
+    assert not (place.runs / last).exists(), "who is taken from the queue gives the name back"
+
+
+def test_what_is_refused_takes_no_name(client: TestClient, place: Workspace) -> None:
+    assert start(client, time="soon").status_code == 400
+    assert list(place.runs.glob("my_photos*")) == []
 
 
 def test_nothing_else_can_be_named(client: TestClient, place: Workspace) -> None:
@@ -121,6 +161,36 @@ def test_half_written_files_of_a_run_are_no_error(client: TestClient, place: Wor
     (folder / "evaluation.json").write_text('{"accu')
     (folder / "log.txt").write_bytes(b"\xff\xfe")
     assert client.get("/api/train/runs").status_code == client.get("/api/train/runs/one").status_code == 200
+
+
+def in_time(ask: Callable[[], Any]) -> Any:
+    """What it gives, unless it waits for a pipe that nobody writes to."""
+    given: list[Any] = []
+    thread = threading.Thread(target=lambda: given.append(ask()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert given, "it waits without end"
+    return given[0]
+
+
+def test_pipes_in_the_place_of_a_runs_files_keep_no_page_waiting(client: TestClient, place: Workspace) -> None:
+    folder = make_run(place, "one")
+    place.labels.parent.mkdir()
+    for name in (*FILES, ".lock", "pictures.npz", "model.json", "checkpoints/last.ckpt"):
+        if name != "recipe.toml":
+            (folder / name).parent.mkdir(exist_ok=True)
+            os.mkfifo(folder / name)
+    os.mkfifo(place.labels)
+    jobs = Jobs(place.runs)
+    jobs.add("two", ("train",), {})
+    os.mkfifo(jobs.log(jobs.all()[0]))
+    pages = ("train/runs", "train/runs/one", "train/runs/two", "train/offers", "results/runs", "results/runs/one")
+    pages += ("results/runs/one/suspects", "results/runs/one/beside/one", "results/runs/one/report", "data/all")
+    for page in (*pages, "ship/runs", "train/runs/one/samples"):
+        answer = in_time(lambda page=page: client.get(f"/api/{page}"))
+        assert answer.status_code in (200, 400, 404), (page, answer.text)
+    answer = in_time(lambda: start(client))
+    assert answer.status_code == 400 and "pipe or a device" in answer.json()["error"]
 
 
 def test_a_stopped_training_goes_on_by_the_command_for_it(client: TestClient, place: Workspace) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, labels_in, read_labels
+from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, Proposal, labels_in, read_labels
 from vitkit.data.layout import LayoutName
 from vitkit.data.path_finder import PathFinder
 from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import ImageTable, check_classes, number_sets, read_table
+from vitkit.data.proposals import Renaming
+from vitkit.data.sources import ImageTable, Row, check_classes, number_sets, read_table
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
@@ -54,7 +55,7 @@ def read_corrected(
 
 def labels_of(table: ImageTable) -> list[tuple[str, str]]:
     """Path and label of each image, as a label file has them."""
-    return [(path, _cell(table, i)) for i, path in enumerate(table.paths)]
+    return [(path, table.cell_of(i)) for i, path in enumerate(table.paths)]
 
 
 def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> ImageTable:
@@ -73,17 +74,20 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         VitkitError: a label names several classes where pictures have one, nothing is left, or the label file is a list
             of suspects that nobody has edited.
     """
-    before = [_cell(table, i) for i in range(len(table))]
+    before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
-    for edit, label, found in _settled_edits(table, labels, finder):
+    spelt, is_multi = {_composed(name): name for name in table.classes}, _has_several(table, labels)
+    for edit, label, found in _settled_edits(table, labels, finder, spelt, is_multi=is_multi):
         for i in found:
-            tally.known.setdefault(i, {edit.previous}).add(label)
+            tally.take(i, edit, after[i], label, table)
             after[i] = label
         if not found:
             path = finder.beside(edit.path) if may_add else None
             if path is not None:
                 added[path] = label
+                if edit.proposed_by:
+                    tally.proposed_of_added.setdefault(path, edit.proposed_by)
             elif may_add or label != EXCLUDED:  # a run knows no picture that was left out of it
                 tally.lost[edit.path] = None
     added, homeless = _with_splits(table, {path: own for path, own in added.items() if own != EXCLUDED})
@@ -92,7 +96,9 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
             f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
         )
-    changed = _built(table, after, added, is_multi=_has_several(table, labels))
+    changed = _built(table, after, added, is_multi=is_multi)
+    changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
+    changed = replace(changed, proposals=_proposals(table, changed, (before, after), added, tally))
     told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
     return replace(changed, corrections=(*table.corrections, *told), unmatched=(*table.unmatched, *unmatched))
 
@@ -104,20 +110,64 @@ class _Tally:
     Attributes:
         lost: paths that no picture has.
         known: of each image that is named, the label that it had before by the first edit, and all that it got.
+        proposed: of each image that a model proposed a label for, the label before the first proposal, and by whom.
+        proposed_of_added: by whom, of pictures that are added.
+        last: of each image that is named, its last label that does not leave it out.
     """
 
     lost: dict[str, None] = field(default_factory=dict)
     known: dict[int, set[str]] = field(default_factory=dict)
+    proposed: dict[int, tuple[str, str]] = field(default_factory=dict)
+    proposed_of_added: dict[str, str] = field(default_factory=dict)
+    last: dict[int, str] = field(default_factory=dict)
+
+    def take(self, image: int, edit: Edit, now: str, label: str, table: ImageTable) -> None:
+        """Note an edit of an image whose label is `now` until then."""
+        self.known.setdefault(image, {edit.previous}).add(label)
+        if edit.proposed_by:
+            before = edit.previous if edit.previous in table.classes else now
+            self.proposed.setdefault(image, (before, edit.proposed_by))
+        if now != EXCLUDED:
+            self.last[image] = now
 
     def stale(self, before: Sequence[str]) -> list[int]:
         """The images whose label in the data is none that the label file knows of."""
         return [i for i, own in self.known.items() if not own & {"", UNLABELLED, before[i]}]
 
+    def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
+        """The images that are left out, with their last labels."""
+        return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
 
-def _cell(table: ImageTable, index: int) -> str:
-    """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
-    name = table.name_of(index)
-    return name or JOINT if table.is_multi else name
+
+def _proposals(
+    table: ImageTable,
+    changed: ImageTable,
+    told: tuple[Sequence[str], Sequence[str]],
+    added: dict[str, str],
+    tally: _Tally,
+) -> tuple[Proposal, ...]:
+    """The images whose labels follow a model's proposal, those of before among them, which know older labels."""
+    older = {own.path: own for own in table.proposals}
+    before, after = told
+    rename = Renaming.of(
+        ((old, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if i not in tally.proposed),
+        changed,
+    )
+    for i, (label, by) in tally.proposed.items():
+        path = table.paths[i]
+        if path not in older and (own := rename(label)) != after[i]:
+            older[path] = Proposal(path, own, by)
+    for path, by in tally.proposed_of_added.items():
+        if path in added:
+            older.setdefault(path, Proposal(path, UNLABELLED, by))
+    place = {path: i for i, path in enumerate(table.paths)}
+    found = []
+    for path, proposal in older.items():
+        if path not in place:
+            found.append(proposal)
+        elif (label := after[place[path]]) != proposal.before:
+            found.append(proposal._replace(split=table.splits[place[path]] if label == EXCLUDED else None))
+    return tuple(found)
 
 
 def _has_several(table: ImageTable, labels: LabelFile) -> bool:
@@ -126,10 +176,9 @@ def _has_several(table: ImageTable, labels: LabelFile) -> bool:
 
 
 def _settled_edits(
-    table: ImageTable, labels: LabelFile, finder: PathFinder
+    table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], *, is_multi: bool
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
     """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
-    is_multi, spelt = _has_several(table, labels), {_composed(name): name for name in table.classes}
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, spelt, is_multi=is_multi)
         yield edit, label, finder.find(edit.path)
@@ -214,7 +263,9 @@ def _in_words(
 ) -> tuple[list[str], list[str]]:
     """What a label file changed, and what of it changed nothing."""
     name, (before, after) = without_place(labels.name), told
-    notes = [f"{name}: {', '.join(_counts(before, after, added))}", *_of_classes(name, table, changed)]
+    proposed = len({own.path for own in changed.proposals} - {own.path for own in table.proposals})
+    by = f" ({proposed} proposed by a model)" if proposed else ""
+    notes = [f"{name}: {', '.join(_counts(before, after, added))}{by}", *_of_classes(name, table, changed)]
     if unlabelled := sum(own == UNLABELLED for own in after):
         pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
         notes.append(f"{pictures} left out")
@@ -265,14 +316,45 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
 # --- One by one --------------------------------------------------------------------------------------------------
 
 
-def labels_after(table: ImageTable, labels: LabelFile) -> list[str]:
-    """The label of each image of the table as a label file has it; `EXCLUDED` of those that are left out.
+class Followed:
+    """The label of each image of a table, which follows a label file as rows are added to it.
 
-    Raises:
-        VitkitError: a label names several classes where pictures have one.
+    Attributes:
+        labels: of each image, as a label file has it; `EXCLUDED` of those that are left out.
+        lost: paths of the label file that no picture in the data's folder has.
     """
-    after, finder = [_cell(table, i) for i in range(len(table))], PathFinder(table.root, table.paths)
-    for _, label, found in _settled_edits(table, labels, finder):
-        for i in found:
-            after[i] = label
-    return after
+
+    def __init__(self, table: ImageTable) -> None:
+        self._table, self._finder = table, PathFinder(table.root, table.paths)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._edits: tuple[Edit, ...] = ()
+        self._is_multi = self._table.is_multi
+        self._spelt = {_composed(name): name for name in self._table.classes}
+        self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
+        self.lost: dict[str, None] = {}
+
+    def take(self, file: LabelFile) -> None:
+        """Follow the rows of a file, of which only those are looked at that were added.
+
+        Raises:
+            VitkitError: a label names several classes where pictures have one.
+        """
+        known = len(self._edits)
+        is_multi = self._is_multi or _has_several(self._table, replace(file, edits=file.edits[known:]))
+        if is_multi != self._is_multi or file.edits[:known] != self._edits:
+            self._begin()
+            known, self._is_multi = 0, is_multi
+        added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
+        self._edits = ()  # until all are taken
+        for edit, label, found in _settled_edits(self._table, added, self._finder, self._spelt, is_multi=is_multi):
+            for i in found:
+                self.labels[i] = label
+            if not found and self._finder.beside(edit.path) is None:
+                self.lost[edit.path] = None
+        self._edits = file.edits
+
+    def lines(self, name: str) -> list[str]:
+        """What of the label file matches no picture, in words."""
+        return list(_of_lost(name, self._table, _Tally(lost=self.lost)))

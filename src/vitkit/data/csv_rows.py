@@ -79,6 +79,8 @@ def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iter
     """Refuse a cell of several lines that look like rows: a quote that is not closed has swallowed them."""
     place = columns.index("path")
     for line, cells in lines:
+        if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
+            continue
         swallowed = [part for cell in cells for part in cell.splitlines()[1:]]
         is_short = bool(swallowed) and len(cells) < len(columns)
         for part in swallowed:

@@ -115,6 +115,14 @@ def look_up(record: PictureRecord, table: ImageTable, progress: Progress) -> tup
     return rows, find_overlap(record, rows, [facts[i] for i in readable], partial(progress, "comparing images"))
 
 
+def read_digests(table: ImageTable, progress: Progress) -> dict[str, str]:
+    """The beginning of the SHA-256 of each readable image of a table, and of those that are left out, by its path."""
+    paths = [*table.paths, *(path for path, _, _ in table.left_out)]
+    with Memory() as memory:
+        facts = scan([table.root / path for path in paths], memory, partial(progress, "reading images"))
+    return {path: fact.digest[:DIGEST].hex() for path, fact in zip(paths, facts, strict=True) if fact.error is None}
+
+
 def highest(*roles: str | None) -> str | None:
     """The role that says the most: train before val before test before none."""
     known = [role for role in roles if role is not None]

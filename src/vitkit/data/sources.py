@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
+from vitkit.data.label_file import Proposal
 from vitkit.data.layout import LayoutName
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.walk import is_passed_over
@@ -39,6 +40,8 @@ class ImageTable:
         layout: how the folders were understood, in a line; empty where there were none to understand.
         overlooked: sentences about folders that may hold images and were not looked into.
         corrections, unmatched: sentences about what a label file changed, and about what of it changed nothing.
+        left_out: the images that a label file leaves out, with their labels until then.
+        proposals: the images whose labels were changed, or that were left out, because a model proposed it.
     """
 
     name: str
@@ -55,6 +58,8 @@ class ImageTable:
     overlooked: tuple[str, ...] = ()
     corrections: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
+    left_out: tuple[Row, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -79,6 +84,10 @@ class ImageTable:
     def name_of(self, index: int) -> str:
         """The names of an image's classes, joined by `;`."""
         return JOINT.join(self.classes[label] for label in self.classes_of(index))
+
+    def cell_of(self, index: int) -> str:
+        """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
+        return (self.name_of(index) or JOINT) if self.is_multi else self.name_of(index)
 
     def target(self, index: int) -> list[float]:
         """(K,) 1 for each class that an image has, else 0."""

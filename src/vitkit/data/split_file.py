@@ -11,7 +11,7 @@ from typing import Any
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.text.cells import JOINT
 
 
@@ -39,7 +39,7 @@ def split_from_file(path: Path) -> ImageTable:
         VitkitError: the file is missing or damaged.
     """
     try:
-        stored = from_json(path.read_text(encoding="utf-8"))
+        stored = from_json(read_text(path))
         names, sets = _stored_sets(stored) if stored.get("task") == "multi" else (stored["classes"], ())
         rows = [
             (image, label, name)
@@ -89,7 +89,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
         VitkitError: the file is damaged.
     """
     try:
-        stored = from_json(path.read_text(encoding="utf-8"))
+        stored = from_json(read_text(path))
         groups = {image: number for number, paths in enumerate(stored) for image in paths}
         if not all(isinstance(image, str) for image in groups):
             raise TypeError("a path is no text")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vitkit.data.csv_rows import read_rows
 from vitkit.errors import VitkitError
+from vitkit.system.files import regular
 from vitkit.text.cells import restored
 
 COLUMNS = ("path", "label", "suggested", "score")
@@ -48,7 +49,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
     """
     known = {name: name for name in COLUMNS}
     try:
-        with Path(file).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
             found = read_rows(str(file), text, known, COLUMNS, "")
     except csv.Error as error:
         raise VitkitError(f"{file} is no CSV file: {error}") from error

@@ -17,9 +17,9 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file, split_from_file, split_to_dict
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import from_json, read_text, write_json
 from vitkit.system.progress import Progress
-from vitkit.system.run_files import GROUPS, SPLIT
+from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
 from vitkit.text.words import plural
 
 _OTHER = " (another picture now)"  # behind the path of such an image, which is then no file
@@ -116,7 +116,7 @@ def look_over(
 
 def is_unchanged(file: Path, digest: str | None) -> bool:
     """Whether a file holds the picture that a run recorded; so it is taken where the run recorded none."""
-    return digest is None or _digest(file) == digest
+    return digest is None or digest_of(file) == digest
 
 
 def refuse_changed(split_file: Path, remedy: str, progress: Progress | None = None) -> None:
@@ -170,7 +170,7 @@ def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
 def read_contents(split_file: Path) -> dict[str, str]:
     """The beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
     try:
-        contents = from_json(split_file.read_text(encoding="utf-8")).get("contents", {})
+        contents = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():
             bytes.fromhex(digest)
     except (AttributeError, TypeError, ValueError) as error:
@@ -205,19 +205,26 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
     place = dict(zip(before.paths, after.paths, strict=True))
     moved = {place[old]: digest for old, digest in contents.items() if old in place}
     if (groups := split_file.with_name(GROUPS)).is_file():
-        stored = from_json(groups.read_text(encoding="utf-8"))
+        stored = from_json(read_text(groups))
         write_json(groups, [[place.get(path, path) for path in own] for own in stored])
+    if (proposals := split_file.with_name(PROPOSALS)).is_file():
+        stored = from_json(read_text(proposals))
+        found = by_content(root, progress) if any(own["path"] not in place for own in stored) else {}
+        write_json(
+            proposals,
+            [{**own, "path": place.get(own["path"]) or found.get(own["digest"], own["path"])} for own in stored],
+        )
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 
 
 def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress: Progress | None) -> ImageTable:
     if not root.is_dir():
         raise VitkitError(f"--data-root {root}: no such folder")
-    own = [_digest(root / path) for path in table.paths]
+    own = [digest_of(root / path) for path in table.paths]
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if own[i] is None or own[i] != contents.get(path, own[i])]
     if lost:
-        found = _by_content(root, progress)
+        found = by_content(root, progress)
         for i in lost:
             paths[i] = found.get(contents.get(paths[i], ""), paths[i])
     if all(own[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
@@ -232,12 +239,12 @@ def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[
     return replace(table, paths=tuple(paths))
 
 
-def _by_content(root: Path, progress: Progress | None) -> dict[str, str]:
+def by_content(root: Path, progress: Progress | None) -> dict[str, str]:
     """The path below the root of each content there."""
     files = [file for file in walk(root) if file.suffix.lower() in SUFFIXES]
     found: dict[str, str] = {}
     for done, file in enumerate(files, start=1):
-        digest = _digest(file)
+        digest = digest_of(file)
         if digest is not None:
             found.setdefault(digest, file.relative_to(root).as_posix())
         if progress is not None:
@@ -254,13 +261,14 @@ def _digests(files: Sequence[Path], progress: Progress | None) -> list[str | Non
         known = memory.of_files(stamps)
         for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
             facts = None if stamp is None else known.get(stamp)
-            found.append(_digest(file) if facts is None else facts.digest[:DIGEST].hex())
+            found.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
             if progress is not None:
                 progress("looking whether the images have changed", done, len(files))
     return found
 
 
-def _digest(file: Path) -> str | None:
+def digest_of(file: Path) -> str | None:
+    """The beginning of a file's SHA-256, as runs keep it; None where it cannot be read."""
     try:
         refuse_special(file)
         with file.open("rb") as opened:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitkit.data.sources import ImageTable
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.label_errors import find_suspects
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.metrics import Evaluation, held_out_split
 from vitkit.system.files import write_text
 from vitkit.text.cells import harmless
 
@@ -39,7 +39,7 @@ class Doubt(NamedTuple):
 
 
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[Doubt]:
-    """By probes that did not see the image, the most doubtful first.
+    """By probes that did not see the image, the most doubtful first. The labels of test images teach no probe.
 
     Args:
         table: n images.
@@ -47,9 +47,11 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
         labels: (n,).
         seed: of the folds.
     """
+    held_out = held_out_split(table)
+    teaches = np.array([name is None or name != held_out for name in table.splits])
     return [
         Doubt(table.paths[own.index], table.classes[own.given], table.classes[own.suggested], own.doubt)
-        for own in find_suspects(features, labels, len(table.classes), seed)
+        for own in find_suspects(features, labels, len(table.classes), seed, teaches)
     ]
 
 

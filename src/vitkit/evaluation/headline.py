@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.text.words import plural
+from vitkit.text.words import listed, plural
 
-Kind = Literal["seen", "trained_on", "changed", "chosen_on", "zero_shot", "precision"]
+Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_shot", "precision"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Caveat:
 
     Attributes:
         kind: `seen`, the weights had been trained on some of the images, or chosen by them, or may have been;
-            `trained_on`, the figure is of training images; `changed`, some of the run's images are no longer what they
+            `trained_on`, the figure is of training images; `proposed`, models proposed other labels for some of the
+            images, and the figure is of the labels before; `changed`, some of the run's images are no longer what they
             were; `chosen_on`, something was chosen on these images; `zero_shot`, the answers come from the class names
             alone; `precision`, they were not computed in float32.
         text: the caveat in words, to stand in parentheses behind the figure.
@@ -167,6 +168,8 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("seen", f"{had}; with them {with_them:.4f}")
     if doubt := (numbers.get("seen") or {}).get("doubt"):
         yield Caveat("seen", doubt)
+    if proposed := numbers.get("proposed"):
+        yield Caveat("proposed", _of_proposals(proposed, numbers["with_proposals"]))
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
     if chosen := numbers.get("chosen_on"):
@@ -175,6 +178,43 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("zero_shot", "zero-shot: by the class names alone")
     if (precision := numbers.get("precision", "float32")) != "float32":
         yield Caveat("precision", f"computed in {precision}")
+
+
+def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if not proposed["has_labels_before"]:
+        return "models proposed every label: the figure says how far models agree"
+    figure = f"; with those of now {now['accuracy']:.4f}" if "accuracy" in now else ""
+    return f"with the labels before models proposed others for {len(proposed['paths'])} of them{figure}"
+
+
+def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
+    """What models proposed of the labels of the images, as a sentence; None where there is nothing to tell.
+
+    Args:
+        numbers: what evaluation.json holds.
+    """
+    told = numbers.get("proposed")
+    if not told:
+        return None
+    ways = [
+        f"{plural(told[key], 'label', 'labels')} {what}"
+        for key, what in (("changed", "changed"), ("labelled", "given where there was none"))
+        if told[key]
+    ]
+    if told["left_out"]:
+        ways.append(f"{plural(told['left_out'], 'image', 'images')} left out")
+    images = {"test": "the test images", "val": "the validation images"}.get(numbers.get("split", ""), "the images")
+    what = f"{', '.join(ways)} among {images} because a model proposed it ({listed(told['by'])})"
+    if not told["has_labels_before"]:
+        return f"{what}: no label is left that a model did not propose, so the figures say how far models agree"
+    now = numbers["with_proposals"]
+    figure = (
+        f"; with those of now, which flatter, accuracy would be {now['accuracy']:.4f} on "
+        f"{plural(now['images'], 'image', 'images')}"
+        if "accuracy" in now
+        else ""
+    )
+    return f"{what}: the figures are of the labels before that{figure}"
 
 
 def images_in_words(count: int, split: str) -> str:

@@ -39,7 +39,9 @@ class Suspect:
     doubt: float
 
 
-def find_suspects(features: Tensor, labels: Tensor, classes: int, seed: int = 0) -> list[Suspect]:
+def find_suspects(
+    features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
+) -> list[Suspect]:
     """The images that a probe without them would call something else, the most doubtful first.
 
     Args:
@@ -47,11 +49,13 @@ def find_suspects(features: Tensor, labels: Tensor, classes: int, seed: int = 0)
         labels: (n,).
         classes: K.
         seed: of the folds.
+        teaches: (n,), whether an image's label may be learned from; None: each may. Those of test images may not: what
+            is suggested for other images would carry them into the training.
 
     Returns:
         Nothing where there are too few images to say anything.
     """
-    probabilities = probe_out_of_fold(features, labels, classes, seed)
+    probabilities = probe_out_of_fold(features, labels, classes, seed, teaches)
     if probabilities is None:
         return []
     rows, given = np.arange(len(labels)), labels.numpy()
@@ -64,14 +68,22 @@ def find_suspects(features: Tensor, labels: Tensor, classes: int, seed: int = 0)
     return [Suspect(i, int(given[i]), int(suggested[i]), float(doubt[i])) for i in order]
 
 
-def probe_out_of_fold(features: Tensor, labels: Tensor, classes: int, seed: int = 0) -> npt.NDArray[np.float64] | None:
+def probe_out_of_fold(
+    features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
+) -> npt.NDArray[np.float64] | None:
     """(n, K) probabilities, each image's from a probe that did not see it; None where there are too few images."""
-    if len(labels) < 2 * FOLDS or int(labels.bincount().max()) < FOLDS:
+    may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
+    taught, others = np.flatnonzero(may_teach), np.flatnonzero(~may_teach)
+    if len(taught) < 2 * FOLDS or int(labels[taught].bincount().max()) < FOLDS:
         return None
     x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # it is judged all the same
-        folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(x, labels))
+        parts = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(taught, labels[taught])
+        folds = [
+            (taught[seen], np.concatenate([taught[unseen], others[fold::FOLDS]]))
+            for fold, (seen, unseen) in enumerate(parts)
+        ]
     weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
     best, least = None, np.inf
     for penalty in _PENALTIES:  # from simple to complex, each from the one before
@@ -80,7 +92,7 @@ def probe_out_of_fold(features: Tensor, labels: Tensor, classes: int, seed: int 
             weights[number] = regress(x[seen], labels[seen], penalty, *weights[number])
             weight, bias = weights[number]
             logits[unseen] = x[unseen] @ weight.T + bias
-        loss = F.cross_entropy(logits, labels).item()
+        loss = F.cross_entropy(logits[taught], labels[taught]).item()
         if loss < least:
             best, least = logits, loss
         else:

@@ -34,6 +34,8 @@ class Evaluation:
         groups: a number for each image, the same for those that are not independent of one another, (n,); empty where
             all are.
         chosen: what was chosen on these images, and by what (chosen.py).
+        since: the labels that some of the images have now, by path; empty of one that is left out. They were changed
+            because a model proposed it, so that the images are judged by their labels of before (proposed.py).
     """
 
     split: str
@@ -45,6 +47,7 @@ class Evaluation:
     temperature: float = 1.0
     groups: tuple[int, ...] = ()
     chosen: tuple[str, ...] = ()
+    since: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
@@ -120,6 +123,10 @@ class Evaluation:
         for own in blocks(*self.probabilities.shape):
             squares[own] = (self.probabilities[own].astype(np.float64) ** 2).sum(axis=1)
         return np.maximum(squares - 2 * true + 1, 0.0)
+
+    def label_of(self, index: int) -> str:
+        """The name of an image's class."""
+        return self.classes[self.labels[index]]
 
     @property
     def absent(self) -> tuple[str, ...]:

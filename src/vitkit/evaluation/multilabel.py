@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vitkit.evaluation import registry
 from vitkit.evaluation.metrics import Evaluation, mean_of_known, scores
 from vitkit.evaluation.standings import standings
+from vitkit.text.cells import JOINT
 
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.floating[Any]]
@@ -34,6 +35,10 @@ class MultiEvaluation(Evaluation):
     def predicted(self) -> npt.NDArray[np.int64]:
         """1 where an image is said to have a class, else 0, (n, K)."""
         return (self.probabilities >= np.array(self.thresholds)).astype(np.int64)
+
+    def label_of(self, index: int) -> str:
+        """The names of an image's classes, joined by `;`."""
+        return JOINT.join(self.classes[k] for k in np.flatnonzero(self.labels[index])) or JOINT
 
     @property
     def accuracy(self) -> float:

@@ -36,7 +36,7 @@ def operating_points(evaluation: Evaluation, standing: Mapping[str, Any] | None)
     if standing is None or isinstance(evaluation, MultiEvaluation):
         return None
     counts, own = standing["counts"], standing["prior"]
-    if not differ_much(counts):
+    if not differ_much(counts) or len(counts) != evaluation.probabilities.shape[1]:
         return None
     points = {
         prior: evaluation if prior == own else for_prior(evaluation, counts, prior) for prior in ("data", "uniform")

@@ -141,6 +141,7 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         entries.append(entry)
     assert first is not None
     notes += _of_idle(labels, idle, shared)
+    notes += [*first.settled.table.unmatched, *first.settled.table.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.settled.reasons]
     judging = before_training((entry.label, entry.own) for entry in entries)
     judging.check()

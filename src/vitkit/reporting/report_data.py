@@ -15,7 +15,7 @@ from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.text.html import DATA
 
 Numbers = npt.NDArray[np.int64]
@@ -56,6 +56,8 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "total": len(evaluation.paths),
         "path": [_text(evaluation.paths[i]) for i in shown],
     }
+    if evaluation.since:
+        common["since"] = [_since(evaluation, i) for i in shown]
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
         rows = evaluation.probabilities[shown]
@@ -74,6 +76,11 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "said": predicted.tolist(),
         "confidence": confidence(evaluation)[shown].tolist(),
     }
+
+
+def _since(evaluation: Evaluation, image: int) -> str | None:
+    now = evaluation.since.get(evaluation.paths[image])
+    return None if now is None else _text(now)
 
 
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
@@ -183,7 +190,7 @@ def data_of_report(page: Path) -> dict[str, Any]:
         VitkitError: there is no such page, or it holds no data.
     """
     try:
-        text = page.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(page, "surrogateescape")
     except OSError as error:
         raise VitkitError(f"{page.parent.name} has no {page.name} yet") from error
     _, mark, rest = text.partition(DATA)

@@ -161,10 +161,16 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
         both = (evaluation.labels[i], evaluation.predicted[i])
         sets = (", ".join(name for name, has in zip(names, own, strict=True) if has) for own in both)
         true, said = (own or "none" for own in sets)
-        return f"true: {true}", f"predicted: {said}", evaluation.paths[i]
+        return f"true: {true}", *_since(evaluation, i), f"predicted: {said}", evaluation.paths[i]
     sure = 100 * evaluation.probabilities[i].max()
     said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
-    return f"true: {names[evaluation.labels[i]]}", said, evaluation.paths[i]
+    return f"true: {names[evaluation.labels[i]]}", *_since(evaluation, i), said, evaluation.paths[i]
+
+
+def _since(evaluation: Evaluation, i: int) -> list[str]:
+    """The label that an image has now, where a model proposed it."""
+    now = evaluation.since.get(evaluation.paths[i])
+    return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,13 @@ def write_evaluation(
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """A CSV file with the columns path, label, predicted, confidence; several classes of an image are joined by `;`."""
+    """A CSV file with the columns path, label, predicted, confidence; several classes of an image are joined by `;`.
+
+    Where models proposed labels, the label is that of before, and there is a column label_now.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "label", "predicted", "confidence"))
+    writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.since else [])))
     classes = evaluation.classes
     for i, (own, true, said) in enumerate(zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)):
         row = evaluation.probabilities[i]
@@ -85,5 +88,6 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
             confidence = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
         else:
             names, confidence = [classes[true], classes[said]], float(row[said])
-        writer.writerow((*map(harmless, (own, *names)), f"{confidence:.6f}"))
+        now = [harmless(evaluation.since.get(own, names[0]))] if evaluation.since else []
+        writer.writerow((*map(harmless, (own, *names)), f"{confidence:.6f}", *now))
     write_text(path, text.getvalue())

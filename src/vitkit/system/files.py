@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +22,50 @@ from vitkit.errors import VitkitError
 _LONGEST = 255  # bytes of a file's name
 _LOCK = ".lock"  # in a folder that is worked on
 
+NO_FILE = "it is a pipe or a device; a regular file is expected"
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
+
+
+def regular(name: str, flags: int) -> int:
+    """Open a regular file: an `opener` for `open` that refuses pipes and devices, which may keep it waiting forever.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads from
+            raise OSError(errno.EINVAL, NO_FILE, name) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    raise OSError(errno.EINVAL, NO_FILE, name)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: there is none of this name (`regular`), or it cannot be read.
+    """
+    with open(path, "rb", opener=regular) as file:  # a Path takes no opener
+        return file.read()
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """The text of a regular file in UTF-8, its line ends as `\\n`.
+
+    Raises:
+        OSError: as of `read_bytes`.
+        UnicodeDecodeError: it is not in UTF-8, and `errors` is `strict`.
+    """
+    with open(path, encoding="utf-8", errors=errors, opener=regular) as file:
+        return file.read()
 
 
 @contextmanager
@@ -123,7 +168,7 @@ def is_held(path: Path, place: Path | None = None) -> bool:
     if place is None:
         place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
     try:
-        told = place.read_text()
+        told = read_text(place)
         found = re.match(r"process (\d+) of (.+) since ", told)
         if found is None or found[2] != socket.gethostname():
             return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
@@ -133,6 +178,15 @@ def is_held(path: Path, place: Path | None = None) -> bool:
     except OSError:  # of another user
         return True
     return _is_locked(place)
+
+
+def holder(folder: Path) -> int | None:
+    """The number of the process that works on a folder; None: of none that is known here, as on another machine."""
+    with suppress(OSError):
+        found = re.match(r"process (\d+) of (.+) since ", read_text(folder / _LOCK))
+        is_here = found is not None and found[2] == socket.gethostname()
+        return int(found[1]) if found is not None and is_here and is_held(folder) else None
+    return None
 
 
 def _is_locked(place: Path) -> bool:
@@ -162,7 +216,7 @@ def _tidy(path: Path) -> None:
 
 def _holder(place: Path) -> str:
     with suppress(OSError, ValueError):
-        return place.read_text() or "another process"
+        return read_text(place) or "another process"
     return "another process"
 
 
@@ -170,6 +224,103 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Append to a file that the caller holds (`sole`), all or nothing, however large the file is.
+
+    Until all is on disk a note beside the file tells what is being added, so that `read_appended` passes over what a
+    crash has left of it, and the next call removes that.
+
+    Raises:
+        OSError: it cannot be written, and is as before.
+    """
+    mend_append(path)
+    size, note = path.stat().st_size if path.exists() else 0, _note_of(path)
+    try:
+        with open(note, "wb", opener=regular) as file:
+            file.write(f"{size}\n".encode() + data)
+            file.flush()
+            os.fsync(file.fileno())
+        _flush_folder(path.parent)
+        with open(path, "ab", opener=regular) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        if path.exists():
+            cut_off(path, size)
+        note.unlink(missing_ok=True)
+        raise
+    note.unlink(missing_ok=True)
+
+
+def read_appended(path: Path) -> bytes:
+    """The content of a file that others may append to meanwhile (`append_bytes`), without what is half-written.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or a device.
+    """
+    while True:
+        before = _stamp(path)
+        data, adding = read_bytes(path), _noted(path)
+        if adding is not None and adding[0] <= len(data):
+            return data[: adding[0]] if _is_half(data, *adding) else data
+        if _stamp(path) == before:
+            return data
+
+
+def cut_off(path: Path, size: int) -> None:
+    """Leave the first bytes of a file, and nothing behind them."""
+    with open(path, "r+b", opener=regular) as file:
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def mend_append(path: Path) -> None:
+    """Remove what a crash has left of an addition to a file that the caller holds (`sole`).
+
+    Where the file was edited by hand since, it stays as it is.
+    """
+    adding = _noted(path)
+    if adding is not None and path.exists() and _is_half(read_bytes(path), *adding):
+        cut_off(path, adding[0])
+    with suppress(OSError):
+        _note_of(path).unlink(missing_ok=True)
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(fitting(f".{path.name}", ".adding"))
+
+
+def _noted(path: Path) -> tuple[int, bytes] | None:
+    """The size that a file had before what is being added, and that; None where nothing is being added."""
+    try:
+        size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")
+        return (int(size), data) if is_whole else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_half(content: bytes, size: int, data: bytes) -> bool:
+    """Whether a file ends in a part of what was to be added to it, and in nothing else."""
+    tail = content[size:]
+    return 0 < len(tail) < len(data) and data.startswith(tail)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    seen = path.stat()
+    return seen.st_size, seen.st_mtime_ns, seen.st_ino
+
+
+def _flush_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every system opens folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def without_place(name: str | Path) -> str:

@@ -9,6 +9,7 @@ RECIPE = "recipe.toml"
 SPLIT = "split.json"  # the split of each image, and the beginning of its content's SHA-256
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
 LABELS = "labels.csv"  # the label file that it was begun with, as it was then
+PROPOSALS = "proposals.json"  # labels that a model proposed, and what they were before
 FINDINGS = "findings.json"  # what the doctor found
 PRETRAINING = "pretraining.toml"  # of a pre-training: what is hidden, and what is to be said of it
 SELECTION = "selection.json"  # which of several weights were tried, and how they fared
@@ -41,7 +42,20 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
-    *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, FINDINGS, SELECTION, CLASS_INDICES, LOG, METRICS, LOGGER_RUNS),
+    *(
+        RECIPE,
+        PRETRAINING,
+        SPLIT,
+        GROUPS,
+        LABELS,
+        PROPOSALS,
+        FINDINGS,
+        SELECTION,
+        CLASS_INDICES,
+        LOG,
+        METRICS,
+        LOGGER_RUNS,
+    ),
     *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 

@@ -31,6 +31,8 @@ def harmless(text: str) -> str:
 
 def restored(cell: str) -> str:
     """What `harmless` was given; any other text as it is."""
+    if not cell.startswith("'"):
+        return cell
     if cell.startswith("'\\") and _ESCAPE.search(cell):  # without one `harmless` would not have marked it so
         return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", cell[2:])
     return cell[1:] if _MARKED.match(cell) else cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vitkit.data.corrected import read_corrected
@@ -26,6 +27,7 @@ def choose_and_settle(
     fields: dict[str, Any],
     progress: Progress,
     take_place: Callable[[ImageTable, Sequence[Recipe]], None],
+    runs: Sequence[Path] = (Path("runs"),),
 ) -> tuple[Settled, Selection | None]:
     """`settle`, of the best of the weights that the fields name; how they fared is None where they name one.
 
@@ -35,16 +37,17 @@ def choose_and_settle(
         fields: of the recipe, by name; its `data` must be set.
         progress: told what is being done, how many are done, of how many.
         take_place: as of `settle`, with the recipe of each candidate.
+        runs: as of `settle`.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on, or a candidate knows some of the images.
     """
     asked = build(fields, "flags")
     if asked.select_time is None:
-        return settle(fields, progress, lambda table, recipe: take_place(table, [recipe])), None
+        return settle(fields, progress, lambda table, recipe: take_place(table, [recipe]), runs), None
     own = [{**fields, "weights": name, "select_time": None} for name in candidates(asked)]
     recipes = _recipes(own, progress)
-    first = settle(own[0], progress, lambda table, _: take_place(table, recipes))
+    first = settle(own[0], progress, lambda table, _: take_place(table, recipes), runs)
     (part,) = first.parts
     for recipe in recipes:
         _refuse_known(part.images, recipe, progress)
@@ -53,7 +56,7 @@ def choose_and_settle(
     place = [recipe.weights for recipe in recipes].index(selection.chosen)
     if place == 0:
         return first, selection
-    settled = settle(own[place], progress)
+    settled = settle(own[place], progress, runs=runs)
     assert settled.parts[0].images.table.splits == part.images.table.splits  # which no candidate has a say in
     return settled, selection
 

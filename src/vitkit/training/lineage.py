@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, find_twins
 from vitkit.data.doctor.findings import Finding
+from vitkit.data.label_file import Proposal
 from vitkit.data.memory import Facts
 from vitkit.data.overlap import Overlap, exposures, find_overlap, inherit
 from vitkit.data.pictures import DIGEST, UNLABELLED, PictureRecord, make_record
@@ -21,7 +22,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS, scenes, split
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
-from vitkit.system.files import without_place
+from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.words import listed
@@ -69,11 +70,13 @@ class Divided:
         images: whose table is split.
         overlap: with what the weights had seen.
         findings: what the user should know.
+        proposals: images whose labels were changed, or that are left out, because a model proposed it.
     """
 
     images: Images
     overlap: Overlap
     findings: list[Finding] = field(default_factory=list)
+    proposals: tuple[Proposal, ...] = ()
 
 
 def ancestry_of(recipe: Recipe, teacher: bytes | None, progress: Progress) -> PictureRecord:
@@ -108,13 +111,19 @@ def record_of_run(run: str, progress: Progress) -> PictureRecord:
             f"split_from {run}: it is a cross-validation; name one of its folds, {fold_folder(Path(run), 0)}"
         )
     own = Path(run) / RECORD
-    pictures = own.read_bytes() if own.is_file() else inspect(run, progress=progress).pictures
+    pictures = read_bytes(own) if own.is_file() else inspect(run, progress=progress).pictures
     if pictures is None:
         raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): name a run of vitkit's")
     return PictureRecord.from_bytes(pictures, run)
 
 
-def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> Divided:
+def divide(
+    images: Images,
+    recipe: Recipe,
+    before: PictureRecord,
+    progress: Progress,
+    proposers: tuple[PictureRecord | None, Sequence[str]] = (None, ()),
+) -> Divided:
     """Give every image its split: that of `recipe.split_from`, or of the run that the weights are of, or a new one.
 
     Args:
@@ -122,6 +131,8 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
         recipe: settled.
         before: what the weights were trained on.
         progress: told how many images have been compared.
+        proposers: the record of the runs that proposed some of the labels, which carry what those had learned, and
+            their names: their split is kept, as that of the run that the weights are of.
 
     Raises:
         VitkitError: `split_from` names no run, or nothing is left to train on.
@@ -131,6 +142,12 @@ def divide(images: Images, recipe: Recipe, before: PictureRecord, progress: Prog
     if recipe.split_from is not None:
         record, source = record_of_run(recipe.split_from, progress), without_place(recipe.split_from)
         kept_of = _compare(images, record, "run", progress)
+    elif proposers[0] is not None:
+        known, named = before.merge(proposers[0]), proposers[1]
+        kept_of, source = (
+            _compare(images, known, "runs", progress),
+            listed([*named, *([source] if len(before) else [])]),
+        )
     elif overlap.seen():
         kept_of = overlap
     if kept_of is None:
@@ -284,7 +301,7 @@ def of_earlier_runs(out: str | Path | None, divided: Divided) -> str | None:
         if out is not None and file.parent.resolve() == Path(out).resolve():
             continue
         try:
-            roles = PictureRecord.from_bytes(file.read_bytes(), file).role_of()
+            roles = PictureRecord.from_bytes(read_bytes(file), file).role_of()
         except (VitkitError, OSError):
             continue
         tests = {digest for digest, role in roles.items() if role == "test"}

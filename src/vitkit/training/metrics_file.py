@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import write_text
+from vitkit.system.files import regular, write_text
 
 ZERO_SHOT = -1  # the row of a model that has learned nothing yet but what its classes are called; epochs count from 0
 COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds")
@@ -23,7 +23,7 @@ def append_metrics(path: Path, row: dict[str, Any]) -> None:
     if not path.exists():
         writer.writeheader()
     writer.writerow(row)
-    with path.open("a", encoding="utf-8") as file:
+    with open(path, "a", encoding="utf-8", opener=regular) as file:
         file.write(text.getvalue())
 
 
@@ -42,7 +42,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     if not path.exists():
         return []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8", newline="", opener=regular) as file:
             rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
         if lacking := next((name for name in ("epoch", "step") for row in rows if name not in row), None):
             raise ValueError(f"a row has no {lacking}")

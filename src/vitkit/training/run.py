@@ -15,7 +15,7 @@ from vitkit.data.split_file import groups_to_list, split_to_dict
 from vitkit.data.whereabouts import move_run, refuse_changed
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
-from vitkit.system.files import write_bytes, write_json, write_text
+from vitkit.system.files import read_appended, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
@@ -23,6 +23,7 @@ from vitkit.system.run_files import (
     GROUPS,
     LABELS,
     PRETRAINING,
+    PROPOSALS,
     RECIPE,
     SELECTION,
     SPLIT,
@@ -127,10 +128,11 @@ def _prepare(
         if out is not None:
             hold_given(out, hold, force=force)
 
-    settled, selection = choose_and_settle(fields, progress, take_place)
+    beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
+    settled, selection = choose_and_settle(fields, progress, take_place, list(beside))
     recipe, table = settled.recipe, settled.table
     run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
-    labels = None if recipe.labels is None else Path(recipe.labels).read_bytes()
+    labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
         if labels is not None:
@@ -273,6 +275,8 @@ def write_start(
     if has_labels:
         write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
     write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(own.images)})
+    if own.proposals:
+        write_json(folder / PROPOSALS, [proposal._asdict() for proposal in own.proposals])
     write_json(folder / GROUPS, groups_to_list(table, own.images.groups))
     write_bytes(folder / RECORD, record_after(own, before, has_labels=has_labels).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())

@@ -14,7 +14,7 @@ from typing import Any
 from vitkit.data.sources import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
-from vitkit.system.files import is_empty, sole_in, unfinished
+from vitkit.system.files import is_empty, regular, sole_in, unfinished
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, Team
@@ -42,7 +42,7 @@ class Run:
         if not self.team.is_first:
             return
         self.tell(line)
-        with (self.folder / LOG).open("a", encoding="utf-8", errors="surrogateescape") as log:
+        with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
     def progress(self, what: str, done: int, total: int | None) -> None:

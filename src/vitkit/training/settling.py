@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vitkit.data.corrected import read_corrected
@@ -19,6 +20,7 @@ from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.first_head import settle_head
 from vitkit.training.lineage import Divided, Images, ancestry_of, divide, of_ancestry, refuse_folds
 from vitkit.training.recipe import Recipe
+from vitkit.training.relabelled import Proposed, find_proposed, place_proposals
 from vitkit.training.setup import start_of
 from vitkit.training.teacher import load_teacher
 
@@ -56,6 +58,7 @@ def settle(
     fields: dict[str, Any],
     progress: Progress,
     take_place: Callable[[ImageTable, Recipe], None] | None = None,
+    runs: Sequence[Path] = (Path("runs"),),
 ) -> Settled:
     """Settle what the fields of a recipe leave open: read the data, look for what spoils them, and split them.
 
@@ -63,6 +66,7 @@ def settle(
         fields: of the recipe, by name; its `data` must be set.
         progress: told what is being done, how many are done, of how many.
         take_place: called before images are read, which may take long, with what is known by then.
+        runs: folders of runs that may have proposed labels of these images.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
@@ -86,7 +90,8 @@ def settle(
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
     images = Images.of(diagnosis, groups)
     before = ancestry_of(recipe, taught, progress)
-    parts = _parts(images, recipe, before, progress)
+    proposed = find_proposed(images, table, recipe, runs, progress)
+    parts = place_proposals(proposed, _parts(images, recipe, before, proposed, progress), recipe)
     if recipe.max_images is not None:
         parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
     return Settled(
@@ -94,10 +99,13 @@ def settle(
     )
 
 
-def _parts(images: Images, recipe: Recipe, before: PictureRecord, progress: Progress) -> list[Divided]:
+def _parts(
+    images: Images, recipe: Recipe, before: PictureRecord, proposed: Proposed, progress: Progress
+) -> list[Divided]:
     """The images split as the recipe says: once, or with each fold in turn as its test images."""
     if recipe.folds is None:
-        return [divide(images, recipe, before, progress)]
+        proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
+        return [divide(images, recipe, before, progress, proposers)]
     table, groups = images.table, images.groups
     if any(table.splits):
         raise VitkitError(

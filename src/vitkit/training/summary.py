@@ -15,6 +15,7 @@ from vitkit.data.augment import Augment
 from vitkit.data.loading import TrainingImages
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.proposals import read_proposals
 from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
@@ -23,9 +24,10 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on
 from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
 from vitkit.evaluation.embedding import embed
-from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.headline import describe_proposals
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.proposed import evaluate_before, proposal_figures
 from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
 from vitkit.explanation import can_explain
 from vitkit.explanation.mistakes import explain_mistake
@@ -96,25 +98,27 @@ def report(
     if changes:
         say(f"problem: {changes.text}; they are left out")
     classifier, seen = settle_and_open(folder, recipe, table, say, progress)
-    evaluation = evaluate(classifier, table, held_out_split(table), partial(progress, "evaluating"))
-    evaluation = grouped(evaluation, groups_from_file(folder / GROUPS))
-    evaluation = replace(evaluation, chosen=chosen_on(evaluation.split, recipe.__dict__, is_multi=table.is_multi))
+    split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
+    chosen = chosen_on(split, recipe.__dict__, is_multi=table.is_multi)
+    judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
+    judged = judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
+    evaluation = judged.before
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
-    about = classifier.computation | changes.to_dict()
+    about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, which `vitkit predict` computes in here too")
-    spoilt = describe(numbers)
-    if spoilt is not None:
-        say(f"note: {spoilt}")
+    spoilt, proposed = describe(numbers), describe_proposals(numbers)
+    for told in filter(None, (proposed, spoilt)):
+        say(f"note: {told}")
     write_predictions(folder / PREDICTIONS, evaluation)
     evaluation = counted_in(evaluation, numbers)
     if not table.is_multi:
         if seen is not None and numbers["ece"] is not None:
             say(calibrated(numbers, seen, evaluation))
         if doubts is None:
-            doubts = from_predictions(own for own in _held_out(evaluation, seen))
+            doubts = from_predictions(own for own in _held_out(judged.now or evaluation, seen))
         write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
@@ -130,7 +134,11 @@ def report(
         numbers=numbers,
         root=table.root,
         facts=_facts(classifier, record, recipe, table, rows),
-        findings=[*([f"problem: {spoilt}"] if spoilt else []), *_findings(folder / FINDINGS)],
+        findings=[
+            *([f"note: {proposed}"] if proposed else []),
+            *([f"problem: {spoilt}"] if spoilt else []),
+            *_findings(folder / FINDINGS),
+        ],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         laid_out=laid_out,
         doubts=doubts or (),
@@ -155,6 +163,7 @@ def _explain_mistakes(
 ) -> list[Explained]:
     """What speaks for the worst mistakes, by the model itself."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
+    chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
     if not can_explain(classifier.model):
         return []
     plain, found = replace(classifier, runner=None), []  # whose gradients the maps are of

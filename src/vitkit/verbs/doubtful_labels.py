@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import without_place
+from vitkit.evaluation.headline import describe_proposals
+from vitkit.system.files import from_json, read_text, without_place
 from vitkit.system.progress import Progress
-from vitkit.system.run_files import LABELS, SPLIT, folds_in
+from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.words import aligned, plural
 from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
@@ -33,6 +35,8 @@ class DoubtfulLabels(Result):
         images: of the run.
         suspects: the most doubtful first.
         decided: how many more the list has, that have a row in a label file or another label in the list by now.
+        held_out: how many of the suspects are in the split that the run was tested on.
+        notes: rows of the label file that match no image, and what models proposed of the run's test images.
         out: the page with pictures, where one was written.
         changed: what is to be said of images that are no longer what they were; empty: nothing.
     """
@@ -43,6 +47,8 @@ class DoubtfulLabels(Result):
     images: int
     suspects: tuple[Suspect, ...]
     decided: int = 0
+    held_out: int = 0
+    notes: tuple[str, ...] = ()
     out: Path | None = None
     changed: str = ""
 
@@ -54,9 +60,10 @@ class DoubtfulLabels(Result):
     def to_dict(self) -> dict[str, Any]:
         """The suspects and their number."""
         rows = [own._asdict() for own in self.suspects]
-        counts = {"images": self.images, "decided": self.decided}
+        counts = {"images": self.images, "decided": self.decided, "held_out": self.held_out}
         changed = {"changed": self.changed} if self.changed else {}
-        return {"run": str(self.run), "data": self.data, **counts, **changed, "suspects": rows}
+        told = {**counts, **changed, "notes": list(self.notes)}
+        return {"run": str(self.run), "data": self.data, **told, "suspects": rows}
 
     def lines(self) -> list[str]:
         """The first of them, and what to do."""
@@ -68,6 +75,7 @@ class DoubtfulLabels(Result):
             *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
             *([f"and {more} more"] if more > 0 else []),
             *([f"note: {self.changed}: their labels were doubted for other pictures"] if self.changed else []),
+            *(f"note: {note}" for note in self.notes),
             *([self.advice(self.data, str(self.run))] if rows else []),
             *([f"with pictures: {self.out}"] if self.out is not None else []),
         ]
@@ -80,7 +88,16 @@ class DoubtfulLabels(Result):
             how = "copy the list and write what is right into its column label (nothing: leave the picture out)"
         return (
             f"Many are right and only hard: look before you change one. To correct some, {how}, and train again: "
-            f"vitkit train {data} --labels COPY.csv --split-from {run}"
+            f"vitkit train {data} --labels COPY.csv --split-from {run}. {self.consequence}"
+        )
+
+    @property
+    def consequence(self) -> str:
+        """What becomes of the test figure where a suggestion is followed."""
+        images = plural(self.held_out, "of these images is", "of these images are")
+        return (
+            f"{images} held out: where one gets the suggested class, or is left out, a model proposed that, and the "
+            "test figure stays that of the labels of before"
         )
 
 
@@ -106,22 +123,41 @@ def doubtful_labels(
     Raises:
         VitkitError: there is no run beside the list, or its images are gone, or `out` cannot be written.
     """
+    from vitkit.data.corrected import Followed
     from vitkit.data.label_file import read_labels
     from vitkit.data.path_finder import PathFinder
     from vitkit.data.split_file import split_from_file
     from vitkit.data.suspects import read_suspects
+    from vitkit.evaluation.metrics import held_out_split
 
     run = file.parent
     split = next((own / SPLIT for own in (run, *folds_in(run)) if (own / SPLIT).is_file()), None)
     if split is None:
         raise VitkitError(f"{file}: there is no run beside it that says where its pictures are; name it in the run")
     table = split_from_file(split)
-    finder = PathFinder(table.root, table.paths)
-    decided = set() if labels is None else {i for own in read_labels(labels).edits for i in finder.find(own.path)}
+    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
+    if labels is not None:
+        said = read_labels(labels)
+        decided = {i for own in said.edits for i in finder.find(own.path)}
+        followed = Followed(table)
+        followed.take(said)
+        notes += followed.lines(without_place(said.name))
     suspects = read_suspects(file)
     left = [own for own in suspects if not _is_decided(own, finder.find(own.path), table, decided)]
-    changed = _changed({i for own in left for i in finder.find(own.path)}, table, split, data_root, progress)
-    found = DoubtfulLabels(file, run, table.name, len(table), tuple(left), len(suspects) - len(left), out, changed)
+    judged = held_out_split(table)
+    images = [i for own in left for i in finder.find(own.path)]
+    found = DoubtfulLabels(
+        file=file,
+        run=run,
+        data=table.name,
+        images=len(table),
+        suspects=tuple(left),
+        decided=len(suspects) - len(left),
+        held_out=sum(table.splits[i] == judged for i in images),
+        notes=tuple(notes),
+        out=out,
+        changed=_changed(set(images), table, split, data_root, progress),
+    )
     if out is not None:
         _write(out, found, table, split, data_root, progress, force=force)
     return found
@@ -138,6 +174,14 @@ def _changed(
     own = images_of_run(split, data_root, progress).take(sorted(images))
     _, changes = look_over(own, read_contents(split) if data_root is None else {}, None, progress)
     return changes.text if changes else ""
+
+
+def _proposed(run: Path) -> Iterator[str]:
+    """What models proposed of the labels that a run was tested on, as its figures say."""
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        told = describe_proposals(from_json(read_text(run / EVALUATION)))
+        if told is not None:
+            yield told
 
 
 def _is_decided(own: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:

@@ -24,9 +24,11 @@ from vitkit.verbs.words import open_for_labels
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
+    from vitkit.data.label_file import Proposal
     from vitkit.data.sources import ImageTable
     from vitkit.data.whereabouts import Changes
     from vitkit.evaluation.metrics import Evaluation
+    from vitkit.evaluation.proposed import Judged
 
 
 def evaluate(
@@ -97,11 +99,14 @@ def evaluate(
         changes = None
         if own is not None and folder is not None:
             table, changes = _look_over(folder, table, split, data_root, notes, progress)
-        outcome, classifier = _ask(classifier, table, split, (backend, precision, plan, merge, device), notes, progress)
+        proposals = _proposals(folder, own, table, split, progress)
+        way = (backend, precision, plan, merge, device)
+        judged, classifier = _ask(classifier, table, proposals, split, way, notes, progress)
         if own is not None and folder is not None:
-            outcome = _as_own(outcome, classifier, folder, own)
+            judged = _as_own(judged, classifier, folder, own)
+        outcome = judged.before
         seen, doubt = _seen(classifier, folder or "the model", table, outcome.split, progress, is_own=data is None)
-        numbers = _figures(classifier, outcome, seen, doubt, changes)
+        numbers = _figures(classifier, judged, seen, doubt, changes)
         findings = findings_of(outcome, numbers)
         for finding in findings:
             notes(finding)
@@ -128,30 +133,51 @@ def _write(
 def _ask(
     classifier: Classifier,
     table: ImageTable,
+    proposals: Sequence[Proposal],
     split: str | None,
     way: tuple[str, str, str, int, str],
     note: Say,
     progress: Progress,
-) -> tuple[Evaluation, Classifier]:
+) -> tuple[Judged, Classifier]:
     """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
-    from vitkit.evaluation import evaluator, metrics
+    from vitkit.evaluation import metrics
+    from vitkit.evaluation.proposed import evaluate_before
 
     backend, precision, plan, merge, device = way
     name = split or metrics.held_out_split(table)
     images = len(table) if name == "all" else len(table.of_split(name))
     classifier = classifier.use(backend, precision, images, merge, plan, note, device)
-    return evaluator.evaluate(classifier, table, name, partial(progress, "evaluating")), classifier
+    return evaluate_before(classifier, table, name, proposals, partial(progress, "evaluating")), classifier
 
 
-def _as_own(outcome: Evaluation, classifier: Classifier, run: Path, table: ImageTable) -> Evaluation:
+def _proposals(
+    run: Path | None, own: ImageTable | None, table: ImageTable, split: str | None, progress: Progress
+) -> tuple[Proposal, ...]:
+    """The labels of the images that models proposed, by the label file, and by what the run in a folder suggests."""
+    from vitkit.data.overlap import read_digests
+    from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
+    from vitkit.evaluation.metrics import held_out_split
+
+    earlier = [] if run is None else earlier_runs([run], [])
+    if run is None or not any(known.suggested or known.proposals for known in earlier):
+        return table.proposals
+    if own is not None:
+        return find_proposals(table, digests_of_run(run, own), earlier)
+    name = split or held_out_split(table)
+    rows = table if name == "all" else table.of_split(name)
+    return find_proposals(rows, read_digests(rows, progress), earlier)
+
+
+def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
     from vitkit.data.whereabouts import groups_of_run
     from vitkit.evaluation.chosen import chosen_on
     from vitkit.evaluation.metrics import grouped
 
     recipe, is_multi = classifier.provenance.get("recipe", {}), classifier.task == "multi"
-    chosen = chosen_on(outcome.split, recipe, is_multi=is_multi)
-    return replace(grouped(outcome, groups_of_run(run, table)), chosen=chosen)
+    chosen = chosen_on(judged.before.split, recipe, is_multi=is_multi)
+    groups = groups_of_run(run, table)
+    return judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
 
 
 def _seen(
@@ -167,12 +193,14 @@ def _seen(
 
 
 def _figures(
-    classifier: Classifier, outcome: Evaluation, seen: dict[str, str] | None, doubt: str, changes: Changes | None
+    classifier: Classifier, judged: Judged, seen: dict[str, str] | None, doubt: str, changes: Changes | None
 ) -> dict[str, Any]:
+    from vitkit.evaluation.proposed import proposal_figures
     from vitkit.evaluation.unseen import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
-    return all_figures(outcome, seen, classifier.provenance, about, doubt)
+    about |= proposal_figures(judged, seen)
+    return all_figures(judged.before, seen, classifier.provenance, about, doubt)
 
 
 def _look_over(
@@ -204,6 +232,7 @@ def _of_run(
         if root is not None:
             raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
         return None
+    from vitkit.data.proposals import proposals_of_run
     from vitkit.data.whereabouts import images_of_run
 
     if layout != "auto":
@@ -212,7 +241,8 @@ def _of_run(
         raise VitkitError("a classifier in memory does not remember its data: name it")
     if not (folder / SPLIT).is_file():
         raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
-    return images_of_run(folder / SPLIT, root, progress)
+    table = images_of_run(folder / SPLIT, root, progress)
+    return replace(table, proposals=proposals_of_run(folder, table, progress))
 
 
 def _table(

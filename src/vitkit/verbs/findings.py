@@ -12,9 +12,11 @@ _SHOWN = 10  # names of absent classes
 
 def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """What the reader of the figures should know."""
+    from vitkit.evaluation.headline import describe_proposals
     from vitkit.evaluation.unseen import counted_in, describe
 
-    return [*_absent(counted_in(outcome, numbers)), *filter(None, [describe(numbers)])]
+    found = [describe_proposals(numbers), describe(numbers)]
+    return [*_absent(counted_in(outcome, numbers)), *filter(None, found)]
 
 
 def _absent(outcome: Evaluation) -> list[str]:

@@ -15,6 +15,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.reporting import views
 from vitkit.system.files import to_json
 from vitkit.text.cells import visible
+from vitkit.webapp.photographs import GoneError
 from vitkit.webapp.tabs import TABS
 from vitkit.webapp.workspace import Workspace
 
@@ -45,6 +46,7 @@ def create_app(workspace: Workspace) -> FastAPI:
     """The application of one workspace."""
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
     app.add_exception_handler(VitkitError, _refuse)
+    app.add_exception_handler(GoneError, _refuse_gone)
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_exception_handler(RequestValidationError, _refuse_form)
     app.add_exception_handler(OSError, _refuse_system)
@@ -72,6 +74,10 @@ def _line(status: int, text: str) -> Response:
 
 def _refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
     return _line(400, str(error))
+
+
+def _refuse_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return _line(410, str(error))
 
 
 def _refuse_http(request: Request, error: Exception) -> Response:

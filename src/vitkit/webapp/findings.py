@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from vitkit.data.doctor.examine import Diagnosis, examine
@@ -13,10 +15,12 @@ from vitkit.data.sources import ImageTable, table_of
 from vitkit.data.split_file import split_from_file
 from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
+from vitkit.system.files import regular
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
 from vitkit.text.cells import restored
 from vitkit.webapp.photographs import State
+from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
 
@@ -58,27 +62,40 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
     One that holds another picture than the run knew is none of them.
     """
-    number = {path: i for i, path in enumerate(table.paths)}
+    name, doubts = doubts_of(workspace, table)
+    number = {path: i for i, path in enumerate(table.paths)} if doubts else {}
+    contents = _contents_of(workspace.runs / name / SPLIT) if doubts else {}
+    return {
+        number[path]: {"label": label, "suggested": suggested, "run": name}
+        for path, (label, suggested) in doubts.items()
+        if path in number and is_unchanged(table.file(number[path]), contents.get(path))
+    }
+
+
+def doubts_of(workspace: Workspace, table: ImageTable) -> tuple[str, Mapping[str, tuple[str, str]]]:
+    """The newest run of these photographs that looked, and label and suggestion of each photograph that it doubts."""
     for name, _ in _runs_of(workspace, table):
         file = workspace.runs / name / LABEL_ERRORS
-        try:
-            contents = read_contents(file.with_name(SPLIT))
-            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                found = dict(_doubts(csv.DictReader(text), number, name))
-            return {i: own for i, own in found.items() if is_unchanged(table.file(i), contents.get(table.paths[i]))}
-        except FileNotFoundError:
-            continue
-        except (OSError, csv.Error, VitkitError):
-            return {}
-    return {}
+        if file.exists():
+            return name, _doubts_in(file, stamp_of(file))
+    return "", {}
 
 
-def _doubts(rows: Iterable[dict[str, Any]], number: dict[str, int], run: str) -> Iterable[tuple[int, dict[str, Any]]]:
-    for row in rows:
-        path = restored(row.get("path") or "")
-        if path in number:
-            given = {"label": restored(row.get("label") or ""), "suggested": restored(row.get("suggested") or "")}
-            yield number[path], {**given, "run": run}
+def _contents_of(split: Path) -> Mapping[str, str]:
+    try:
+        return read_contents(split)
+    except VitkitError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _doubts_in(file: Path, changed: str) -> Mapping[str, tuple[str, str]]:  # noqa: ARG001  # it is read anew
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape", newline="", opener=regular) as text:
+            rows = [{key: restored(value or "") for key, value in row.items() if key} for row in csv.DictReader(text)]
+    except (OSError, csv.Error, AttributeError):
+        return {}
+    return {row.get("path", ""): (row.get("label", ""), row.get("suggested", "")) for row in rows}
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
@@ -91,6 +108,11 @@ def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None]
     return list(table.splits), ""
 
 
+@lru_cache(maxsize=8)
+def _table_of(split: Path, changed: str) -> ImageTable:  # noqa: ARG001
+    return split_from_file(split)
+
+
 def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
     """The runs of these photographs, the newest first, each with its own table of them.
 
@@ -98,7 +120,8 @@ def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, Ima
     """
     for name in workspace.run_names():
         try:
-            known = split_from_file(workspace.runs / name / SPLIT)
+            file = workspace.runs / name / SPLIT
+            known = _table_of(file, stamp_of(file))
         except (VitkitError, OSError):
             continue
         if known.root == table.root:

@@ -10,6 +10,7 @@ somebody else's runs is never begun, gone on with or stopped.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shlex
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json, is_held, sole, write_json
+from vitkit.system.files import from_json, is_held, read_text, regular, sole, write_json
 from vitkit.system.processes import birth_of, is_same, python
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
 from vitkit.text.words import plural
@@ -130,13 +131,25 @@ class Jobs:
         """What its process says."""
         return self.folder / f"{job.number:06}.log"
 
-    def new_run(self, name: str) -> str:
-        """A name that no run has, and none in the queue."""
+    def reserve(self, name: str) -> str:
+        """A name that no run has, and none in the queue; its folder is made, so that nobody else gets it.
+
+        Requests that come at once, other studios and trainings of the command line each get another.
+        """
+        self.runs.mkdir(parents=True, exist_ok=True)
         taken = {job.run for job in self.all()}
-        number = 1
-        while (self.runs / f"{name}-{number}").exists() or f"{name}-{number}" in taken:
-            number += 1
-        return f"{name}-{number}"
+        for number in itertools.count(1):
+            own = f"{name}-{number}"
+            if own not in taken:
+                with suppress(FileExistsError):
+                    (self.runs / own).mkdir()
+                    return own
+        raise AssertionError("numbers have no end")
+
+    def give_back(self, run: str) -> None:
+        """Let others have the name of a run that never began."""
+        with suppress(OSError):  # where it did, there is something in its folder
+            (self.runs / run).rmdir()
 
     # --- How things stand ---------------------------------------------------------------------------------
 
@@ -168,11 +181,12 @@ class Jobs:
 
     def why_failed(self, job: Job) -> str:
         """The last error of a job's process, in a line; empty where it said none."""
-        with suppress(OSError):
-            lines = self.log(job).read_text(encoding="utf-8", errors="replace").splitlines()
-            errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            return errors[-1] if errors else next((line for line in reversed(lines) if line.strip()), "")
-        return ""
+        try:
+            lines = read_text(self.log(job), "replace").splitlines()
+        except OSError as error:
+            return "" if isinstance(error, FileNotFoundError) else f"{self.log(job)}: {error.strerror}"
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return errors[-1] if errors else next((line for line in reversed(lines) if line.strip()), "")
 
     # --- What is done about it ----------------------------------------------------------------------------
 
@@ -183,7 +197,7 @@ class Jobs:
 
     def _start_runner(self) -> None:
         """A process that works on the queue; where another does, it ends."""
-        with (self.own / "runner.log").open("ab") as log:
+        with open(self.own / "runner.log", "ab", opener=regular) as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
                 python("vitkit.webapp.runner", str(self.runs)),
                 stdin=subprocess.DEVNULL,
@@ -209,6 +223,7 @@ class Jobs:
             raise VitkitError(f"{run} {where or 'does not run'}")
         if not job.started:
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
+            self.give_back(run)
             return
         with suppress(ProcessLookupError):
             os.kill(job.process, signal.SIGTERM)
@@ -226,6 +241,7 @@ class Jobs:
             if own.run == run:
                 (self.folder / f"{own.number:06}.json").unlink(missing_ok=True)
                 self.log(own).unlink(missing_ok=True)
+        self.give_back(run)
 
 
 def work(runs: Path) -> None:
@@ -279,7 +295,7 @@ def _read_job(file: Path) -> Job | None:
         FileNotFoundError: it is gone.
     """
     try:
-        stored = from_json(file.read_text(encoding="utf-8"))
+        stored = from_json(read_text(file))
         is_list = isinstance(stored["arguments"], list)
         job = Job(**{**stored, "arguments": tuple(stored["arguments"])})
     except FileNotFoundError:
@@ -306,7 +322,12 @@ def _is_record(job: Job) -> bool:
 def _run(jobs: Jobs, job: Job) -> None:
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was taken from the queue meanwhile
-    with jobs.log(job).open("ab") as log:
+    try:
+        log = open(jobs.log(job), "ab", opener=regular)  # noqa: SIM115
+    except OSError:  # it cannot tell what it does
+        jobs.write(replace(job, started=time.time(), ended=time.time(), code=1))
+        return
+    with log:
         try:
             arguments = command(job)
         except VitkitError as error:

@@ -7,23 +7,28 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.corrected import labels_after
-from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, add_edits, labels_so_far, renaming, undo_edits
+from vitkit.data.corrected import Followed
+from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, renaming
 from vitkit.data.pictures import UNLABELLED
 from vitkit.data.sources import ImageTable, read_table
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import JOINT
 from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
+Doubts = tuple[str, Mapping[str, tuple[str, str]]]  # a run, and label and suggestion of each photograph by its path
 _LONGEST = 200  # characters of a class's name
+
+
+class GoneError(VitkitError):
+    """A photograph is no longer where it was."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,13 @@ class State:
         version: of the list; numbers mean the same photograph as long as it is the same.
         table: what there is on disk.
         labels: of each: a class, `UNLABELLED`, or `EXCLUDED`.
-        steps: how many edits the label file has, of which the last can be undone.
+        unmatched: what of the label file matches no photograph, in words.
     """
 
     version: str
     table: ImageTable
     labels: tuple[str, ...]
-    steps: int
+    unmatched: tuple[str, ...] = ()
 
 
 class Photographs:
@@ -51,8 +56,8 @@ class Photographs:
         self._lock = threading.RLock()
         self._table: ImageTable | None = None
         self._version = ""
-        self._seen: tuple[Any, LabelFile, tuple[str, ...]] | None = None
-        self._undone: list[tuple[Edit, ...]] = []
+        self._followed: Followed | None = None
+        self._state: tuple[LabelFile, State] | None = None
 
     def begin(self) -> None:
         """Read the list before somebody asks; what is wrong with it is told who asks."""
@@ -72,9 +77,16 @@ class Photographs:
         with self._lock:
             if self._table is None or anew:
                 self._table = read_photographs(self.workspace)
-                self._version, self._seen = _version_of(self._table), None
-            labels, file = self._labels(self._table)
-            return State(self._version, self._table, labels, len(file.edits))
+                self._version, self._state = _version_of(self._table), None
+                self._followed = Followed(self._table)
+            file = self.workspace.said.read()
+            if self._state is None or self._state[0] is not file:
+                assert self._followed is not None
+                self._followed.take(file)
+                unmatched = tuple(self._followed.lines(self.workspace.labels.name))
+                state = State(self._version, self._table, tuple(self._followed.labels), unmatched)
+                self._state = file, state
+            return self._state[1]
 
     def file(self, version: str, number: int) -> Path:
         """The file of a photograph of the list.
@@ -89,21 +101,26 @@ class Photographs:
             raise VitkitError("there is no such photograph")
         return table.file(number)
 
-    def label(self, version: str, numbers: Sequence[int], label: str) -> State:
+    def label(self, version: str, numbers: Sequence[int], label: str, doubts: Doubts = ("", {})) -> State:
         """Give photographs a class; `EXCLUDED` leaves them out, `UNLABELLED` takes their class away.
+
+        Args:
+            version: of the list that the numbers are of.
+            numbers: of the photographs.
+            label: the class.
+            doubts: the run whose doubts are shown beside the photographs, and the label and the suggestion of each: who
+                sees a suggestion and follows it has not labelled the photograph alone.
 
         Raises:
             VitkitError: the list has changed meanwhile, or no class can be called so.
+            GoneError: a photograph is no longer there.
         """
         with self._lock:
             state = self._current(version, numbers)
             label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, is_multi=state.table.is_multi)
-            edits = [
-                Edit(state.table.paths[i], label, "" if state.labels[i] == UNLABELLED else state.labels[i])
-                for i in dict.fromkeys(numbers)
-                if state.labels[i] != label
-            ]
-            return self._add(edits)
+            chosen = [i for i in dict.fromkeys(numbers) if state.labels[i] != label]
+            check_there([state.table.file(i) for i in chosen])
+            return self._add([_edit(state, i, label, doubts) for i in chosen])
 
     def rename(self, old: str, new: str) -> State:
         """Call a class otherwise; where there is one of that name already, both become one."""
@@ -112,7 +129,9 @@ class Photographs:
             new = checked_name(new, is_multi=False)
             empty = [new if own == old else own for own in self._empty()]
             if old in set(state.labels):
-                state = self._add(renaming(zip(state.table.paths, state.labels, strict=True), old, new))
+                edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
+                check_there([state.table.root / edit.path for edit in edits])
+                state = self._add(edits)
             elif old not in self._empty():
                 raise VitkitError(f"there is no class {old!r}")
             self._keep_empty(empty)
@@ -136,22 +155,18 @@ class Photographs:
     def undo(self) -> State:
         """Take the last step back: all that was said at one moment."""
         with self._lock:
-            taken = undo_edits(self.workspace.labels)
-            if taken:
-                self._undone.append(taken)
+            self.workspace.said.undo()
             return self.read()
 
     def redo(self) -> State:
-        """Take back what was undone last in this session."""
-        with self._lock:
-            if self._undone:
-                add_edits(self.workspace.labels, self._undone.pop())
-            return self.read()
+        """Do again what was undone last in this session, where nothing newer was said.
 
-    @property
-    def can_redo(self) -> bool:
-        """Whether something was undone since the last edit."""
-        return bool(self._undone)
+        Raises:
+            VitkitError: something newer was said of all of it.
+        """
+        with self._lock:
+            self.workspace.said.redo()
+            return self.read()
 
     def classes(self, state: State) -> list[dict[str, Any]]:
         """Each class and how many photographs have it, those without one too; sorted by name."""
@@ -166,10 +181,7 @@ class Photographs:
         return [{"name": name, "count": counts[name]} for name in names]
 
     def _add(self, edits: Sequence[Edit]) -> State:
-        if edits:
-            self.workspace.labels.parent.mkdir(parents=True, exist_ok=True)
-            add_edits(self.workspace.labels, edits)
-            self._undone.clear()
+        self.workspace.said.add(edits)
         return self.read()
 
     def _current(self, version: str, numbers: Sequence[int]) -> State:
@@ -178,23 +190,11 @@ class Photographs:
             raise VitkitError("the photographs in the folder have changed: look at them anew")
         return state
 
-    def _labels(self, table: ImageTable) -> tuple[tuple[str, ...], LabelFile]:
-        try:
-            seen = self.workspace.labels.stat()
-            stamp: Any = (seen.st_mtime_ns, seen.st_size, seen.st_ino)
-        except FileNotFoundError:
-            stamp = None
-        if self._seen is None or self._seen[0] != stamp:
-            see_label_file(self.workspace)
-            file = labels_so_far(self.workspace.labels)
-            self._seen = (stamp, file, tuple(labels_after(table, file)))
-        return self._seen[2], self._seen[1]
-
     # --- Classes that no photograph has -------------------------------------------------------------------
 
     def _empty(self) -> list[str]:
         try:
-            stored = from_json((self.workspace.own / _CLASSES).read_text(encoding="utf-8"))
+            stored = from_json(read_text(self.workspace.own / _CLASSES))
             own = stored.get(str(self.workspace.labels), [])
             return [name for name in own if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
@@ -206,32 +206,33 @@ class Photographs:
         file = self.workspace.own / _CLASSES
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            stored = dict(from_json(file.read_text(encoding="utf-8")))
+            stored = dict(from_json(read_text(file)))
         except (OSError, ValueError, TypeError):
             stored = {}
         write_json(file, {**stored, str(self.workspace.labels): sorted(set(names))})
 
 
-_CLASSES, _SEEN = "classes.json", "label-files.json"
+_CLASSES = "classes.json"
 
 
-def see_label_file(workspace: Workspace) -> None:
-    """Keep in mind that there is a label file; without one that there was, photographs must not pass for unlabelled.
+def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
+    path, before = state.table.paths[number], state.labels[number]
+    run, doubted = doubts
+    shown = path in doubted and doubted[path][0] == before  # a label that was changed since is doubted no more
+    by = run if shown and label in (doubted[path][1], EXCLUDED) else ""
+    return Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by)
+
+
+def check_there(files: Sequence[Path]) -> None:
+    """Hold that photographs are there, so that what is said of them is not lost on nothing.
 
     Raises:
-        VitkitError: it is gone.
+        GoneError: one is not.
     """
-    file, own = workspace.own / _SEEN, str(workspace.labels)
-    try:
-        seen = [name for name in from_json(file.read_text(encoding="utf-8")) if isinstance(name, str)]
-    except (OSError, ValueError, TypeError):
-        seen = []
-    if workspace.labels.exists():
-        if own not in seen:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, [*seen, own])
-    elif own in seen:
-        raise VitkitError(f"the label file {own} is gone: bring it back, or delete {file} to begin without any label")
+    gone = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113  # a Path takes three times as long
+    if gone:
+        more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
+        raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; look for the photographs anew")
 
 
 def checked_name(name: str, *, is_multi: bool) -> str:

@@ -9,16 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far
+from vitkit.data.label_file import EXCLUDED, Edit
+from vitkit.data.proposals import read_proposals
 from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
 from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.reporting.report_data import data_of_report
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
-from vitkit.webapp.photographs import checked_name
+from vitkit.webapp.photographs import check_there, checked_name
 from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
@@ -44,7 +45,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        numbers = from_json(file.read_text(encoding="utf-8"))
+        numbers = from_json(read_text(file))
         own, counted = headline_of(numbers), counted_figures(numbers)
         beside = {name: counted[name] for name in _BESIDE if name in counted}
         beside = {name: value["mean"] if own.folds else value for name, value in beside.items()}
@@ -113,6 +114,10 @@ def _files(folder: Path) -> _Files:
 def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
+    root = table.root.resolve()
+    for own in read_proposals(split.parent):  # those that were left out are tested all the same
+        if (file := table.root / own.path).resolve().is_relative_to(root):
+            places.setdefault(own.path, file)
     return _Files(table.root, places, read_contents(split))
 
 
@@ -136,7 +141,8 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 def _contents(folder: Path) -> dict[str, str]:
     """What each image of a run is, by its path: the beginning of its digest, else where it lies."""
     files = _files(folder)
-    return {path: str(file) for path, file in files.places.items()} | read_contents(folder / SPLIT)
+    known = {own.path: own.digest for own in read_proposals(folder) if own.digest}
+    return {path: str(file) for path, file in files.places.items()} | known | read_contents(folder / SPLIT)
 
 
 def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
@@ -164,7 +170,7 @@ def _seen(folder: Path) -> set[str]:
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
     """A run's doubtful labels, the most doubtful first, and what was said of them since."""
     found = _suspects(folder)
-    said = {own.path: own.label for own in labels_so_far(workspace.labels).edits}
+    said = {own.path: own.label for own in workspace.said.read().edits}
     rows = [
         {**own._asdict(), "said": said.get(own.path), "state": _state(own, said.get(own.path))} for own in found[:MOST]
     ]
@@ -193,16 +199,17 @@ def decide(
     found = _suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
-    known = {own.path: own.label for own in labels_so_far(workspace.labels).edits}
+    known = {own.path: own.label for own in workspace.said.read().edits}
     edits = []
     for own in (found[i] for i in dict.fromkeys(numbers)):
         file_of(folder, own.path)  # which must still be the photograph whose label was doubted
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
             new = checked_name(new, is_multi=False)
-        edits.append(Edit(own.path, new, known.get(own.path, own.label)))
-    workspace.labels.parent.mkdir(parents=True, exist_ok=True)
-    add_edits(workspace.labels, edits)
+        by = folder.name if what != "keep" and new in (own.suggested, EXCLUDED) else ""
+        edits.append(Edit(own.path, new, known.get(own.path, own.label), proposed_by=by))
+    check_there([workspace.photographs / edit.path for edit in edits])
+    workspace.said.add(edits)
 
 
 def suspect_path(folder: Path, number: int) -> str:

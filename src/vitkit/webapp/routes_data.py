@@ -13,7 +13,7 @@ from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
 from vitkit.system.files import to_json
 from vitkit.webapp.background import Background
-from vitkit.webapp.findings import diagnose, doubted, splits_of
+from vitkit.webapp.findings import diagnose, doubted, doubts_of, splits_of
 from vitkit.webapp.likeness import Likeness
 from vitkit.webapp.next_labels import next_labels
 from vitkit.webapp.photographs import Photographs, State
@@ -79,7 +79,8 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("/labels")
     def label(said: Said) -> dict[str, Any]:
         text = UNLABELLED if said.label is None else said.label
-        return _labels(photographs, photographs.label(said.version, said.images, text))
+        doubts = doubts_of(workspace, photographs.read().table)
+        return _labels(photographs, photographs.label(said.version, said.images, text, doubts))
 
     @routes.post("/undo")
     def undo() -> dict[str, Any]:
@@ -190,6 +191,8 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     else:
         names = [own["name"] for own in classes]
     number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
-    undo = {"can_undo": state.steps > 0, "can_redo": photographs.can_redo}
+    said = photographs.workspace.said
+    undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}
     own = {"version": state.version, "classes": classes, "names": names}
+    own |= {"unmatched": state.unmatched, "news": said.news()}
     return {**own, **undo, "labels": [number[label] for label in state.labels]}

@@ -11,15 +11,16 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.corrected import labels_after
-from vitkit.data.label_file import EXCLUDED, labels_so_far
+from vitkit.data.corrected import Followed
+from vitkit.data.label_file import EXCLUDED
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
+from vitkit.system.files import read_text
 from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.metrics_file import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.offers import offered, offers
-from vitkit.webapp.photographs import read_photographs, see_label_file
+from vitkit.webapp.photographs import read_photographs
 from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace
 
@@ -56,9 +57,14 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.post("/start")
     def start(asked: Asked) -> dict[str, Any]:
-        name = jobs.new_run(_safe(workspace.name))
-        jobs.add(name, _arguments(workspace, asked, name), asked.model_dump())
-        return {"run": name}
+        arguments, notes = _arguments(workspace, asked)
+        name = jobs.reserve(_safe(workspace.name))
+        try:
+            jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], asked.model_dump())
+        except BaseException:
+            jobs.give_back(name)
+            raise
+        return {"run": name, "notes": notes}
 
     @routes.get("/runs")
     def show_runs() -> dict[str, Any]:
@@ -106,15 +112,17 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
-def _arguments(workspace: Workspace, asked: Asked, run: str) -> list[str]:
-    """Of `vitkit`, from what is known here: the page names no files of its own.
+def _arguments(workspace: Workspace, asked: Asked) -> tuple[list[str], list[str]]:
+    """Of `vitkit`, from what is known here: the page names no files of its own; and which labels match nothing.
 
     Raises:
         VitkitError: there is nothing to learn from, or something that was not offered is asked for.
     """
-    if len(_classes(workspace)) < 2:
+    labels = Followed(read_photographs(workspace))
+    labels.take(workspace.said.read())
+    if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         raise VitkitError("a classifier tells at least two classes apart: give photographs two classes first (Data)")
-    given = ["train", str(workspace.photographs), "--out", str(workspace.runs / run)]
+    given = ["train", str(workspace.photographs)]
     if workspace.labels.is_file():
         given += ["--labels", str(workspace.labels)]
     if asked.weights == _NONE or asked.method == "scratch":
@@ -127,13 +135,7 @@ def _arguments(workspace: Workspace, asked: Asked, run: str) -> list[str]:
         given += ["--time", asked.time]
     if asked.split_from:
         given += ["--split-from", str(workspace.run_folder(asked.split_from))]
-    return given
-
-
-def _classes(workspace: Workspace) -> set[str]:
-    see_label_file(workspace)
-    labels = labels_after(read_photographs(workspace), labels_so_far(workspace.labels))
-    return set(labels) - {EXCLUDED, UNLABELLED}
+    return given, labels.lines(workspace.labels.name)
 
 
 def _safe(name: str) -> str:
@@ -180,12 +182,12 @@ def _time(file: Path) -> float:
 def _metrics(folder: Path) -> list[dict[str, float]]:
     try:
         return read_metrics(folder / METRICS)
-    except VitkitError:
+    except (VitkitError, OSError):
         return []  # a row is just being written
 
 
 def _tail(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES:]
+        return read_text(file, "replace").splitlines()[-_LINES:]
     except OSError:
         return []

@@ -10,7 +10,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.exporting.formats import FORMATS
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_text
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.webapp.workspace import Workspace
@@ -169,7 +169,7 @@ def _folder(workspace: Workspace, run: str) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = from_json(file.read_text(encoding="utf-8"))
+        found = from_json(read_text(file))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

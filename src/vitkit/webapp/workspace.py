@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.system.cache import private, state_folder
-from vitkit.system.files import fitting, from_json
+from vitkit.system.files import fitting, from_json, read_text
 from vitkit.system.run_files import RECIPE, SPLIT
+from vitkit.webapp.labels import Labels
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Workspace:
     def name(self) -> str:
         """What to call it."""
         return self.photographs.name or str(self.photographs)
+
+    @cached_property
+    def said(self) -> Labels:
+        """The label file as the studio follows it."""
+        return Labels(self.labels, self.photographs, self.own / "label-files.json")
 
     @property
     def own(self) -> Path:
@@ -133,7 +140,7 @@ def _photographs_of(run: Path) -> Path:
     """
     if not (run / SPLIT).is_file():
         raise VitkitError(f"{run} does not say what it was trained on: it has no {SPLIT}; name the photographs")
-    root = Path(str(from_json((run / SPLIT).read_text(encoding="utf-8")).get("root", "")))
+    root = Path(str(from_json(read_text(run / SPLIT)).get("root", "")))
     split_from_file(run / SPLIT)  # refuses what is damaged
     if not root.is_absolute():
         root = run / root

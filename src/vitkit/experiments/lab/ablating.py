@@ -66,6 +66,7 @@ def plan_ablation(
                     idle = without_effect(settled.recipe, fields)  # a preset's epochs, where a head is fitted at once
                     fields = {name: value for name, value in fields.items() if name not in idle}
                     fields |= {"method": settled.recipe.method}
+                    notes += [*settled.table.unmatched, *settled.table.corrections]
                     notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
                 else:
                     build(fields)

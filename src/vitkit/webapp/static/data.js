@@ -53,8 +53,8 @@ class DataPage {
     this.grid.size = Number(size.value);
     this.keydown = (event) => this.command(event);
     addEventListener("keydown", this.keydown);
-    if (photos.notes.length) this.panel.say(photos.notes);
     requestAnimationFrame(() => this.filtered({ top: true }));
+    for (const line of photos.unmatched) say(line);
     this.checked();
   }
 
@@ -94,6 +94,8 @@ class DataPage {
     this.grid.show(ids, how);
     this.grid.refresh();
     this.panel.draw();
+    this.panel.say([...photos.notes, ...photos.unmatched]);
+    for (const line of photos.news.splice(0)) say(line);
     const counts = photos.counts();
     this.head.textContent = `${count(ids.length, "photograph", "photographs")} of ${(counts.all + counts.out).toLocaleString("en")}`
       + (counts.none ? ` · ${counts.none.toLocaleString("en")} without a class` : "");

@@ -31,8 +31,8 @@ export class Photos {
   /** What the studio answers to every edit. */
   take(told) {
     if (told.version !== this.version) throw new Error("The photographs in the folder have changed: look at them anew.");
-    const { classes, names, labels, can_undo, can_redo } = told;
-    Object.assign(this, { classes, names, labels, can_undo, can_redo });
+    const { classes, names, labels, can_undo, can_redo, unmatched, news } = told;
+    Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news });
   }
 
   async edit(path, body) {

@@ -88,10 +88,11 @@ class ResultsPage {
     const parts = PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
       el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name)));
     const dialogs = el("div");
+    const { note } = this.runs.find((run) => run.name === this.name);
     const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report, one file to mail");
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
-    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), this.doubts, parts, dialogs);
+    fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), note && el("p", { class: "warn wrap" }, note), this.doubts, parts, dialogs);
     const pictureOf = (i) => `${address}/photographs/${i}?list=${encodeURIComponent(data.version)}`; // kept by browsers
     showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, dialogs });
     this.showDoubts(address, doubts);
@@ -128,7 +129,7 @@ class ResultsPage {
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared.")),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its part, so the figures can be compared. Where you follow the model, or leave out what it doubts, its figure stays that of the labels of before.")),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();

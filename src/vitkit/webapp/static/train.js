@@ -66,9 +66,10 @@ class TrainPage {
     const start = async (event) => {
       event.preventDefault();
       try {
-        const { run } = await post("/api/train/start", { weights: weights.value, method: weights.value === "none" ? "scratch" : method.value, time: time.value, split_from: split.value });
+        const { run, notes } = await post("/api/train/start", { weights: weights.value, method: weights.value === "none" ? "scratch" : method.value, time: time.value, split_from: split.value });
         this.chosen = run;
         say(`${run} is in the queue. It goes on when this page, or the studio, is closed.`);
+        for (const note of notes) say(note);
         await this.follow();
       } catch (error) {
         fail(error);

@@ -1,0 +1,261 @@
+"""Labels that a model proposed, and what each was before the first proposal.
+
+A label that was changed because a model doubted it follows that model, and a test on such labels says how far models
+agree with one another. A run therefore keeps what the labels of its pictures were before (proposals.json), by their
+content, so that runs after it know it too: under other names, in other class folders, and without the label file.
+docs/decisions/0028-label-files.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitkit.data.label_file import EXCLUDED, Proposal, labels_in
+from vitkit.data.sources import ImageTable
+from vitkit.data.split_file import split_from_file
+from vitkit.data.suspects import read_suspects
+from vitkit.data.whereabouts import by_content, digest_of, read_contents
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, read_text
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in
+from vitkit.text.cells import JOINT
+
+_MOST_RUNS = 10  # of a folder, the newest
+_SAME = 0.75  # part of the labels that nobody doubted, from which on two runs are of one labelling
+
+
+class Renaming:
+    """What classes that are gone are called now: what most of their pictures are, of those that no model touched.
+
+    Args:
+        names: of each old class that is gone, the new one.
+        is_multi: whether a label joins several classes.
+    """
+
+    def __init__(self, names: Mapping[str, str], *, is_multi: bool) -> None:
+        self._names, self._is_multi = names, is_multi
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]], table: ImageTable) -> Renaming:
+        """Learn it from old and new labels of pictures that no model touched; `table` has the new classes."""
+        votes: dict[str, Counter[str]] = {}
+        kept = set(table.classes)
+        for (old, new), count in Counter(pairs).items():
+            before, after = _names(old, is_multi=table.is_multi), _names(new, is_multi=table.is_multi)
+            for name in before - kept:
+                votes.setdefault(name, Counter()).update(dict.fromkeys(sorted(after - before), count))
+        names = {old: own.most_common(1)[0][0] for old, own in votes.items() if own}
+        return cls(names, is_multi=table.is_multi)
+
+    def __call__(self, label: str) -> str:
+        """A label as it is called now; one whose class is gone for good stays as it is."""
+        if not self._names:
+            return label
+        if self._is_multi:
+            return JOINT.join(sorted({self._names.get(name, name) for name in labels_in(label)})) or JOINT
+        return self._names.get(label, label)
+
+
+def _names(label: str, *, is_multi: bool) -> set[str]:
+    return set(labels_in(label)) if is_multi else {label} - {EXCLUDED}
+
+
+# --- What runs tell ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier run tells of labels, by the beginning of each file's SHA-256.
+
+    Attributes:
+        folder: of the run.
+        labels: that its pictures had; several of a file that was there more than once.
+        splits: of its pictures.
+        suggested: of each doubtful label, that label and the class that it looked like.
+        proposals: what its labels had been before models proposed others.
+        is_ancestor: the new run goes on from it, or keeps its split.
+    """
+
+    folder: Path
+    labels: Mapping[str, frozenset[str]]
+    splits: Mapping[str, str | None]
+    suggested: Mapping[str, tuple[str, str]]
+    proposals: Mapping[str, Proposal]
+    is_ancestor: bool = False
+
+    @property
+    def name(self) -> str:
+        """What to call the run."""
+        return self.folder.name
+
+    def gone(self, digests: Iterable[str], split: str) -> int:
+        """How many of its images of a split are no longer there, of those whose label it doubted.
+
+        Of other images than its own, which have less than half of these, there is nothing to say.
+        """
+        there = set(digests)
+        if 2 * len(there & self.labels.keys()) < len(self.labels):
+            return 0
+        return sum(self.splits[digest] == split and digest not in there for digest in self.suggested)
+
+
+def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
+    """What a run tells; None where it is damaged, or proposed nothing and is no ancestor."""
+    try:
+        suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
+        proposals = read_proposals(run)
+        if not (suspects or proposals or is_ancestor):
+            return None
+        table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
+    except (VitkitError, OSError):
+        return None
+    labels: dict[str, frozenset[str]] = {}
+    splits, label_of = {}, {}
+    for i, path in enumerate(table.paths):
+        if (digest := contents.get(path)) is not None:
+            label_of[path] = table.cell_of(i)  # as the run had it: people edit the list
+            labels[digest] = labels.get(digest, frozenset()) | {label_of[path]}
+            splits[digest] = table.splits[i]
+    suggested = {contents[own.path]: (label_of[own.path], own.suggested) for own in suspects if own.path in label_of}
+    known = {own.digest: own for own in proposals if own.digest}
+    return Earlier(run, labels, splits, suggested, known, is_ancestor)
+
+
+def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:
+    """Runs that may have proposed labels: those that a new one goes on from first, then the newest of some folders."""
+    found: dict[Path, Earlier] = {}
+    for run in ancestors:
+        if Path(run).is_dir():
+            for own in (Path(run), *folds_in(Path(run))):
+                if (told := read_earlier(own, is_ancestor=True)) is not None:
+                    found[own.resolve()] = told
+    for place in places:
+        lists = [file.parent for form in (LABEL_ERRORS, PROPOSALS) for file in place.glob(f"*/{form}")]
+        lists += [file.parent for file in place.glob(f"*/fold-*/{LABEL_ERRORS}")]
+        for run in sorted(dict.fromkeys(lists), key=_age)[:_MOST_RUNS]:
+            if run.resolve() not in found and (told := read_earlier(run)) is not None:
+                found[run.resolve()] = told
+    return list(found.values())
+
+
+def _age(run: Path) -> float:
+    with suppress(OSError):
+        return -(run / SPLIT).stat().st_mtime
+    return 0.0
+
+
+# --- What a run keeps ----------------------------------------------------------------------------------------
+
+
+def read_proposals(run: Path) -> tuple[Proposal, ...]:
+    """What a run keeps of labels that models proposed; nothing where there were none.
+
+    Raises:
+        VitkitError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        stored = from_json(read_text(run / PROPOSALS))
+        found = tuple(Proposal(**row) for row in stored)
+        texts = [text for own in found for text in (own.path, own.before, own.by, own.digest, own.split or "")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a row holds something else than text")
+    except FileNotFoundError:
+        return ()
+    except (ValueError, TypeError) as error:
+        raise VitkitError(f"{run / PROPOSALS} is damaged: {error}") from error
+    return found
+
+
+def proposals_of_run(run: Path, table: ImageTable, progress: Progress | None = None) -> tuple[Proposal, ...]:
+    """The same by the paths that a run's images have in a table of `images_of_run`.
+
+    An image that was left out, and that is not where it was, is looked for by its content.
+    """
+    stored = read_proposals(run)
+    if not stored:
+        return ()
+    place = dict(zip(split_from_file(run / SPLIT).paths, table.paths, strict=True))
+    lost = {own.digest for own in stored if own.path not in place and digest_of(table.root / own.path) != own.digest}
+    found = by_content(table.root, progress) if lost else {}
+    return tuple(
+        own._replace(path=found.get(own.digest, own.path) if own.digest in lost else place.get(own.path, own.path))
+        for own in stored
+    )
+
+
+def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
+    """The beginning of the SHA-256 of each image by its path in a table of `images_of_run`."""
+    contents = read_contents(run / SPLIT)
+    known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
+    return {new: contents[old] for old, new in known if old in contents}
+
+
+# --- What is found -------------------------------------------------------------------------------------------
+
+
+def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Sequence[Earlier]) -> tuple[Proposal, ...]:
+    """The images of a table, and those that are left out of it, whose label follows a model's proposal.
+
+    A label counts as proposed where the label file marks it, where it is what an earlier run suggests instead of the
+    label that it had, whoever wrote it, or where it was proposed before that run. An image that is left out counts
+    where an earlier run doubted its label, unless the same file is there once more.
+
+    Args:
+        table: the images, with what its label file says (`corrected.correct`).
+        digests: the beginning of each file's SHA-256 by its path, those that are left out included.
+        earlier: runs that may have proposed labels, those that a new one goes on from first.
+    """
+    now = dict(zip(table.paths, map(table.cell_of, range(len(table))), strict=True))
+    now |= {path: EXCLUDED for path, _, _ in table.left_out}
+    marked = {own.path: own for own in table.proposals}
+    runs = [(own, rename) for own in earlier if (rename := _renaming(own, table, digests, now)) is not None]
+    split_of = {path: split for path, _, split in table.left_out}
+    there = {digests.get(path) for path in table.paths} - {None}
+    found = []
+    for path in dict.fromkeys((*now, *marked)):
+        label, digest, mark = now.get(path), digests.get(path, ""), marked.get(path)
+        if label == EXCLUDED and digest in there:
+            continue
+        before, by = next(_told(label, digest, mark, runs), (label, ""))
+        if before is not None and before != label:
+            split = split_of.get(path) if label == EXCLUDED else mark.split if mark is not None else None
+            found.append(Proposal(path, before, by, split, digest))
+    return tuple(found)
+
+
+def _told(
+    label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
+) -> Iterator[tuple[str, str]]:
+    """The label that a picture had before a proposal, and by whom: what tells of the earliest first."""
+    for own, rename in runs:
+        if own.is_ancestor and digest in own.proposals:
+            yield rename(own.proposals[digest].before), own.proposals[digest].by
+    if mark is not None:
+        yield mark.before, mark.by
+    for own, rename in runs:
+        if digest in own.proposals and label in set(map(rename, own.labels.get(digest, {EXCLUDED}))):
+            yield rename(own.proposals[digest].before), own.proposals[digest].by
+    for own, rename in runs:
+        if digest in own.suggested and label not in set(map(rename, own.labels[digest])):
+            before, suggested = map(rename, own.suggested[digest])
+            if label in (EXCLUDED, suggested):
+                yield before, own.name
+
+
+def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:
+    """What a run's classes are called now; None where its pictures are labelled by quite another rule."""
+    pairs = [
+        (now[path] if now[path] in run.labels[digest] else min(run.labels[digest]), now[path])
+        for path, digest in digests.items()
+        if path in now and now[path] != EXCLUDED and digest in run.labels
+        if digest not in run.suggested and digest not in run.proposals
+    ]
+    rename = Renaming.of(pairs, table)
+    same = sum(rename(old) == new for old, new in pairs)
+    return rename if same >= _SAME * len(pairs) and (pairs or run.is_ancestor) else None
