@@ -200,15 +200,15 @@ def decide(
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
     known = {own.path: own.label for own in workspace.said.read().edits}
-    edits = []
-    for own in (found[i] for i in dict.fromkeys(numbers)):
+    chosen, edits = [found[i] for i in dict.fromkeys(numbers)], []
+    check_there([workspace.photographs / own.path for own in chosen])
+    for own in chosen:
         file_of(folder, own.path)  # which must still be the photograph whose label was doubted
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
             new = checked_name(new, is_multi=False)
         by = folder.name if what != "keep" and new in (own.suggested, EXCLUDED) else ""
         edits.append(Edit(own.path, new, known.get(own.path, own.label), proposed_by=by))
-    check_there([workspace.photographs / edit.path for edit in edits])
     workspace.said.add(edits)
 
 
