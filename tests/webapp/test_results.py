@@ -276,7 +276,7 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
         assert page.get_by_text("as a model proposed").count() > 0
         assert is_within(page) and serious(page) == []
         page.goto(f"{address}/#train/fixed")
-        page.locator("p.warn").wait_for()
+        page.locator("p.soft", has_text=caveat).wait_for()
         assert is_within(page) and serious(page) == []
 
 
