@@ -66,8 +66,8 @@ def load_noting(
 
     classifier = load(source, image_size=image_size, progress=progress)
     assert classifier.report is not None
-    for name, taken in classifier.report.assumed.items():
-        note(f"{name} assumed: {taken}")
+    for caveat in classifier.report.caveats():
+        note(caveat)
     return classifier
 
 

@@ -104,8 +104,8 @@ def open_words(model: str | Path | Classifier, note: Say, progress: Progress) ->
         raise VitkitError("words need the files of CLIP or SigLIP, not a classifier in memory: give their folder")
     found = read_images_and_words(model, progress)
     assert found.images.report is not None
-    for name, taken in found.images.report.assumed.items():
-        note(f"{name} assumed: {taken}")
+    for caveat in found.images.report.caveats():
+        note(caveat)
     return found
 
 

@@ -159,7 +159,9 @@ def read_foreign(
     if layout is None:
         raise VitkitError(f"{checkpoint.path} holds no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
     try:
-        inferred = _infer(checkpoint, layout, overrides, image_size if patch_size is None else None, grid)
+        is_described = entry is not None or layout.is_preprocess_known
+        size = image_size if patch_size is None else None
+        inferred = _infer(checkpoint, layout, overrides, size, grid, (entry is not None, is_described))
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     config = inferred.config
@@ -168,7 +170,7 @@ def read_foreign(
         misfit = VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
         raise _by_family(checkpoint, misfit)
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
-    if layout.format == "timm" and entry is None and not layout.is_preprocess_known:
+    if layout.format == "timm" and not is_described:
         assumed |= namesakes(config, checkpoint.tensors, overrides)
     pixels, pixel_size = layout.preprocess, layout.pixel_size
     if entry is not None:
@@ -226,7 +228,12 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
 
 
 def _infer(
-    checkpoint: Checkpoint, layout: Layout, overrides: Mapping[str, Any], image_size: Pair | None, grid: Pair | None
+    checkpoint: Checkpoint,
+    layout: Layout,
+    overrides: Mapping[str, Any],
+    image_size: Pair | None,
+    grid: Pair | None,
+    known: tuple[bool, bool],
 ) -> Inferred:
     shapes = {}
     for name, piece in layout.pieces.items():
@@ -241,6 +248,8 @@ def _infer(
         written_size=layout.image_size,
         grid=grid,
         is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
+        is_published=known[0],
+        is_described=known[1],
     )
     try:
         return infer(shapes, given)
