@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
 class Classifier:
     """A trained model that can be asked about images.
 
+    It answers as in evaluation mode, also where `model.train()` has been called: each question puts the model's parts
+    into that mode and back.
+
     Attributes:
-        model: the plain float32 model, in eval mode: a Vision Transformer, or another library's network.
+        model: the plain float32 model: a Vision Transformer, or another library's network.
         classes: names, in the order of the logits.
         preprocess: from a picture to the model's input.
         temperature: logits are divided by it before the softmax, or the sigmoid.
@@ -105,7 +109,10 @@ class Classifier:
         with torch.inference_mode():
             if self.runner is not None:
                 return self.runner(images)
-            logits: Tensor = self.model(images.to(self.device))
+            from vitkit.model.computing import evaluating
+
+            with evaluating(self.model):
+                logits: Tensor = self.model(images.to(self.device))
         return logits.to(images.device)
 
     def use(
@@ -135,7 +142,13 @@ class Classifier:
         """
         from vitkit.inference.backends import open_runner
 
-        return replace(self, runner=open_runner(self.model, backend, precision, images, merge, plan, say, device))
+        return self._by(open_runner(self.model, backend, precision, images, merge, plan, say, device))
+
+    def _by(self, runner: Runner | None) -> Classifier:
+        """This classifier with another runner; the model's mode, which a new classifier sets, stays as it is."""
+        other = copy.copy(self)
+        other.runner = runner
+        return other
 
     @property
     def backend(self) -> str:
@@ -195,7 +208,9 @@ class Classifier:
         """
         import torch
 
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        from vitkit.model.computing import evaluating
+
+        with evaluating(self.model), torch.autocast(self.device.type, torch.bfloat16, precision == "bfloat16"):
             return read_features(self.model, images.to(self.device), what).float().to(images.device)
 
     def stream(
@@ -221,7 +236,7 @@ class Classifier:
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """As `stream`, with `features` in the place of probabilities."""
-        own = replace(self, runner=None)
+        own = self._by(None)
         return own._map(own.read, lambda images: self.features(images, what, precision), paths, batch_size)
 
     def _map(

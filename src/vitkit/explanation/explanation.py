@@ -28,6 +28,7 @@ from vitkit.explanation.draw import Box, FloatArray
 from vitkit.explanation.methods import HEADS, METHODS, methods_for
 from vitkit.explanation.photograph import read_photograph
 from vitkit.model.build import Model, vit_of
+from vitkit.model.computing import evaluating
 from vitkit.model.network import Network
 from vitkit.system.files import replacing, without_place
 from vitkit.text.html import image, table, write_page
@@ -204,6 +205,17 @@ def explain_classes(
     layer: int | None = None,
 ) -> list[Explanation]:
     """Where in an image each of several classes comes from: it is read and answered once; see `Classifier.explain`."""
+    with evaluating(classifier.model):
+        return _explain_classes(classifier, source, targets, method, layer)
+
+
+def _explain_classes(
+    classifier: Explainable,
+    source: str | Path | bytes | Image.Image,
+    targets: Sequence[str | int],
+    method: str,
+    layer: int | None,
+) -> list[Explanation]:
     model = classifier.model
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")
