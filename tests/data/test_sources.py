@@ -238,6 +238,19 @@ def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, enco
     assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
 
 
+def test_a_csv_with_what_excel_leaves_around_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
+    table = read_source(tmp_path / "data.csv")
+    assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be", "utf-32-le"])
+def test_a_csv_in_wide_units_is_named(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "data.csv").write_bytes("path,label\n1.jpg,ant\n2.jpg,bee\n".encode(encoding))
+    with pytest.raises(VitkitError, match=f"but in {encoding.upper()[:6]}: save it as CSV in UTF-8"):
+        read_source(tmp_path / "data.csv")
+
+
 def test_columns_may_come_in_any_order_among_others(tmp_path: Path) -> None:
     rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)
     assert_rows(csv_file(tmp_path / "all.csv", f"id,label,path,notes\n{rows}\n"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitkit.data.csv_rows import read_rows
+from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import ImageTable, Row, number_sets, table_of
 from vitkit.data.splitnames import split_of_word
@@ -23,6 +23,8 @@ _COLUMNS = {  # of a CSV file, by what people call them
 
 def read(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     """The images of a list, whose delimiter is what its header has most of."""
+    with file.open("rb") as data:
+        refuse_encoding(name, data.read(64))
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
             found = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))

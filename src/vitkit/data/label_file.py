@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.data.csv_rows import CsvRows, read_rows
+from vitkit.data.csv_rows import CsvRows, read_rows, refuse_encoding
 from vitkit.errors import VitkitError
 from vitkit.system.files import sole, write_text
 from vitkit.text.cells import JOINT, harmless, restored
@@ -173,8 +173,7 @@ def _read_again(path: Path, text: str, edits: Sequence[Edit]) -> LabelFile:
 
 
 def _parse(name: str, data: bytes) -> LabelFile:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise VitkitError(f"{name} is in UTF-16: save it as CSV in UTF-8")
+    refuse_encoding(name, data)
     # Names of files need not be UTF-8 on Linux, and keep their bytes; what else is not is refused below.
     text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
