@@ -86,7 +86,9 @@ def refuse_encoding(name: str, data: bytes) -> None:
     head = data[:64]
     is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
     if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
-        raise VitkitError(f"{name} is no CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8")
+        raise VitkitError(
+            f"{name} is no CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8"
+        )
 
 
 def _without_last_empty(titles: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.in_memory import InMemory
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
@@ -188,7 +189,7 @@ class Explanation:
 
 def explain(
     classifier: Explainable,
-    source: str | Path | bytes | Image.Image,
+    source: str | Path | bytes | InMemory,
     method: str = "gradient",
     target: str | int = "top",
     layer: int | None = None,
@@ -199,7 +200,7 @@ def explain(
 
 def explain_classes(
     classifier: Explainable,
-    source: str | Path | bytes | Image.Image,
+    source: str | Path | bytes | InMemory,
     targets: Sequence[str | int],
     method: str = "gradient",
     layer: int | None = None,
@@ -211,7 +212,7 @@ def explain_classes(
 
 def _explain_classes(
     classifier: Explainable,
-    source: str | Path | bytes | Image.Image,
+    source: str | Path | bytes | InMemory,
     targets: Sequence[str | int],
     method: str,
     layer: int | None,

@@ -25,6 +25,7 @@ from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.model.network_config import split_network
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.weights import load
 from vitkit.weights.loading import locate
 from vitkit.weights.meaning import meaning_of, split_timm
@@ -221,6 +222,7 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+@check_arguments
 def zero_shot(
     source: str | Path,
     classes: Sequence[str],

@@ -14,6 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.system.run_files import REPORT, SPLIT
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.evaluation_result import EvaluationResult
 from vitkit.verbs.findings import findings_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.metrics import Evaluation
 
 
+@check_arguments
 def evaluate(
     model: str | Path | Classifier,
     data: str | Path | None = None,

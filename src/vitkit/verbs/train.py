@@ -14,6 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
+from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import departures, load_fields, published, resolve
 from vitkit.training.recipe_model import overlay, unfold
@@ -119,6 +120,7 @@ class TrainingRun(Result):
         return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
 
 
+@check_arguments
 def train(
     data: str | Path | None = None,
     *,

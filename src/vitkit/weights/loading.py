@@ -15,6 +15,7 @@ from vitkit.model.build import config_of
 from vitkit.model.config_checks import Pair, as_pair
 from vitkit.model.network_config import NetworkConfig, split_network
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.weights.catalog import HUB, find, find_published, is_hub_id, missing
 from vitkit.weights.entry import Entry
 from vitkit.weights.meaning import TIMM, Use, meaning_of, split_timm
@@ -26,6 +27,7 @@ from vitkit.weights.read import read_checkpoint
 _BY_TARGET = ("patch_size", "has_logits", "representation_size")  # which the weights are fitted to
 
 
+@check_arguments
 def load(
     source: str | Path,
     num_classes: int | None = None,
@@ -88,6 +90,7 @@ def load(
     ).build()
 
 
+@check_arguments
 def inspect(
     source: str | Path,
     num_classes: int | None = None,
