@@ -274,6 +274,13 @@ def test_a_description_without_a_part_is_damaged(saved: Path, key: str) -> None:
         {"preprocess": []},
         {"preprocess": {"size": [12, 16], "unknown": 1}},
         {"preprocess": {"size": [12, 16], "crop_pct": "0.9"}},
+        {"provenance": []},
+        {"provenance": {"recipe": []}},
+        {"provenance": {"metrics": {"epoch": None}}},
+        {"provenance": {"metrics": {"epoch": -1}}},  # zero-shot, by no template
+        {"provenance": {"templates": [1]}},
+        {"provenance": {"balance": {}}},
+        {"provenance": {"balance": {"counts": None, "prior": "data"}}},
     ],
     ids=str,
 )

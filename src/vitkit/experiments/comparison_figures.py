@@ -22,11 +22,12 @@ from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
 from vitkit.evaluation.metrics import held_out_split
+from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_job import COSTS
 from vitkit.experiments.comparison_plan import Job, Plan, hash_of, passes_of
 from vitkit.experiments.statistics import LEVEL, Difference, accuracy_interval, difference, holm
 from vitkit.model_folder import WEIGHTS
-from vitkit.system.files import from_json
+from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, SPLIT
 from vitkit.text.cells import restored
 from vitkit.text.words import plural
@@ -117,7 +118,7 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
 def of_run(job: Job, out: Path, gmacs: float | None) -> dict[str, Any]:
     """The figures of one run of a model of so many multiply-accumulates (10^9) an image."""
     folder = out / job.folder
-    figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+    figures = read_figures(folder / EVALUATION)
     rows = read_metrics(folder / METRICS)
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None
@@ -135,7 +136,7 @@ def of_run(job: Job, out: Path, gmacs: float | None) -> dict[str, Any]:
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
         "training_flops": training_flops(job, gmacs, epochs),
         **_when(rows),
-        "peak_memory": from_json(costs.read_text(encoding="utf-8"))["peak_memory"] if costs.is_file() else None,
+        "peak_memory": read_json(costs).get("peak_memory") if costs.is_file() else None,
         "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in rows if "val_acc" in row],
     }
 

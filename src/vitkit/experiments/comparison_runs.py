@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_job import is_finished, make
 from vitkit.experiments.comparison_plan import Job
-from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import EVALUATION
 from vitkit.training.divergence import DivergedError
@@ -67,7 +67,7 @@ class _Watch:
         self.past_help: dict[str, str] = {}
 
     def finished(self, job: Job) -> None:
-        figures = from_json((self._out / job.folder / EVALUATION).read_text(encoding="utf-8"))
+        figures = read_figures(self._out / job.folder / EVALUATION)
         self._tell(job, f"accuracy {figures['accuracy']:.4f}")
 
     def failed(self, job: Job, why: str) -> None:

@@ -136,6 +136,10 @@ def _named(kind: str) -> str:
     return {"Sequence[str]": "a list of texts", "Sequence[int]": "a list of whole numbers"}.get(kind, f"a {kind}")
 
 
+def _is_a(kind: str, value: object) -> bool:
+    return isinstance(value, (str, os.PathLike)) if kind == "path" else _fitted("", kind, value)[0]
+
+
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
     """Whether a value is of a kind, and the value as that."""
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
@@ -154,8 +158,8 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
     if kind in ("str", "None"):
         return (isinstance(value, str) if kind == "str" else value is None), value
     if kind == "pair" or kind.startswith("Sequence"):
-        inner = "str" if kind == "Sequence[str]" else "int"
+        inner = "path" if kind == "Sequence[str]" else "int"  # a name may be that of a file
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
-        fits = is_list and all(_fitted(name, inner, item)[0] for item in value)  # type: ignore[attr-defined]
+        fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
         return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]
     return any(own.__name__ == kind for own in type(value).__mro__), value

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
@@ -69,10 +68,13 @@ class TrainingRun(Result):
         """The figures on held-out images, as in evaluation.json; of a cross-validation as in folds.json.
 
         Raises:
+            VitkitError: the file is damaged.
             OSError: the run was stopped before it was evaluated.
         """
+        from vitkit.evaluation.registry import read_figures
+
         file = self.folder / (EVALUATION if self.recipe.folds is None else FOLDS)
-        return dict(from_json(file.read_text(encoding="utf-8")))
+        return read_figures(file)
 
     @property
     def accuracy(self) -> float:

@@ -13,8 +13,8 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.suspects import Suspect, read_suspects
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
+from vitkit.evaluation.registry import read_figures
 from vitkit.reporting.report_data import data_of_report
-from vitkit.system.files import from_json
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.webapp.photographs import checked_name
 from vitkit.webapp.stamps import stamp_of
@@ -30,11 +30,11 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
     found = []
     for name in workspace.run_names():
         try:
-            numbers = from_json((workspace.runs / name / EVALUATION).read_text(encoding="utf-8"))
+            numbers = read_figures(workspace.runs / name / EVALUATION)
             bounds = numbers.get("intervals_95", {}).get("accuracy")
             own = {key: numbers[key] for key in _FIGURES if key in numbers}
-        except (OSError, ValueError, AttributeError):
-            continue  # it is being trained, or was stopped
+        except (OSError, VitkitError):
+            continue  # it is being trained, was stopped, or is damaged
         found.append(
             {"name": name, "figures": own, "interval": bounds, "report": (workspace.runs / name / REPORT).is_file()}
         )

@@ -15,7 +15,7 @@ from vitkit.data.corrected import labels_after
 from vitkit.data.label_file import EXCLUDED, labels_so_far
 from vitkit.data.pictures import UNLABELLED
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
+from vitkit.evaluation.registry import read_figures
 from vitkit.system.run_files import EVALUATION, LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.metrics_file import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
@@ -164,9 +164,9 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
     figures: dict[str, Any] = {}
     if (folder / EVALUATION).is_file():
         try:
-            found = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+            found = read_figures(folder / EVALUATION)
             figures = {key: found[key] for key in _FIGURES if key in found}
-        except (OSError, ValueError, TypeError):
+        except (OSError, VitkitError):
             figures = {}
     why = jobs.why_failed(job) if state == "failed" and job is not None else ""
     begun = job.started or job.queued if job is not None else _time(folder / RECIPE)

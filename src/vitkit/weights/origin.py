@@ -134,10 +134,31 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     found = description["provenance"]
     if not isinstance(found, dict):
         raise VitkitError(f"provenance must be an object, not {found!r:.80}")
-    for name in ("recipe", "metrics", "versions", "balance", "teacher"):
+    for name in ("recipe", "metrics", "versions", "balance", "teacher", "head"):
         if not isinstance(found.get(name, {}), dict):
             raise VitkitError(f"provenance's {name} must be an object, not {found[name]!r:.80}")
+    epoch = found.get("metrics", {}).get("epoch", 0)
+    if not is_number(epoch):
+        raise VitkitError(f"provenance's epoch must be a number, not {epoch!r:.80}")
+    of_head = found.get("head", {}).get("templates", [] if epoch >= 0 else None)
+    for templates in (of_head, found.get("templates", [])):
+        if not isinstance(templates, list) or not all(isinstance(own, str) for own in templates):
+            raise VitkitError(f"provenance's templates must be a list of texts, not {templates!r:.80}")
+    _check_balance(found.get("balance"), description["classes"])
     return found
+
+
+def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) -> None:
+    """What balanced training has given the heads: a number or more for each class."""
+    if balance is None:
+        return
+    lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
+    for name, values in lists.items():
+        fits = isinstance(values, list) and len(values) == len(classes) and all(map(is_number, values))
+        if not fits or (name == "counts" and not all(type(own) is int and own >= 0 for own in values or [])):
+            raise VitkitError(f"provenance's balance has {name} {values!r:.80}: expected a number for each class")
+    if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
+        raise VitkitError(f"provenance's balance is damaged: {dict(balance)!r:.80}")
 
 
 def read_foreign(

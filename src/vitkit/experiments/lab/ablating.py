@@ -10,13 +10,13 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
+from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_figures import Judged, read_judged, verdict
 from vitkit.experiments.comparison_plan import Job, Plan, hash_of_images
 from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.experiments.lab.presets import Preset, base_config, base_fields, pretraining_fields, variant_fields
 from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference, holm
 from vitkit.profiling.model_info import describe
-from vitkit.system.files import from_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION
 from vitkit.training.recipe import build
@@ -124,7 +124,7 @@ def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]]
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+    figures = read_figures(folder / EVALUATION)
     return {"accuracy": figures["accuracy"], "loss": figures["log_loss"] if "log_loss" in figures else figures["loss"]}
 
 
