@@ -270,6 +270,12 @@ def test_a_description_without_a_part_is_damaged(saved: Path, key: str) -> None:
         {"config": tiny(hidden_size=16).to_dict()},
         {"classes": None},
         {"classes": list(CLASSES[:3])},
+        {"classes": ["", *CLASSES[1:]]},
+        {"classes": [" ", *CLASSES[1:]]},
+        {"classes": ["\u3164", *CLASSES[1:]]},
+        {"preprocess": {"size": [16, 12]}},
+        {"preprocess": {"size": [224, 224]}},
+        {"preprocess": {"size": [12, 16], "mean": [0.5], "std": [0.5]}},
         {"preprocess": None},
         {"preprocess": []},
         {"preprocess": {"size": [12, 16], "unknown": 1}},
@@ -288,6 +294,16 @@ def test_a_description_that_does_not_fit_is_refused_in_a_line(saved: Path, field
     change(saved, **fields)
     with pytest.raises(VitkitError):
         load(saved)
+
+
+def test_classes_in_another_order_than_class_indices_json_are_refused(saved: Path) -> None:
+    (saved / "class_indices.json").write_text(json.dumps(dict(enumerate(CLASSES))), encoding="utf-8")
+    assert load(saved).classes == CLASSES
+    change(saved, classes=list(reversed(CLASSES)))
+    assert "model.json has its classes in another order than class_indices.json" in refusal(saved)
+    change(saved, classes=["renamed", *CLASSES[1:]])
+    report = load(saved).report
+    assert report is not None and any("class_indices.json beside the model names other" in own for own in report.notes)
 
 
 # --- A crash or a full disk while saving ------------------------------------------------------------

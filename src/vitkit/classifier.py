@@ -25,6 +25,7 @@ from vitkit.system.devices import choose_device
 from vitkit.system.progress import Say, unsaid
 from vitkit.text.arguments import check_arguments, type_of
 from vitkit.text.fields import is_number
+from vitkit.text.names import check_names
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ class Classifier:
             raise VitkitError(f"thresholds must be numbers, not {self.thresholds!r:.80}")
         if len(self.classes) != self.model.config.num_classes:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
-        model_folder.check_names(self.classes)
+        check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must differ from one another")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:

@@ -6,7 +6,6 @@ split. docs/decisions/0028-label-files.md.
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.text.cells import JOINT
+from vitkit.text.names import bare, look
 from vitkit.text.words import listed, plural
 
 
@@ -129,34 +129,31 @@ def _settled_edits(
     table: ImageTable, labels: LabelFile, finder: PathFinder
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
     """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
-    is_multi, spelt = _has_several(table, labels), {_composed(name): name for name in table.classes}
+    is_multi, spelt = _has_several(table, labels), {look(name): name for name in table.classes}
     for line, edit in zip(labels.lines, labels.edits, strict=True):
         label = _settled(labels.name, line, edit.label, table, spelt, is_multi=is_multi)
         yield edit, label, finder.find(edit.path)
 
 
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
-
-
 def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], *, is_multi: bool) -> str:
     """A label as it stands in the table, or is to.
 
-    Accents may be written otherwise than in the table, as folders made on a Mac have them: nobody sees two classes.
+    Accents may be written otherwise than in the table, as folders made on a Mac have them, or a space of no width may
+    have come along from a web page: nobody sees two classes.
     """
     if label in table.classes:  # whatever is in its name
         return label
-    label = label.strip()
+    label = bare(label).strip()
     if label == EXCLUDED or label in table.classes:
         return label
     if is_multi:
-        return JOINT.join(sorted({spelt.setdefault(_composed(own), own) for own in labels_in(label)})) or JOINT
+        return JOINT.join(sorted({spelt.setdefault(look(own), own) for own in labels_in(label)})) or JOINT
     if JOINT in label:
         raise VitkitError(
             f"{name}, line {line}: {label!r} names several classes, and the pictures of {table.name} have one each; a "
             "CSV with the column labels holds pictures of several"
         )
-    return spelt.setdefault(_composed(label), label)
+    return spelt.setdefault(look(label), label)
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:

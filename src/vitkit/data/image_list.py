@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import ImageTable, Row, number_sets, table_of
+from vitkit.data.sources import ImageTable, Row, number_sets, refuse_twins, table_of
 from vitkit.data.splitnames import split_of_word
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT, restored
@@ -49,6 +49,7 @@ def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
     classes = tuple(sorted({label for labels in own for label in labels}))
     if not classes:
         raise VitkitError(f"{name} names no classes: every label is empty")
+    refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
     sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
     return ImageTable(

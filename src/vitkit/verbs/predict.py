@@ -141,8 +141,8 @@ def predict(
         out: write to this .csv or .jsonl file; the result reads its rows from there.
         pictures: draw each image under its class into this folder.
         top: classes to name for each image, at least 1.
-        classes: names of classes, or text with commas between them, or a .txt file of one a line: `model` is CLIP or
-            SigLIP, and needs no training (`vitkit.zero_shot`).
+        classes: names of classes, or text with commas between them, or a file that lists them (.txt, .csv, .tsv or
+            .json): `model` is CLIP or SigLIP, and needs no training (`vitkit.zero_shot`).
         templates: with `classes`: sentences with {} where the name goes, averaged; by default as published.
         one: with `classes`: each image has exactly one of them; by default as the model was trained.
         reject: withhold the label below this confidence, 0 to 1.

@@ -17,7 +17,9 @@ from vitkit.model.config_checks import Pair
 from vitkit.model.network_config import Config, config_from_dict
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
+from vitkit.system.run_files import CLASS_INDICES
 from vitkit.text.fields import is_number
+from vitkit.text.names import check_names
 from vitkit.text.words import listed
 from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.classes import class_names, names_beside, unique
@@ -88,8 +90,13 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
             raise VitkitError(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
-        model_folder.check_names(_listed(description, "classes"))
-        pixels = Preprocess.from_dict(description["preprocess"]).to_dict()
+        check_names(_listed(description, "classes"))
+        preprocess = Preprocess.from_dict(description["preprocess"])
+        if preprocess.size != config.image_size:
+            raise VitkitError(f"preprocess has size {preprocess.size}, and the model reads {config.image_size}")
+        if len(preprocess.mean) != config.in_channels:
+            raise VitkitError(f"preprocess has a mean of {len(preprocess.mean)}, and the model {config.in_channels}")
+        pixels = preprocess.to_dict()
         del pixels["size"]
         return Origin(
             format="vitkit",
@@ -97,6 +104,7 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             read={name: owned((tensor,), lambda only: only) for name, tensor in stored.items()},
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
             classes=_listed(description, "classes"),
+            notes=_check_order(folder, _listed(description, "classes")),
             temperature=_positive(description, "temperature"),
             thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
             provenance=_provenance(description),
@@ -120,6 +128,26 @@ def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     if not isinstance(description[name], list):
         raise VitkitError(f"{name} must be a list, not {description[name]!r:.80}")
     return tuple(description[name])
+
+
+def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Hold the order of the classes against class_indices.json, which a training writes beside its model.
+
+    Returns:
+        A note where that names others, as after classes were renamed.
+
+    Raises:
+        VitkitError: it has the same names in another order.
+    """
+    beside, _ = names_beside(folder, len(classes))
+    if beside is None or beside == classes:
+        return ()
+    if set(beside) == set(classes):
+        raise VitkitError(
+            f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so that answers would "
+            "have each other's names: restore the one that was edited"
+        )
+    return (f"{CLASS_INDICES} beside the model names other classes: {listed(beside)}",)
 
 
 def _positive(description: Mapping[str, Any], name: str) -> float:
