@@ -31,7 +31,7 @@ MODULES = (
 )
 USUAL = ("preprocess", "classes")  # assumed of every bare file
 LARGEST = 6_000_000_000  # parameters; of larger models eight layers, since a file of them cannot be mapped everywhere
-FEW = ("deit_tiny_patch16_224", "deit3_medium_patch16_224", "vit_base_mci_224")  # one of each outcome
+FEW = ("deit_base_patch16_224", "deit3_medium_patch16_224", "vit_base_mci_224")  # one of each outcome
 
 
 def write_shapes(model: torch.nn.Module, path: Path) -> None:

@@ -135,6 +135,54 @@ def test_a_classifier_is_never_in_training_mode() -> None:
     assert not model.training
 
 
+# Rates at which a model in training mode gives another answer each time.
+RATES = {"dropout": 0.5, "attention_dropout": 0.5, "drop_path": 0.5, "position_dropout": 0.5}
+ASKED: dict[str, Callable[[Classifier, Path], Any]] = {
+    "logits": lambda own, _: own.logits(images()),
+    "probabilities": lambda own, _: own.probabilities(images()),
+    "predict": lambda own, photo: torch.tensor([c for _, c in next(own.predict([photo])).ranking]),
+    "embed": lambda own, photo: torch.tensor(next(own.embed([photo]))[1]),
+    "features": lambda own, _: own.features(images(), "mean"),
+    "explain": lambda own, photo: torch.tensor(own.explain(photo, "all").maps["gradient"].copy()),
+    "occlusion": lambda own, photo: torch.tensor(own.explain(photo, "occlusion").maps["occlusion"].copy()),
+    "use": lambda own, _: own.use("eager", "float32").logits(images()),
+    "verb": lambda own, photo: torch.tensor([row.confidence for row in vitkit.predict(own, photo)]),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_answers_are_those_of_evaluation_mode_and_the_mode_stays(
+    tmp_path: Path, ask: Callable[[Classifier, Path], Any]
+) -> None:
+    one, photo = classifier(**RATES), save(noise(16, 12), tmp_path / "photo.png")
+    expected = ask(one, photo)
+    for part in (one.model, one.model.blocks[1]):  # type: ignore[index]
+        one.model.eval()
+        part.train()
+        modes = [module.training for module in one.model.modules()]
+        assert torch.equal(ask(one, photo), expected)
+        assert [module.training for module in one.model.modules()] == modes
+
+
+def test_batch_norms_learn_nothing_from_what_they_are_asked() -> None:
+    network = vitkit.create_model("torchvision:resnet18", num_classes=2, image_size=(32, 32))
+    one = Classifier(network, ("a", "b"), Preprocess(size=(32, 32)))
+    batch = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected, before = one.logits(batch), {k: v.clone() for k, v in network.state_dict().items()}
+    network.train()
+    assert torch.equal(one.logits(batch), expected)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.training
+
+
+def test_many_threads_ask_a_model_in_training_mode(album: list[Path]) -> None:
+    one = classifier(**RATES)
+    expected = [p.ranking for p in one.predict(album, batch_size=1)]
+    one.model.train()
+    assert [p.ranking for p in one.predict(album, batch_size=1)] == expected
+    assert all(module.training for module in one.model.modules())
+
+
 # --- Damage ----------------------------------------------------------------------------------------
 
 
@@ -222,10 +270,23 @@ def test_a_description_without_a_part_is_damaged(saved: Path, key: str) -> None:
         {"config": tiny(hidden_size=16).to_dict()},
         {"classes": None},
         {"classes": list(CLASSES[:3])},
+        {"classes": ["", *CLASSES[1:]]},
+        {"classes": [" ", *CLASSES[1:]]},
+        {"classes": ["\u3164", *CLASSES[1:]]},
+        {"preprocess": {"size": [16, 12]}},
+        {"preprocess": {"size": [224, 224]}},
+        {"preprocess": {"size": [12, 16], "mean": [0.5], "std": [0.5]}},
         {"preprocess": None},
         {"preprocess": []},
         {"preprocess": {"size": [12, 16], "unknown": 1}},
         {"preprocess": {"size": [12, 16], "crop_pct": "0.9"}},
+        {"provenance": []},
+        {"provenance": {"recipe": []}},
+        {"provenance": {"metrics": {"epoch": None}}},
+        {"provenance": {"metrics": {"epoch": -1}}},  # zero-shot, by no template
+        {"provenance": {"templates": [1]}},
+        {"provenance": {"balance": {}}},
+        {"provenance": {"balance": {"counts": None, "prior": "data"}}},
     ],
     ids=str,
 )
@@ -233,6 +294,16 @@ def test_a_description_that_does_not_fit_is_refused_in_a_line(saved: Path, field
     change(saved, **fields)
     with pytest.raises(VitkitError):
         load(saved)
+
+
+def test_classes_in_another_order_than_class_indices_json_are_refused(saved: Path) -> None:
+    (saved / "class_indices.json").write_text(json.dumps(dict(enumerate(CLASSES))), encoding="utf-8")
+    assert load(saved).classes == CLASSES
+    change(saved, classes=list(reversed(CLASSES)))
+    assert "model.json has its classes in another order than class_indices.json" in refusal(saved)
+    change(saved, classes=["renamed", *CLASSES[1:]])
+    report = load(saved).report
+    assert report is not None and any("class_indices.json beside the model names other" in own for own in report.notes)
 
 
 # --- A crash or a full disk while saving ------------------------------------------------------------

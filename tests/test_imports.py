@@ -33,7 +33,7 @@ PLAN: dict[str, set[str]] = {
     "model_folder": {"errors", "system"},
     "inference": {"data", "errors", "model", "system", "text"},
     "explanation": {"data", "errors", "model", "system", "text"},
-    "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system"},
+    "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system", "text"},
     "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
     "language": {"classifier", "errors", "model", "model_folder", "system", "text", "weights"},
     "evaluation": {"classifier", "data", "errors", "system", "text"},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_of_doubt
+from vitkit.data.in_memory import Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features
@@ -21,24 +23,34 @@ from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.system.devices import choose_device
 from vitkit.system.progress import Say, unsaid
+from vitkit.text.arguments import check_arguments, type_of
+from vitkit.text.fields import is_number
+from vitkit.text.names import check_names
 
 if TYPE_CHECKING:
     import torch
-    from PIL import Image
     from torch import Tensor
 
+    from vitkit.data.in_memory import Held, InMemory
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.base import Runner
     from vitkit.model.build import Model
     from vitkit.model.load_report import LoadReport
+
+    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held]
+
+_LARGEST_BATCH = 10**6
 
 
 @dataclass
 class Classifier:
     """A trained model that can be asked about images.
 
+    It answers as in evaluation mode, also where `model.train()` has been called: each question puts the model's parts
+    into that mode and back.
+
     Attributes:
-        model: the plain float32 model, in eval mode: a Vision Transformer, or another library's network.
+        model: the plain float32 model: a Vision Transformer, or another library's network.
         classes: names, in the order of the logits.
         preprocess: from a picture to the model's input.
         temperature: logits are divided by it before the softmax, or the sigmoid.
@@ -60,9 +72,18 @@ class Classifier:
     runner: Runner | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not hasattr(self.model, "config"):
+            raise VitkitError(f"model must be one of vitkit.create_model, not {type_of(self.model)}")
+        if not isinstance(self.preprocess, Preprocess):
+            raise VitkitError(f"preprocess must be a Preprocess, not {type_of(self.preprocess)}")
+        for name, listed in (("classes", self.classes), ("thresholds", self.thresholds or ())):
+            if not isinstance(listed, (list, tuple)):
+                raise VitkitError(f"{name} must be a list, not {type_of(listed)}")
+        if not all(map(is_number, self.thresholds or ())):
+            raise VitkitError(f"thresholds must be numbers, not {self.thresholds!r:.80}")
         if len(self.classes) != self.model.config.num_classes:
             raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
-        model_folder.check_names(self.classes)
+        check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must differ from one another")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
@@ -83,6 +104,7 @@ class Classifier:
         """Where the model is. Images and answers may be elsewhere."""
         return next(self.model.parameters()).device
 
+    @check_arguments
     def to(self, device: str = "auto") -> Classifier:
         """Move the model, as torch does; returns this classifier.
 
@@ -105,9 +127,13 @@ class Classifier:
         with torch.inference_mode():
             if self.runner is not None:
                 return self.runner(images)
-            logits: Tensor = self.model(images.to(self.device))
+            from vitkit.model.computing import evaluating
+
+            with evaluating(self.model):
+                logits: Tensor = self.model(images.to(self.device))
         return logits.to(images.device)
 
+    @check_arguments
     def use(
         self,
         backend: str = "auto",
@@ -135,7 +161,13 @@ class Classifier:
         """
         from vitkit.inference.backends import open_runner
 
-        return replace(self, runner=open_runner(self.model, backend, precision, images, merge, plan, say, device))
+        return self._by(open_runner(self.model, backend, precision, images, merge, plan, say, device))
+
+    def _by(self, runner: Runner | None) -> Classifier:
+        """This classifier with another runner; the model's mode, which a new classifier sets, stays as it is."""
+        other = copy.copy(self)
+        other.runner = runner
+        return other
 
     @property
     def backend(self) -> str:
@@ -176,18 +208,24 @@ class Classifier:
 
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
-    def read(self, path: str | Path) -> Tensor:
-        """An image file -> (C, height, width) float32, as the model reads it.
+    def read(self, image: str | Path | InMemory) -> Tensor:
+        """An image -> (C, height, width) float32, as the model reads it.
 
         Raises:
             UnreadableImageError: the file does not hold a picture.
+            VitkitError: it is neither a path nor a picture in memory (`data.in_memory`).
         """
         import torch
 
-        return torch.from_numpy(self._pixels(path))
+        sources = list(sources_of(image))
+        if len(sources) != 1:
+            raise VitkitError(f"read takes one image, not {len(sources)}: ask for each of them")
+        return torch.from_numpy(self._pixels(sources[0]))
 
-    def _pixels(self, path: str | Path) -> npt.NDArray[np.float32]:
-        with picture_of(path, self.preprocess.short_side) as picture:
+    def _pixels(self, source: Source) -> npt.NDArray[np.float32]:
+        short_side = self.preprocess.short_side
+        path = source if isinstance(source, str) else source.name
+        with picture_of(path, short_side) if isinstance(source, str) else picture_held(source, short_side) as picture:
             warn_of_doubt(path, picture)
             return self.preprocess(picture.image)
 
@@ -201,15 +239,18 @@ class Classifier:
         """
         import torch
 
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        from vitkit.model.computing import evaluating
+
+        with evaluating(self.model), torch.autocast(self.device.type, torch.bfloat16, precision == "bfloat16"):
             return read_features(self.model, images.to(self.device), what).float().to(images.device)
 
+    @check_arguments
     def stream(
-        self, paths: Iterable[str | Path], batch_size: int | None = None
+        self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Each path with its (K,) probabilities, or with the reason why there are none; in order, as they come.
+        """Each image's path with its (K,) probabilities, or with the reason why there are none; in order, as they come.
 
-        Memory does not grow with the number of paths.
+        Pictures in memory are called `picture 0` and so on. Memory does not grow with the number of images.
 
         Raises:
             VitkitError: batch_size is not at least 1, or the model has no head.
@@ -217,40 +258,56 @@ class Classifier:
         """
         if not self.classes:
             raise VitkitError("the model has no head, so there are no classes: train one, or load with num_classes")
-        return self._map(self._pixels, self.answer, paths, batch_size)
+        return self._map(self._pixels, self.answer, images, batch_size)
 
+    @check_arguments
     def embed(
         self,
-        paths: Iterable[str | Path],
+        images: Sources,
         what: Features = "head",
         batch_size: int | None = None,
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """As `stream`, with `features` in the place of probabilities."""
-        own = replace(self, runner=None)
-        return own._map(own.read, lambda images: self.features(images, what, precision), paths, batch_size)
+        own = self._by(None)
+        return own._map(own._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
+
+    def _tensor(self, source: Source) -> Tensor:
+        import torch
+
+        return torch.from_numpy(self._pixels(source))
 
     def _map(
         self,
-        read: Callable[[str], Images],
+        read: Callable[[Source], Images],
         compute: Callable[[Images], Images],
-        paths: Iterable[str | Path],
+        images: Sources,
         batch_size: int | None,
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        if batch_size is not None and batch_size < 1:
-            raise VitkitError(f"batch_size must be at least 1, not {batch_size}")
+        if batch_size is not None and not 1 <= batch_size <= _LARGEST_BATCH:
+            raise VitkitError(f"batch_size must be at least 1 and at most {_LARGEST_BATCH:,}, not {batch_size}")
         is_concurrent = self.device.type == "cpu" if self.runner is None else self.runner.is_concurrent
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
-        rows = flow(map(str, paths), partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
-        return unless_short(rows, batch_size)
+        sources = sources_of(images)
+        rows = flow(sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
+        named = ((source if isinstance(source, str) else source.name, row) for source, row in rows)
+        return unless_short(named, batch_size)
 
-    def predict(self, paths: str | Path | Iterable[str | Path], batch_size: int | None = None) -> Iterator[Prediction]:
-        """A prediction for each image file, in the order of the paths, as they come.
+    @check_arguments
+    def predict(self, images: Sources, batch_size: int | None = None) -> Iterator[Prediction]:
+        """A prediction for each image, in order, as they come.
 
         An image that cannot be read, or answered with finite numbers, gives a `Prediction` with its `error`.
+
+        Args:
+            images: one or several: paths, PIL images, numpy arrays (height, width, C) or torch tensors (C, height,
+                width), uint8 from 0 to 255 or floats from 0 to 1; an array or tensor of four axes is several.
+            batch_size: images computed at a time; by default as suits the backend.
+
+        Raises:
+            VitkitError: something is neither a path nor a picture; its type is named.
         """
-        paths = [paths] if isinstance(paths, (str, Path)) else paths
-        for path, outcome in self.stream(paths, batch_size):
+        for path, outcome in self.stream(images, batch_size):
             yield self.prediction(path, outcome)
 
     def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
@@ -260,9 +317,10 @@ class Classifier:
         thresholds = None if self.thresholds is None else np.array(self.thresholds)
         return rank(path, Ranking(self.classes, outcome), thresholds)
 
+    @check_arguments
     def explain(
         self,
-        image: str | Path | bytes | Image.Image,
+        image: str | Path | bytes | InMemory,
         method: str = "gradient",
         target: str | int = "top",
         layer: int | None = None,
@@ -270,7 +328,7 @@ class Classifier:
         """Where in an image a class comes from, by the very pixels that predictions are made of.
 
         Args:
-            image: a file, its content, or a picture in memory.
+            image: a file, its content, or a picture in memory, as for `predict`.
             method: a name in `vitkit.explanation.METHODS`, or `all`.
             target: the class: `top`, the most probable; its name; or its number.
             layer: for the methods that look at one layer, and for `heads`; None is the last, and for `heads` every one.
@@ -284,6 +342,7 @@ class Classifier:
 
         return explain(self, image, method, target, layer)
 
+    @check_arguments
     def save(self, folder: str | Path) -> None:
         """Write the model folder. What was there stays whole until the new files are.
 

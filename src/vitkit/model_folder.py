@@ -8,7 +8,7 @@ saving leaves the old model or the new one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,21 +69,6 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         path.chmod(mode)
     except SafetensorError as error:  # how safetensors reports a full disk
         raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
-
-
-def check_names(classes: Iterable[object]) -> None:
-    """Refuse names that are no text, or that no file can hold.
-
-    Raises:
-        VitkitError: one is neither.
-    """
-    for name in classes:
-        try:
-            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
-        except UnicodeEncodeError:  # JSON can have half of a character
-            is_text = False
-        if not is_text:
-            raise VitkitError(f"class names must be text, not {name!r:.80}")
 
 
 def is_model_folder(path: Path) -> bool:

@@ -78,6 +78,12 @@ def test_a_class_with_accents_is_one_however_they_are_written(tmp_path: Path) ->
     assert table.counts() == {"dog": 2, apart: 2, unicodedata.normalize("NFC", "élan"): 2}
 
 
+@pytest.mark.parametrize("unseen", ["\u200b", "\u00ad", "\ufeff", "\u3164"])
+def test_what_nobody_sees_in_a_label_makes_no_class(data: Path, unseen: str) -> None:
+    table = corrected(data, Edit("dog/dog_0.png", f"cat{unseen}"), Edit("dog/dog_1.png", f"f{unseen}ox"))
+    assert table.counts() == {"cat": 4, "dog": 1, "fox": 1}
+
+
 def test_rows_that_match_no_picture_are_said(data: Path) -> None:
     table = corrected(data, *(Edit(f"cat/none_{i}.png", "dog") for i in range(5)), Edit("cat_1.png", EXCLUDED))
     assert labelled(table) == labelled(read_source(data))

@@ -55,6 +55,9 @@ def refusal(file: Path) -> str:
         "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22\nb/2.jpg,,rose,\n",
         "label,file\nrose,a/1.jpg\n,b/2.jpg\n",
         "path,label\na/1.jpg,rose\nb/2.jpg,",
+        "path,label,,\r\na/1.jpg,rose,,\r\nb/2.jpg,,,\r\n",  # Excel, after columns were emptied
+        "\ufeffsep=;\r\npath;label\r\na/1.jpg;rose\r\nb/2.jpg;\r\n",
+        "sep=|\npath|label||\na/1.jpg|rose||\nb/2.jpg|||\n",
     ],
 )
 def test_what_people_and_spreadsheets_write(tmp_path: Path, content: str) -> None:
@@ -72,7 +75,14 @@ def test_what_people_and_spreadsheets_write(tmp_path: Path, content: str) -> Non
         ('path,label\n1.jpg,"a\n2.jpg,b\n3.jpg,c"\n', "line 2: a quote is not closed"),
         ("path;label\n1.jpg;a;b\n", "line 2: 3 cells for 2 columns"),
         ("path,label\n1.jpg,caf\xe9\n".encode("latin-1"), "line 2: the label is not in UTF-8"),
-        ("path,label\n1.jpg,a\n".encode("utf-16"), "UTF-16"),
+        ("path,label\n1.jpg,a\n".encode("utf-16"), "but in UTF-16: save"),
+        ("path,label\n1.jpg,a\n".encode("utf-16-le"), "but in UTF-16: save"),
+        ("path,label\n1.jpg,a\n".encode("utf-32"), "but in UTF-32: save"),
+        ("path,label\n1.jpg,a\n".encode("utf-32-be"), "but in UTF-32: save"),
+        ("path,label,,\n1.jpg,a,,rose\n", "line 2: 'rose' is in a column without a title"),
+        ("sep=;\npath;label\n1.jpg;a\n;b\n", "line 4: path is empty"),
+        ("sep=;\npath;label\n1.jpg;a;b\n", "line 3: 3 cells for 2 columns"),
+        ("sep=;\n", "needs the columns path and label"),
         ("path,label\n1.jpg,a\x00b\n", "line 2"),
         ("path,label,split\n1.jpg,a,train\n", "column 'split'"),
         ("path,label,confidence,error\n1.jpg,a,0.9,\n", "columns 'confidence', 'error'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -236,6 +237,19 @@ def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, enco
     text = lines(delimiter.join(["path", "label"]), delimiter).replace("\n", end)
     assert_rows(csv_file(tmp_path / "all.csv", text, encoding))
     assert_rows(csv_file(tmp_path / "all.TSV", text.rstrip(), encoding))
+
+
+def test_a_csv_with_what_excel_leaves_around_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
+    table = read_source(tmp_path / "data.csv")
+    assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-be", "utf-32-le"])
+def test_a_csv_in_wide_units_is_named(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "data.csv").write_bytes("path,label\n1.jpg,ant\n2.jpg,bee\n".encode(encoding))
+    with pytest.raises(VitkitError, match=f"but in {encoding.upper()[:6]}: save it as CSV in UTF-8"):
+        read_source(tmp_path / "data.csv")
 
 
 def test_columns_may_come_in_any_order_among_others(tmp_path: Path) -> None:
@@ -614,3 +628,30 @@ def test_names_with_and_without_numbers_can_be_sorted_together(tmp_path: Path) -
     assert sorted(found) == sorted(names)
     assert found.index("a1") < found.index("a10b2")
     assert found.index("1") < found.index("10")
+
+
+TWINS = {
+    "zero width space": ("daisy", "daisy\u200b", "U+200B ZERO WIDTH SPACE"),
+    "soft hyphen": ("daisy", "dai\u00adsy", "U+00AD SOFT HYPHEN"),
+    "byte order mark": ("daisy", "\ufeffdaisy", "U+FEFF ZERO WIDTH NO-BREAK SPACE"),
+    "filler": ("daisy", "daisy\u3164", "U+3164 HANGUL FILLER"),
+    "space": ("red tulip", "red\u00a0tulip", "U+00A0 NO-BREAK SPACE"),
+    "accents": ("caf\u00e9", "cafe\u0301", "U+0301 COMBINING ACUTE ACCENT"),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "apart"), TWINS.values(), ids=TWINS)
+def test_classes_that_look_the_same_are_refused(tmp_path: Path, one: str, other: str, apart: str) -> None:
+    folder(tmp_path / "photos", {one: 2, other: 2, "rose": 2})
+    (tmp_path / "list.csv").write_text(f"path,label\na.png,{one}\nb.png,rose\nc.png,{other}\n", encoding="utf-8")
+    (tmp_path / "sets.csv").write_text(f"path,labels\na.png,{one};rose\nc.png,{other}\n", encoding="utf-8")
+    for data in ("photos", "list.csv", "sets.csv"):
+        with pytest.raises(VitkitError, match=re.escape(apart)) as caught:
+            read_source(tmp_path / data)
+        assert "look the same" in str(caught.value)
+
+
+def test_letters_that_joiners_shape_are_not_the_same(tmp_path: Path) -> None:
+    joined, apart = "\u0646\u0627\u0645\u0647\u0627\u06cc", "\u0646\u0627\u0645\u0647\u200c\u0627\u06cc"
+    names = {joined: 1, apart: 1, "\u2764\ufe0f": 1}
+    assert len(read_source(folder(tmp_path / "photos", names)).classes) == 3

@@ -140,6 +140,20 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(
     assert timeless(again.to_dict()) == timeless(found.to_dict())
 
 
+@pytest.mark.parametrize("damage", ["[1]", "{", '{"a": "x"}', "null"])
+def test_speeds_that_cannot_be_read_are_measured_again(
+    found: Comparison, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
+    out = tmp_path / "out"
+    shutil.copytree(found.folder, out)
+    (out / "comparison.json").unlink()
+    names = json.loads((out / "speeds.json").read_text(encoding="utf-8"))
+    (out / "speeds.json").write_text(damage.replace('"a"', f'"{next(iter(names))}"'), encoding="utf-8")
+    compare(out=out, resume=True, say=quiet)
+    assert json.loads((out / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
+
+
 def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
     found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

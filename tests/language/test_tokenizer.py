@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vitkit
 import wordy
 from vitkit.errors import VitkitError
 from vitkit.language.tokenizer import canonical, read_tokenizer
@@ -21,8 +23,6 @@ def test_clips_tokenizer_json(tmp_path: Path) -> None:
 
 
 def test_clips_older_files(tmp_path: Path) -> None:
-    import json
-
     theirs = wordy.clip_tokenizer()
     vocabulary, merges = wordy.clip_vocabulary()
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
@@ -83,3 +83,30 @@ def test_without_the_extra_a_line_says_how_to_get_it(
 
 def test_canonical_is_big_visions() -> None:
     assert canonical("  A Photo, of\n a (Dog)!  ") == "a photo of a dog"
+
+
+@pytest.mark.parametrize("part", ["post_processor", "normalizer", "pre_tokenizer"])
+def test_a_tokenizer_of_clip_that_has_lost_a_part_is_refused(tmp_path: Path, part: str) -> None:
+    wordy.clip_tokenizer().save_pretrained(tmp_path)
+    lose(tmp_path, part)
+    with pytest.raises(VitkitError, match=rf"tokenizer.json .*its {part}|{part} is missing"):
+        read_tokenizer(tmp_path, wordy.CONTEXT, "none")
+
+
+def test_a_tokenizer_of_siglip_2_whose_texts_do_not_end_is_refused(tmp_path: Path) -> None:
+    wordy.siglip2_tokenizer().save_pretrained(tmp_path)
+    lose(tmp_path, "post_processor")
+    with pytest.raises(VitkitError, match="puts no <eos> around a text"):
+        read_tokenizer(tmp_path, wordy.CONTEXT, "lower")
+
+
+def test_an_answer_by_such_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    wordy.clip(tmp_path / "clip")
+    lose(tmp_path / "clip", "post_processor")
+    with pytest.raises(VitkitError, match="its post_processor is missing"):
+        vitkit.zero_shot(tmp_path / "clip", ["daisy", "rose"])
+
+
+def lose(folder: Path, part: str) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: None}))

@@ -300,7 +300,7 @@ def test_published_tells_what_loads_what_is_assumed_and_what_is_refused(smoke_he
     *lines, total = smoke_here("published.py")
     outcomes = {line.split()[2]: line.split()[0] for line in lines}
     assert outcomes == {
-        "deit_tiny_patch16_224": "loads",
+        "deit_base_patch16_224": "loads",
         "deit3_medium_patch16_224": "assumed",
         "vit_base_mci_224": "refused",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,17 @@ def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: 
 def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:
     with pytest.raises(VitkitError, match="a classifier in memory does not remember its data: name it"):
         package.evaluate(load(trained))
+
+
+def test_classes_in_another_order_than_the_run_split_them_are_refused(trained: Path, tmp_path: Path) -> None:
+    """Where class_indices.json was edited along with the model's description, or is gone."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    told = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    told["classes"].reverse()
+    (folder / "model.json").write_text(json.dumps(told), encoding="utf-8")
+    with pytest.raises(VitkitError, match=r"another order than class_indices\.json"):
+        package.evaluate(folder)
+    (folder / "class_indices.json").unlink()
+    with pytest.raises(VitkitError, match=r"another order than split\.json"):
+        package.evaluate(folder)

@@ -69,6 +69,28 @@ def test_a_run_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
     assert page.count("<tr>") == 7  # the head, and every figure of an evaluation
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: None, "expected a JSON object, not NoneType"),
+        (lambda _: [1], "expected a JSON object, not list"),
+        (lambda _: {}, "it has no accuracy"),
+        (lambda numbers: numbers | {"accuracy": "x"}, "accuracy is 'x'"),
+        (lambda numbers: numbers | {"balanced_accuracy": []}, r"balanced_accuracy is \[\]"),
+        (lambda numbers: numbers | {"chosen_on": [1]}, r"chosen_on is \[1\]"),
+        (lambda numbers: numbers | {"images": None}, "images is None"),
+        (lambda numbers: numbers | {"intervals_95": {"accuracy": [0.5]}}, "intervals_95 is"),
+    ],
+)
+def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path, change: Any, said: str) -> None:
+    folder = runs.copy_of(trained, tmp_path / "run")
+    numbers = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps(change(numbers)))
+    for ask in (TrainingRun.lines, TrainingRun._repr_html_, TrainingRun.to_dict):
+        with pytest.raises(VitkitError, match=rf"evaluation\.json is damaged: {said}"):
+            ask(TrainingRun(folder))
+
+
 def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(trained, tmp_path / "run")
     numbers = json.loads((folder / "evaluation.json").read_text())

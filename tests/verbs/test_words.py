@@ -187,3 +187,111 @@ def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(place
         package.evaluate(place / "clip", labelled, templates=["a {}"])
     with pytest.raises(VitkitError, match="does not remember its data"):
         package.evaluate(place / "clip", classes="daisy")
+
+
+# --- What --classes names ---------------------------------------------------------------------------------
+
+NAMED = ["daisy", "rose", "red tulip"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "daisy,rose,red tulip",
+        " daisy , rose,  red tulip ",
+        "daisy;rose;red tulip",
+        "daisy\nrose\nred tulip\n",
+        '"daisy","rose", "red tulip"',
+        "'daisy', 'rose', 'red tulip'",
+        "\u201cdaisy\u201d, \u201crose\u201d, \u201cred tulip\u201d",
+    ],
+)
+def test_names_may_be_separated_and_quoted_as_people_do(text: str) -> None:
+    assert named_classes(text) == NAMED
+
+
+def test_quotes_hold_a_comma() -> None:
+    assert named_classes('"daisy, the common one", rose') == ["daisy, the common one", "rose"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("list.txt", "daisy\nrose\n\nred tulip\n"),
+        ("list.TXT", "\ufeffdaisy\r\nrose\r\nred tulip\r\n"),
+        ("line.txt", "daisy, rose, red tulip\n"),
+        ("one.csv", "daisy\nrose\nred tulip\n"),
+        ("named.csv", "class\ndaisy\nrose\nred tulip\n"),
+        ("LIST.CSV", "id;Name\n1;daisy\n2;rose\n3;red tulip\n"),
+        ("labels.csv", "path,label\na.jpg,daisy\nb.jpg,rose\nc.jpg,daisy\nd.jpg,red tulip\n"),
+        ("list.tsv", "label\tnumber\ndaisy\t1\nrose\t2\nred tulip\t3\n"),
+        ("list.json", '["daisy", "rose", "red tulip"]'),
+        ("class_indices.json", '{"1": "rose", "0": "daisy", "2": "red tulip"}'),
+        ("other_way.json", '{"daisy": 0, "red tulip": 2, "rose": 1}'),
+    ],
+)
+def test_names_may_be_in_a_file(tmp_path: Path, file: str, content: str) -> None:
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    assert named_classes(str(tmp_path / file)) == NAMED
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"path,id\na,1\nb,2\n", "needs a column called class, label or name; it has: path, id"),
+        (b"caf\xe9\nrose\n", "is not in UTF-8"),
+        ("daisy\nrose\n".encode("utf-16"), "but in UTF-16"),
+        (b"daisy\nrose;tulip\n", "holds a semicolon"),
+    ],
+)
+def test_a_list_that_is_unclear_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "list.csv").write_bytes(content)
+    with pytest.raises(VitkitError, match=said):
+        named_classes(str(tmp_path / "list.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "/etc/passwd",
+            "/etc/passwd is a file or folder, and no list of classes: expected .txt, .csv, .tsv, .json, or names",
+        ),
+        ("/", "/ is a file or folder, and no list of classes"),
+        ("nowhere.csv", "nowhere.csv: cannot be read"),
+        ("daisy, rose;tulip", "'rose;tulip' holds a semicolon"),
+        ('daisy, "rose', "a quote is not closed"),
+    ],
+)
+def test_text_that_is_no_names_is_refused(text: str, said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        named_classes(text)
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        ("daisy", "--classes names 'daisy' alone: it would be the answer to every image"),
+        ("daisy\u200b, rose", r"U\+200B ZERO WIDTH SPACE, which nobody sees: take it out"),
+        ("dai\u00adsy, rose", r"U\+00AD SOFT HYPHEN"),
+        ("\ufeffdaisy, rose", r"U\+FEFF ZERO WIDTH NO-BREAK SPACE"),
+        ("\u3164, rose", r"U\+3164 HANGUL FILLER"),
+        ("daisy, ro\x1bse", r"U\+001B"),
+        ("da\udcffisy, rose", "the byte 0xFF, which is not UTF-8"),
+    ],
+)
+def test_names_that_nobody_can_mean_are_refused(place: Path, classes: str, said: str) -> None:
+    for given in (classes, [own.strip() for own in classes.split(",")]):
+        with pytest.raises(VitkitError, match=said):
+            package.predict(place / "clip", place / "photos", classes=given)
+
+
+def test_one_class_of_siglip_has_a_probability_of_its_own(place: Path) -> None:
+    assert len(package.predict(place / "siglip", place / "photos" / "0.png", classes="daisy")) == 1
+    with pytest.raises(VitkitError, match="'daisy' alone"):
+        package.predict(place / "siglip", place / "photos" / "0.png", classes="daisy", one=True)
+
+
+def test_a_byte_that_is_not_utf8_ends_the_command_in_a_line(place: Path, vitkit: Any) -> None:
+    told = vitkit("predict", place / "clip", place / "photos", "--classes", "da\udcffisy,rose")
+    assert told.code == 2 and "which is not UTF-8" in told.err and "Traceback" not in told.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,28 @@ def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, place: W
     assert "first.onnx" in answer.headers["content-disposition"]
     for name in ("recipe.toml", "..%2Ffirst%2Frecipe.toml", "second.onnx"):
         assert client.get(f"/api/ship/file/{name}").status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "said"),
+    [
+        ("model.json", lambda told: told | {"provenance": []}, "provenance must be an object"),
+        ("model.json", lambda told: told | {"provenance": {"recipe": [1]}}, "provenance's recipe must be an object"),
+        ("evaluation.json", lambda told: told | {"accuracy": "x"}, "evaluation.json is damaged"),
+        ("evaluation.json", lambda _: [1], "evaluation.json is damaged"),
+        ("split.json", lambda _: {"splits": [1]}, ""),
+    ],
+)
+def test_a_card_of_a_damaged_run_says_what_is_damaged(
+    place: Workspace, tmp_path: Path, file: str, damage: Any, said: str
+) -> None:
+    shutil.copytree(place.runs, tmp_path / "runs")
+    told = json.loads((tmp_path / "runs" / "first" / file).read_text(encoding="utf-8"))
+    (tmp_path / "runs" / "first" / file).write_text(json.dumps(damage(told)), encoding="utf-8")
+    other = open_workspace(place.photographs, runs=tmp_path / "runs", labels=place.labels)
+    answer = TestClient(create_app(other), raise_server_exceptions=False).get("/api/ship/card?run=first")
+    assert answer.status_code == (400 if said else 200)
+    assert said in answer.text
 
 
 def test_the_card_says_what_is_known_and_acts_on_no_name(client: TestClient, place: Workspace) -> None:

@@ -39,7 +39,7 @@ def evaluate(
     classes: Annotated[
         str | None,
         typer.Option(
-            "--classes", help="The data's classes by name, with CLIP or SigLIP: 'daisy, rose', or a .txt file."
+            "--classes", help="The data's classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file."
         ),
     ] = None,
     templates: Annotated[

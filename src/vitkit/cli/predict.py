@@ -35,7 +35,7 @@ def predict(
     top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 1,
     classes: Annotated[
         str | None,
-        typer.Option("--classes", help="Classes by name, with CLIP or SigLIP: 'daisy, rose', or a .txt file."),
+        typer.Option("--classes", help="Classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file."),
     ] = None,
     templates: Annotated[
         list[str] | None, typer.Option("--template", help="With --classes: a sentence with {}; several are averaged.")

@@ -6,7 +6,6 @@ split. docs/decisions/0028-label-files.md.
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
 from vitkit.text.cells import JOINT
+from vitkit.text.names import bare, look
 from vitkit.text.words import listed, plural
 
 
@@ -77,7 +77,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     before = [table.cell_of(i) for i in range(len(table))]
     after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
     added: dict[str, str] = {}
-    spelt, is_multi = {_composed(name): name for name in table.classes}, _has_several(table, labels)
+    spelt, is_multi = {look(name): name for name in table.classes}, _has_several(table, labels)
     for edit, label, found in _settled_edits(table, labels, finder, spelt, is_multi=is_multi):
         for i in found:
             tally.take(i, edit, after[i], label, table)
@@ -184,28 +184,25 @@ def _settled_edits(
         yield edit, label, finder.find(edit.path)
 
 
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
-
-
 def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], *, is_multi: bool) -> str:
     """A label as it stands in the table, or is to.
 
-    Accents may be written otherwise than in the table, as folders made on a Mac have them: nobody sees two classes.
+    Accents may be written otherwise than in the table, as folders made on a Mac have them, or a space of no width may
+    have come along from a web page: nobody sees two classes.
     """
     if label in table.classes:  # whatever is in its name
         return label
-    label = label.strip()
+    label = bare(label).strip()
     if label == EXCLUDED or label in table.classes:
         return label
     if is_multi:
-        return JOINT.join(sorted({spelt.setdefault(_composed(own), own) for own in labels_in(label)})) or JOINT
+        return JOINT.join(sorted({spelt.setdefault(look(own), own) for own in labels_in(label)})) or JOINT
     if JOINT in label:
         raise VitkitError(
             f"{name}, line {line}: {label!r} names several classes, and the pictures of {table.name} have one each; a "
             "CSV with the column labels holds pictures of several"
         )
-    return spelt.setdefault(_composed(label), label)
+    return spelt.setdefault(look(label), label)
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -331,7 +328,7 @@ class Followed:
     def _begin(self) -> None:
         self._edits: tuple[Edit, ...] = ()
         self._is_multi = self._table.is_multi
-        self._spelt = {_composed(name): name for name in self._table.classes}
+        self._spelt = {look(name): name for name in self._table.classes}
         self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
         self.lost: dict[str, None] = {}
 

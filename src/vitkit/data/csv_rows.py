@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ class CsvRows:
     Attributes:
         titles: of the columns, as they stand there.
         columns: what each of them is.
-        delimiter: a comma, a semicolon or a tab.
+        delimiter: a comma, a semicolon or a tab, or what the file names by `sep=`.
         rows: the number of the line that each begins in, and its cells by column; none is empty throughout.
     """
 
@@ -33,7 +34,9 @@ class CsvRows:
 def read_rows(
     name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], may: str, *, joins: Collection[str] = ()
 ) -> CsvRows:
-    """The rows of a list, whose delimiter is what its header has most of.
+    """The rows of a list, whose delimiter is what its header has most of, or what a line `sep=;` ahead of it says.
+
+    Columns without a title at the end, as spreadsheets leave them, are passed over where all of their cells are empty.
 
     Args:
         name: what the user called it.
@@ -47,28 +50,60 @@ def read_rows(
     Raises:
         VitkitError: a column is missing or there twice, or a quote is not closed; the message has the line.
     """
-    header = text.readline()
-    delimiter = max(",;\t", key=header.count)
-    titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+    header, first = text.readline(), 2
+    named = SEPARATOR.fullmatch(header)
+    if named is not None:
+        header, first = text.readline(), 3
+    delimiter = named[1] if named is not None else max(",;\t", key=header.count)
+    written = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+    titles = _without_last_empty(written)
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
-        raise VitkitError(f"{name} needs the columns {' and '.join(needed)}{may}; it has: {header.strip()}")
-    lines = [own for own in _numbered(name, text, delimiter) if any(own[1])]
+        raise VitkitError(f"{name} needs the columns {' and '.join(needed)}, each once{may}; it has: {header.strip()}")
+    lines = [own for own in _numbered(name, text, delimiter, first) if any(own[1])]
     _check_quotes(name, columns, delimiter, lines)
-    if delimiter == JOINT or any(title.lower() in joins for title in titles):
+    if len(titles) < len(written):
+        _check_untitled(name, columns, lines)
+    elif delimiter == JOINT or any(title.lower() in joins for title in titles):
         _check_width(name, columns, lines)
     rows = tuple((line, dict(zip(columns, own, strict=False))) for line, own in lines)
     return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
 
 
-def _numbered(name: str, text: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows below the header with the number of the line that each begins in."""
+SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # how a file tells a spreadsheet its delimiter
+
+
+def refuse_encoding(name: str, data: bytes) -> None:
+    """Refuse what spreadsheets save as Unicode text, in units of two or four bytes.
+
+    Args:
+        name: what the user called the file.
+        data: its beginning.
+
+    Raises:
+        VitkitError: it is in UTF-16 or UTF-32.
+    """
+    head = data[:64]
+    is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
+    if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
+        raise VitkitError(
+            f"{name} is no CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8"
+        )
+
+
+def _without_last_empty(titles: Sequence[str]) -> list[str]:
+    named = max((place for place, title in enumerate(titles, start=1) if title), default=0)
+    return list(titles[:named])
+
+
+def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Iterator[tuple[int, list[str]]]:
+    """The rows below the header, which begin in line `first`, with the number of the line that each begins in."""
     reader = csv.reader(text, delimiter=delimiter, strict=True)
-    line = 2
+    line = first
     try:
         for cells in reader:
             yield line, cells
-            line = reader.line_num + 2
+            line = reader.line_num + first
     except csv.Error as error:
         raise VitkitError(
             f"{name} is no CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
@@ -88,6 +123,13 @@ def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iter
             is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
             if is_short or is_row:
                 raise VitkitError(f"{name}, line {line}: a quote is not closed, and takes the rows below into its cell")
+
+
+def _check_untitled(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
+    """Refuse rows that say something in a column without a title."""
+    for line, cells in lines:
+        if beyond := [cell for cell in cells[len(columns) :] if cell.strip()]:
+            raise VitkitError(f"{name}, line {line}: {beyond[0]!r} is in a column without a title: give it one")
 
 
 def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:

@@ -126,10 +126,8 @@ def _read(path: str | Path, short_side: int | None, content: bytes | None, take:
             size = image.width * image.height * (_stored_bytes(image.mode) + beside)
             take(size)
             image.load()
-            orientation = _orientation(image)
-            upright = image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
-            width, height = stored[::-1] if orientation in _SIDEWAYS else stored
-            rgb, doubt = _to_rgb(upright, samples, is_png=image.format == "PNG")
+            width, height = stored[::-1] if _orientation(image) in _SIDEWAYS else stored
+            rgb, doubt = _to_rgb(upright(image), samples, is_png=image.format == "PNG")
             return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
     except (UnreadableImageError, NoRoomError):
         raise
@@ -206,6 +204,12 @@ def _check_pixels(size: tuple[int, int]) -> None:
 def _draft(image: Image.Image, short_side: int) -> None:
     scale = short_side / min(image.size)
     image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data says."""
+    orientation = _orientation(image)
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
 def _orientation(image: Image.Image) -> int | None:

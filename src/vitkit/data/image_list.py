@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitkit.data.csv_rows import read_rows
+from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import ImageTable, Row, number_sets, table_of
+from vitkit.data.sources import ImageTable, Row, number_sets, refuse_twins, table_of
 from vitkit.data.splitnames import split_of_word
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT, restored
@@ -23,6 +23,8 @@ _COLUMNS = {  # of a CSV file, by what people call them
 
 def read(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     """The images of a list, whose delimiter is what its header has most of."""
+    with file.open("rb") as data:
+        refuse_encoding(name, data.read(64))
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
             found = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
@@ -47,6 +49,7 @@ def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
     classes = tuple(sorted({label for labels in own for label in labels}))
     if not classes:
         raise VitkitError(f"{name} names no classes: every label is empty")
+    refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
     sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
     return ImageTable(

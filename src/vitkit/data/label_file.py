@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.data.csv_rows import CsvRows, read_rows
+from vitkit.data.csv_rows import CsvRows, read_rows, refuse_encoding
 from vitkit.errors import VitkitError
 from vitkit.system.files import append_bytes, cut_off, mend_append, read_appended, read_bytes, sole, write_bytes
 from vitkit.text.cells import JOINT, harmless, restored
@@ -266,8 +266,7 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
 
 def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
     """The rows in the bytes of a file, of which so many lines between header and rows were left out."""
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise VitkitError(f"{name} is in UTF-16: save it as CSV in UTF-8")
+    refuse_encoding(name, content)
     # Names of files need not be UTF-8 on Linux, and keep their bytes; what else is not is refused below.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:

@@ -20,6 +20,7 @@ from vitkit.data.splitnames import split_of_folder
 from vitkit.data.tree import Folder, below, between, inside, survey
 from vitkit.data.walk import Overlooked
 from vitkit.errors import VitkitError
+from vitkit.text.names import look
 from vitkit.text.words import listed
 
 LayoutName = Literal["auto", "classes", "splits"]
@@ -240,7 +241,7 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
 
 def _alike(name: str) -> str:
     """The same for names that people take for one: macOS writes accents in another way than all others."""
-    return unicodedata.normalize("NFKC", name).casefold().strip()
+    return unicodedata.normalize("NFKC", look(name)).casefold().strip()
 
 
 def _as_splits_of_classes(top: Folder, folder: Folder) -> Layout | None:

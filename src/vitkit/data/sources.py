@@ -7,7 +7,7 @@ Data sets that have a name are a table of their own (`named_sets`), and become f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from vitkit.data.walk import is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
 from vitkit.text.cells import JOINT
+from vitkit.text.names import alike
 
 Row = tuple[str, str, str | None]  # path, class, split
 
@@ -288,8 +289,28 @@ def _within(table: ImageTable) -> str:
     return f": if the folders in it are the classes, name {folder}" if holds_folders else ""
 
 
+def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
+    """Refuse two classes that look the same: they would be learned as two, and shown as one.
+
+    Args:
+        name: what the user called the data.
+        classes: their names.
+        rows: with the labels as they stand there, of which the first is named.
+
+    Raises:
+        VitkitError: there are such; the message has the code point in which they differ.
+    """
+    if (twins := alike(classes)) is not None:
+        one, other, apart = twins
+        example = next((f" (the latter in {path})" for path, label, _ in rows if other in label), "")
+        raise VitkitError(
+            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {apart}: rename one"
+        )
+
+
 def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
     classes = tuple(sorted({row[1] for row in rows}))
+    refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
     return ImageTable(
         name=name,

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.data.csv_rows import read_rows
+from vitkit.data.csv_rows import SEPARATOR, read_rows, refuse_encoding
 from vitkit.errors import VitkitError
 from vitkit.system.files import regular
 from vitkit.text.cells import restored
@@ -37,7 +37,8 @@ def is_list_of_suspects(file: str | Path) -> bool:
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     with path.open("rb") as opened:
-        header = opened.readline(_SMALL).decode("utf-8-sig", "replace").strip().lower().replace(";", ",")
+        lines = [opened.readline(_SMALL).decode("utf-8-sig", "replace") for _ in range(2)]
+    header = (lines[1] if SEPARATOR.fullmatch(lines[0]) else lines[0]).strip().lower().replace(";", ",")
     return set(header.replace('"', "").split(",")) >= set(COLUMNS)
 
 
@@ -48,6 +49,8 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         VitkitError: it is no such list; the message has the line.
     """
     known = {name: name for name in COLUMNS}
+    with Path(file).open("rb") as data:
+        refuse_encoding(str(file), data.read(64))
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
             found = read_rows(str(file), text, known, COLUMNS, "")

@@ -24,6 +24,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import Progress
+from vitkit.text.names import alike, check_names
 
 NAME = "datasets given from Python"
 
@@ -68,6 +69,9 @@ class Datasets:
         named = tuple(map(str, names))
         if len(set(named)) < len(named) or len(named) < 2:
             raise VitkitError(f"class_names must be two or more different names, not {list(named)}")
+        if (twins := alike(named)) is not None:
+            raise VitkitError(f"class_names: {twins[0]!r} and {twins[1]!r} look the same and differ in {twins[2]}")
+        check_names(named)
         return named
 
 

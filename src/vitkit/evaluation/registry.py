@@ -9,7 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from math import isnan
+from pathlib import Path
 from typing import Any, Literal
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import read_json
+from vitkit.text.fields import is_number, shown
 
 Task = Literal["single", "multi"]  # images have one class each, or several or none
 TASKS: tuple[Task, ...] = ("single", "multi")
@@ -77,6 +82,48 @@ def summary(evaluation: Any, task: Task) -> dict[str, float | None]:
     """All of them, by name."""
     return {metric.name: metric.of(evaluation) for metric in metrics_of(task, len(evaluation.classes))}
 
+
+def read_figures(file: Path) -> dict[str, Any]:
+    """The figures in an evaluation.json, or a folds.json, of the types that they were written with.
+
+    Raises:
+        VitkitError: the file is damaged, or was edited to say something else; it is named.
+        OSError: it cannot be read.
+    """
+    found = read_json(file)
+    known = {name for rows in METRICS.values() for name in rows}
+    for name, value in found.items():
+        if name in known:
+            numbers = list(value.values()) if isinstance(value, dict) else [value]  # of folds: mean and margin
+            fits = bool(numbers) and all(own is None or is_number(own) for own in numbers)
+        else:
+            fits = _FITS.get(name, lambda _: True)(value)
+        if not fits:
+            raise VitkitError(f"{file} is damaged: {name} is {shown(value)}; vitkit eval writes it anew")
+    if found.get("accuracy") is None and not found.get("seen"):  # with none but seen images there is no figure
+        raise VitkitError(f"{file} is damaged: it has no accuracy; vitkit eval writes it anew")
+    return found
+
+
+def _is_seen(seen: dict[str, Any]) -> bool:
+    return type(seen.get("images")) is int and isinstance(seen.get("paths"), list)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {  # what is read again, beside the figures themselves
+    "images": lambda value: type(value) is int,
+    "seen": lambda value: value is None or (isinstance(value, dict) and _is_seen(value)),
+    **dict.fromkeys(("with_seen", "without_seen"), lambda value: value is None or isinstance(value, dict)),
+    "split": lambda value: isinstance(value, str),
+    "chosen_on": lambda value: isinstance(value, list) and all(isinstance(own, str) for own in value),
+    "intervals_95": lambda value: isinstance(value, dict) and all(map(_is_pair, value.values())),
+    "confused": lambda value: (
+        isinstance(value, list) and all(isinstance(own, dict) and {"true", "predicted"} <= own.keys() for own in value)
+    ),
+}
 
 for _row in (
     Metric("accuracy", "accuracy", interval="accuracy_bounds"),

@@ -16,6 +16,7 @@ from vitkit.experiments.place import Place
 from vitkit.experiments.stress_kinds import stresses_of
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import check_data
@@ -28,6 +29,7 @@ PLACE = Place(PLAN, "comparison")
 _SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
 
 
+@check_arguments
 def compare(
     data: str | Path | None = None,
     models: str | Sequence[str] | None = None,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_figures import size_of
 from vitkit.experiments.comparison_plan import Plan
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import read_json, write_json
 from vitkit.system.progress import Progress
+from vitkit.text.fields import is_number
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -55,9 +58,9 @@ def _gmacs(model: Any) -> float:
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str, progress: Progress) -> dict[str, float]:
     """Images a second of each, as measured before or now."""
-    if file.is_file():
-        known: dict[str, float] = from_json(file.read_text(encoding="utf-8"))
-        if known.keys() == classifiers.keys():
+    with suppress(OSError, VitkitError):  # they are measured again
+        known = read_json(file)
+        if known.keys() == classifiers.keys() and all(map(is_number, known.values())):
             return known
     import torch
 

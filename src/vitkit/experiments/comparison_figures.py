@@ -21,12 +21,13 @@ from vitkit.data.split_file import groups_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of, images_in_words
 from vitkit.evaluation.intervals import Units
+from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_job import COSTS
 from vitkit.experiments.comparison_plan import Job, Plan, passes_of
 from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import LEVEL, Difference, accuracy_interval, difference, holm
 from vitkit.model_folder import WEIGHTS
-from vitkit.system.files import from_json
+from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
 from vitkit.text.cells import restored
 from vitkit.training.metrics_file import read_metrics
@@ -116,7 +117,7 @@ def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str
     run's own evaluation, and None where that counted other images.
     """
     folder = out / job.folder
-    figures = from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+    figures = read_figures(folder / EVALUATION)
     own, counted = headline_of(figures), counted_figures(figures)
     counted = counted if own.images == len(judged.paths) else {}
     rows = read_metrics(folder / METRICS)
@@ -139,7 +140,7 @@ def of_run(job: Job, out: Path, gmacs: float | None, judged: Judged) -> dict[str
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
         "training_flops": training_flops(job, gmacs, epochs),
         **_when(rows),
-        "peak_memory": from_json(costs.read_text(encoding="utf-8"))["peak_memory"] if costs.is_file() else None,
+        "peak_memory": read_json(costs).get("peak_memory") if costs.is_file() else None,
         "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in rows if "val_acc" in row],
     }
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from vitkit.data.whereabouts import refuse_changed
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_job import check_run, is_done, make
 from vitkit.experiments.comparison_plan import Job
-from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.training.divergence import DivergedError
@@ -75,8 +75,7 @@ class _Watch:
         self.past_help: dict[str, str] = {}
 
     def finished(self, job: Job) -> None:
-        figures = from_json((self._out / job.folder / EVALUATION).read_text(encoding="utf-8"))
-        self._tell(job, headline_of(figures).words)
+        self._tell(job, headline_of(read_figures(self._out / job.folder / EVALUATION)).words)
 
     def failed(self, job: Job, why: str) -> None:
         self.past_help[job.folder] = why

@@ -10,12 +10,14 @@ from vitkit.errors import VitkitError
 from vitkit.experiments.plan_result import TrainingPlan
 from vitkit.profiling.accelerators import Accelerator, find_accelerator
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.fields import tell_of_fields
 
 DECODE_RATE = 200.0  # of photographs with a short side of 256 pixels (benchmarks/planning.py)
 
 
+@check_arguments
 def plan(
     recipe: str | Path,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_figures import Judged
 from vitkit.experiments.comparison_plan import Plan
 from vitkit.experiments.statistics import accuracy_interval
 from vitkit.experiments.stress import at_one_size, variants
 from vitkit.experiments.stress_kinds import STRESSES
 from vitkit.model_folder import read_description
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import read_json, write_json
 from vitkit.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -86,8 +88,10 @@ def _answers(
     """Which images a run has right as they are (``), and under each stress (`blur 2`), as known or asked now; (n,)."""
     file = out / ANSWERS / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
-    stored = from_json(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if not (stored.keys() >= set(keys) and all(len(stored[key]) == len(paths) for key in keys)):
+    stored: dict[str, Any] = {}
+    with suppress(OSError, VitkitError):  # they are asked again
+        stored = read_json(file)
+    if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
         stored = _ask(out / folder, paths, names, keys, side, seed, device, progress)
         file.parent.mkdir(exist_ok=True)
         write_json(file, stored)

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.in_memory import InMemory
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
@@ -28,6 +29,7 @@ from vitkit.explanation.draw import Box, FloatArray
 from vitkit.explanation.methods import HEADS, METHODS, methods_for
 from vitkit.explanation.photograph import read_photograph
 from vitkit.model.build import Model, vit_of
+from vitkit.model.computing import evaluating
 from vitkit.model.network import Network
 from vitkit.system.files import replacing, without_place
 from vitkit.text.html import image, table, write_page
@@ -187,7 +189,7 @@ class Explanation:
 
 def explain(
     classifier: Explainable,
-    source: str | Path | bytes | Image.Image,
+    source: str | Path | bytes | InMemory,
     method: str = "gradient",
     target: str | int = "top",
     layer: int | None = None,
@@ -198,12 +200,23 @@ def explain(
 
 def explain_classes(
     classifier: Explainable,
-    source: str | Path | bytes | Image.Image,
+    source: str | Path | bytes | InMemory,
     targets: Sequence[str | int],
     method: str = "gradient",
     layer: int | None = None,
 ) -> list[Explanation]:
     """Where in an image each of several classes comes from: it is read and answered once; see `Classifier.explain`."""
+    with evaluating(classifier.model):
+        return _explain_classes(classifier, source, targets, method, layer)
+
+
+def _explain_classes(
+    classifier: Explainable,
+    source: str | Path | bytes | InMemory,
+    targets: Sequence[str | int],
+    method: str,
+    layer: int | None,
+) -> list[Explanation]:
     model = classifier.model
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train one; --anatomy needs none")

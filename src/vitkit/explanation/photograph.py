@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
 
 from vitkit.data.decode import picture_of, warn_of_doubt
+from vitkit.data.in_memory import Held, is_in_memory, picture_held
 from vitkit.data.preprocess import Preprocess
-from vitkit.errors import VitkitError
 from vitkit.explanation.draw import Box
+from vitkit.text.arguments import path_text
 
 
 def read_photograph(
-    preprocess: Preprocess, source: str | Path | bytes | Image.Image
+    preprocess: Preprocess, source: str | Path | bytes | Image.Image | npt.NDArray[Any] | Tensor
 ) -> tuple[str | None, Image.Image, Tensor, Box]:
-    """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of."""
-    if isinstance(source, bytes):
-        return None, *_read("the picture", preprocess, source)
-    if isinstance(source, Image.Image):
-        with tempfile.TemporaryDirectory() as folder:
-            _, photograph, pixels, box = read_photograph(preprocess, _to_file(source, Path(folder) / "picture.tif"))
-            return None, photograph, pixels, box
-    return str(source), *_read(source, preprocess)
+    """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of.
+
+    Raises:
+        UnreadableImageError: there is no picture in it.
+        VitkitError: it is neither a path, nor what is in a file, nor a picture in memory.
+    """
+    if isinstance(source, (bytes, bytearray)):
+        return None, *_read("the picture", preprocess, bytes(source))
+    if is_in_memory(source):
+        with picture_held(Held("the picture", source)) as found:  # type: ignore[arg-type]
+            warn_of_doubt("the picture", found)
+        image = found.image
+        return None, image, torch.from_numpy(preprocess(image)), preprocess.box(*image.size)
+    path = path_text(source, "the image")
+    return path, *_read(path, preprocess)
 
 
 def _read(path: str | Path, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
@@ -39,14 +48,3 @@ def _read(path: str | Path, preprocess: Preprocess, content: bytes | None = None
         photograph = whole.image
     x, y = photograph.width / found.image.width, photograph.height / found.image.height
     return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
-
-
-def _to_file(picture: Image.Image, path: Path) -> Path:
-    """A picture in memory, made a file without loss, for the one decoder to read."""
-    try:
-        exif = picture.getexif()
-        picture = picture.convert("RGBA") if picture.has_transparency_data else picture
-        picture.save(path, "TIFF", exif=exif)
-    except (OSError, ValueError, KeyError) as error:
-        raise VitkitError(f"a picture of mode {picture.mode} cannot be read; convert it to RGB") from error
-    return path

@@ -13,6 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.seal import BLANK
 from vitkit.system.files import from_json, to_json
 from vitkit.text.fields import is_number
+from vitkit.text.names import check_names
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -111,6 +112,7 @@ class Card:
         """
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
             raise ValueError(f"classes are {self.classes!r:.80}")
+        check_names(self.classes)
         if not is_number(self.temperature) or self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature!r:.80}")
         if self.thresholds is not None and (

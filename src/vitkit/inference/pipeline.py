@@ -63,23 +63,23 @@ def set_threads(count: int) -> None:
 
 
 def flow(
-    paths: Iterable[str],
-    read: Callable[[str], Images | str],
+    sources: Iterable[T],
+    read: Callable[[T], Images | str],
     compute: Callable[[Images], Images],
     batch_size: int,
     *,
     is_concurrent: bool,
-) -> Iterator[tuple[str, Row]]:
-    """Each path with its row of what is computed, or with the reason why there is none; in order, as they come.
+) -> Iterator[tuple[T, Row]]:
+    """Each source with its row of what is computed, or with the reason why there is none; in order, as they come.
 
     Args:
-        paths: taken a few batches ahead.
-        read: a path -> (C, height, width), or a reason; called in several threads.
+        sources: paths, or pictures in memory; taken a few batches ahead.
+        read: a source -> (C, height, width), or a reason; called in several threads.
         compute: (B, C, height, width) -> (B, ...).
         batch_size: images computed at a time.
         is_concurrent: several threads may compute at once, each in a thread of its own.
     """
-    batches = _in_batches(paths, batch_size)
+    batches = _in_batches(sources, batch_size)
     start = list(islice(batches, 2))
     if len(start) < 2:  # too few to share out: each step has all cores
         with ThreadPoolExecutor() as pool:
@@ -89,12 +89,12 @@ def flow(
     with _crew(is_concurrent) as (pool, count, ended):
         turn = nullcontext() if is_concurrent else Lock()
 
-        def run(batch: list[str]) -> list[tuple[str, Row]]:
-            images = [read(path) for path in batch if not ended.is_set()]
+        def run(batch: list[T]) -> list[tuple[T, Row]]:
+            images = [read(source) for source in batch if not ended.is_set()]
             with turn:
                 return [] if ended.is_set() else join(batch, images, compute)
 
-        waiting: deque[Future[list[tuple[str, Row]]]] = deque()
+        waiting: deque[Future[list[tuple[T, Row]]]] = deque()
         for batch in chain(start, batches):
             waiting.append(pool.submit(run, batch))
             if len(waiting) == 2 * count:
@@ -109,13 +109,13 @@ def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def join(paths: list[str], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[str, Row]]:
-    """Each path with its row of what is computed of the images that could be read, all at a time."""
+def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
+    """Each source with its row of what is computed of the images that could be read, all at a time."""
     readable = [image for image in images if not isinstance(image, str)]
     rows = iter(np.asarray(compute(_stack(readable))) if readable else ())
     return [
-        (path, image if isinstance(image, str) else _if_finite(next(rows)))
-        for path, image in zip(paths, images, strict=True)
+        (source, image if isinstance(image, str) else _if_finite(next(rows)))
+        for source, image in zip(sources, images, strict=True)
     ]
 
 
@@ -145,10 +145,10 @@ def _crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]
         set_threads(before)  # what the pool's threads have set is also the default of later threads
 
 
-def try_read(read: Callable[[str], Images], path: str) -> Images | str:
-    """What there is to compute of an image file, or why it cannot be read."""
+def try_read(read: Callable[[T], Images], source: T) -> Images | str:
+    """What there is to compute of an image, or why it cannot be read."""
     try:
-        return read(path)
+        return read(source)
     except UnreadableImageError as error:
         return str(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from vitkit.text.names import bare
 from vitkit.weights.classes import imagenet_synsets
 
 _SYNSET = re.compile(r"n\d{8}")
@@ -14,9 +15,9 @@ _PLACEHOLDERS = {"class", "classes", "category", "label", "id", "idx", "cluster"
 
 
 def spoken(names: Sequence[str]) -> tuple[str, ...]:
-    """Names as a text has them: spaces for underscores, and WordNet's ids of ImageNet's classes by their names."""
+    """Names as a text has them: spaces for underscores, nothing unseen, and WordNet's ids by their names."""
     known = imagenet_synsets() if any(_SYNSET.fullmatch(name) for name in names) else {}
-    return tuple(known.get(name, " ".join(name.replace("_", " ").split())) for name in names)
+    return tuple(known.get(name, " ".join(bare(name).replace("_", " ").split())) for name in names)
 
 
 def why_no_words(names: Sequence[str]) -> str | None:

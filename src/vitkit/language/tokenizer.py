@@ -136,10 +136,39 @@ def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -
     def encode(text: str) -> list[int]:
         return list(own.encode(_CLEANED[clean](text)).ids)
 
+    _check_whole(path, own, settings)
     padding = own.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
     end = own.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
     is_left = settings.get("padding_side") == "left"
     return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
+
+
+def _check_whole(path: Path, own: Any, settings: dict[str, Any]) -> None:
+    """Refuse a tokenizer.json that has lost a part: it would give other tokens than the text encoder has learned.
+
+    Raises:
+        VitkitError: texts lack what begins or ends them, or, of CLIP, words are not cut as CLIP cuts them.
+    """
+    is_clip = own.token_to_id(_BEGIN) is not None and own.token_to_id(_END) is not None
+    begin = _BEGIN if is_clip else None
+    end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
+    tokens = own.encode("a photo").tokens
+    lost = [token for token, place in ((begin, 0), (end, -1)) if token is not None and tokens[place] != token]
+    if not is_clip and (own.token_to_id(end) is None or settings.get("add_eos_token") is False):
+        lost = []
+    if lost:
+        raise VitkitError(
+            f"{path} puts no {' and no '.join(lost)} around a text, as the text encoder has learned it: its "
+            "post_processor is missing or another one; take the file as its publisher has it"
+        )
+    if not is_clip:
+        return
+    words = [own.encode(word).tokens[1:-1] for word in ("a", "photo")]
+    if own.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
+        raise VitkitError(
+            f"{path} does not cut texts into words in small letters, as CLIP does: its normalizer or pre_tokenizer is "
+            "missing or another one; take the file as its publisher has it"
+        )
 
 
 def _named(written: Any, usual: str) -> str:

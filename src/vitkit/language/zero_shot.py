@@ -25,6 +25,8 @@ from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.model.network_config import split_network
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
+from vitkit.text.names import unseen_in
 from vitkit.weights import load
 from vitkit.weights.loading import locate
 from vitkit.weights.meaning import meaning_of, split_timm
@@ -107,6 +109,11 @@ class ImagesAndWords:
         bare = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)
         self._check_apart(names, templates)
+        if one and len(names) == 1:
+            raise VitkitError(
+                f"--classes names {names[0]!r} alone: it would be the answer to every image, with probability 1; name "
+                "what else may be in them, or ask vitkit search how alike they are to it"
+            )
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
         told = {**self.images.provenance, "templates": list(templates)}
@@ -152,6 +159,9 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
     names = tuple(name.strip() for name in classes if name.strip())
     if not names:
         raise VitkitError("--classes names no class: expected names with commas between them")
+    for name in names:
+        if (unseen := unseen_in(name)) is not None:
+            raise VitkitError(f"--classes: {name!r} has {unseen}, which nobody sees: take it out")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise VitkitError(f"--classes names {twice[0]!r} twice")
@@ -221,6 +231,7 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+@check_arguments
 def zero_shot(
     source: str | Path,
     classes: Sequence[str],

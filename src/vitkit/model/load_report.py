@@ -8,6 +8,8 @@ from typing import Any
 
 from vitkit.text.words import listed
 
+UNTRAINED_HEAD = "the head is all zeros: every class is as likely as any other until it is trained"  # a note
+
 
 @dataclass(frozen=True)
 class Resized:
@@ -35,6 +37,7 @@ class LoadReport:
         missing: tensors of the model that the checkpoint lacks (with allow_partial only).
         left_over: tensors of the checkpoint that were not understood (with allow_partial only).
         assumed: what the checkpoint does not say, and what was taken for it.
+        warnings: what looks as if the checkpoint were damaged, or not trained.
         notes: what else a careful user would want to know.
     """
 
@@ -49,12 +52,24 @@ class LoadReport:
     missing: tuple[str, ...] = ()
     left_over: tuple[str, ...] = ()
     assumed: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
         """Whether every parameter came from the checkpoint and every tensor of it found its place."""
         return not (self.missing or self.left_over or self.replaced)
+
+    def caveats(self, *, has_new_head: bool = False) -> list[str]:
+        """What whoever uses the weights must know, a line each: what had to be assumed, and what looks damaged.
+
+        Args:
+            has_new_head: whether the head is replaced, and with it the classes that it was assumed to have.
+        """
+        assumed = [f"{name} assumed: {taken}" for name, taken in self.assumed.items()]
+        if has_new_head:
+            assumed = [line for line in assumed if not line.startswith("classes ")]
+        return [*assumed, *self.warnings, *(note for note in self.notes if note == UNTRAINED_HEAD)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -72,6 +87,7 @@ class LoadReport:
         lines += [f"missing {name}" for name in self.missing]
         lines += [f"left over {name}" for name in self.left_over]
         lines += [f"assumed {name}: {taken}" for name, taken in self.assumed.items()]
+        lines += [f"warning: {warning}" for warning in self.warnings]
         return [*lines, *(f"note: {note}" for note in self.notes)]
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import IMAGENET_1K, ViTConfig, override, suggest
+from vitkit.text.arguments import check_arguments
 
 IMAGENET_21K = 21843
 
@@ -105,6 +106,7 @@ def _parse(name: str) -> re.Match[str] | None:
     return parsed if is_plain or parsed["family"] == "vit" else None
 
 
+@check_arguments
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the published models, filtered by a shell pattern (`*base*`) or a part of the name (`base`).
 

@@ -14,6 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.serving.rules import Rules, check_token, is_loopback, new_token, rules_of
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.result import Result
 
@@ -79,6 +80,7 @@ class Server(Result):
         self.stop()
 
 
+@check_arguments
 def serve(
     models: str | Path | Classifier | Sequence[str | Path | Classifier],
     *,

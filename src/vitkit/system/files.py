@@ -368,6 +368,22 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        VitkitError: the file is damaged, or holds something else; it is named.
+        OSError: it cannot be read.
+    """
+    try:
+        found = from_json(read_text(path))
+    except ValueError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise VitkitError(f"{path} is damaged: expected a JSON object, not {type(found).__name__}")
+    return found
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -27,6 +27,11 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < _LARGEST
 
 
+def shown(value: object) -> str:
+    """A value as a message has it: in one line, and no longer than that is worth."""
+    return " ".join(repr(value).split())[:80]
+
+
 def as_typed(name: str, hint: Any, value: Any) -> Any:
     """A value as the field's type: whole numbers serve as floats, lists as tuples, paths as text; nothing is guessed.
 
@@ -43,7 +48,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         return None
     kind = next(option for option in get_args(hint) if option is not type(None)) if is_optional else hint
     if get_origin(kind) is Literal and any(
-        value == option and type(value) is type(option) for option in get_args(kind)
+        type(value) is type(option) and value == option for option in get_args(kind)
     ):
         return value
     if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
@@ -59,7 +64,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         return value
     if kind is str and isinstance(value, Path):
         return str(value)
-    raise VitkitError(f"{name} must be {_expected(kind)}, not {value!r:.80}")
+    raise VitkitError(f"{name} must be {_expected(kind)}, not {shown(value)}")
 
 
 def from_text(name: str, hint: Any, text: str) -> Any:

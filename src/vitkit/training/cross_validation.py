@@ -12,8 +12,9 @@ from scipy.stats import t
 
 from vitkit.data.pictures import PictureRecord
 from vitkit.errors import VitkitError
+from vitkit.evaluation.registry import read_figures
 from vitkit.model_folder import RECORD
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import write_json
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.html import table, write_page
 from vitkit.training.fit import fit_and_report
@@ -61,7 +62,7 @@ def cross_validate(run: Run, recipe: Recipe) -> dict[str, Spread]:
         if not (folder / REPORT).is_file():
             run.say(f"fold {number + 1} of {recipe.folds}")
             fit_and_report(replace(run, folder=folder, whole=run.folder), recipe.replace(folds=None))
-        results.append(from_json((folder / EVALUATION).read_text(encoding="utf-8")))
+        results.append(read_figures(folder / EVALUATION))
     spreads = {name: Spread.of([own[name] for own in results]) for name in ("accuracy", "balanced_accuracy", "loss")}
     if run.team.is_first:
         numbers = {name: {"mean": own.mean, "margin_95": own.margin} for name, own in spreads.items()}

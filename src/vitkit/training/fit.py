@@ -45,9 +45,8 @@ def fit_and_report(run: Run, recipe: Recipe) -> None:
 def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
     """The classifier that is to be trained, and whom it imitates; what had to be assumed of either is told."""
     classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
-    for name, taken in ({} if classifier.report is None else classifier.report.assumed).items():
-        if name != "classes":  # they go with the head that is replaced
-            run.say(f"note: {name} assumed: {taken}")
+    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
+        run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
         if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
             was, now = ("x".join(map(str, own)) for own in (resized.old, resized.new))

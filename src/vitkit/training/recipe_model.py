@@ -11,6 +11,7 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.model.changes import read_change, settle_changes
+from vitkit.text.fields import shown
 
 OF_THE_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
 _PREFIX = "model."
@@ -57,6 +58,7 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in unfolded.pop(place).items():
                 _refuse_twice(name, changes, f"model.{name}")
                 changes[name] = value
+    check_model_fields(unfolded.get("model_fields"))  # which is no table, or None
     if "name" in changes:
         if unfolded.get("model") is not None:
             raise VitkitError(f"model is given twice, as {unfolded['model']} and as {changes['name']}")
@@ -90,10 +92,10 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
     Raises:
         VitkitError: they are no such changes, or the recipe or the data have a field for one.
     """
-    if changes is None or changes == {}:
+    if changes is None or (isinstance(changes, Mapping) and not changes):
         return None
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
-        raise VitkitError(f"model_fields must be a table of the model's fields, not {changes!r:.80}")
+        raise VitkitError(f"model_fields must be a table of the model's fields, not {shown(changes)}")
     settled = settle_changes(changes)
     if "num_classes" in settled:
         raise VitkitError("model.num_classes is what the data have: leave it out")

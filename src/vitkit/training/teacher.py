@@ -118,7 +118,7 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
     if len(classifier.preprocess.mean) != 3:
         raise VitkitError(f"teacher {name} reads grey pictures; the student's have three channels")
     assert classifier.report is not None
-    notes = tuple(f"teacher: {what} assumed: {taken}" for what, taken in classifier.report.assumed.items())
+    notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     columns = _columns(name, classifier.classes, classes)
     model_hash = _hash(classifier.model)
     network, pixels = classifier.model.eval(), classifier.preprocess

@@ -63,6 +63,7 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
     """
     from vitkit.explanation.draw import to_png
     from vitkit.model.build import vit_of
+    from vitkit.model.computing import evaluating
     from vitkit.text.html import image, write_page
 
     vit_of(classifier.model, "--anatomy")
@@ -71,7 +72,8 @@ def draw_anatomy(classifier: Classifier, paths: list[str], out: Path, progress: 
     arrays: dict[str, Any] = {}
     for name, part in _parts(classifier, images).items():
         try:
-            values = part.compute()
+            with evaluating(classifier.model):
+                values = part.compute()
             png = to_png(part.draw(values))
         except VitkitError as error:  # what one model lacks, another has
             said.append(f"no {name}: {error}")

@@ -14,6 +14,7 @@ from vitkit.model.network_config import is_network_name
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole_in
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.text.words import aligned
 from vitkit.verbs.choices import check_choice, check_least, several
 from vitkit.verbs.inputs import open_model, path_of
@@ -118,6 +119,7 @@ class Benchmark(Result):
         return f"<p>{escape(self.title)}</p>{table(rows, self.headings)}"
 
 
+@check_arguments
 def bench(
     model: str | Path | Classifier = "vit_small_patch16_224",
     *,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from vitkit.errors import VitkitError
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.result import Result
 from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, kind_of, kinds, pixel_owners
@@ -62,6 +63,7 @@ class Conversion(Result):
         return f"<Conversion: {self._written}>"
 
 
+@check_arguments
 def convert(
     source: str | Path,
     destination: str | Path,

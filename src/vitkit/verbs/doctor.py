@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import path_of
 from vitkit.verbs.places import check_out, sole_out
@@ -62,6 +63,7 @@ class Checkup(Result):
         ]
 
 
+@check_arguments
 def doctor(
     data: str | Path,
     out: str | Path | None = None,

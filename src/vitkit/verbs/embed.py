@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -12,9 +12,10 @@ from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, given_labels, named, open_model, path_of, source_folders
+from vitkit.verbs.inputs import find_pictures, given_labels, open_model, path_of, source_folders, split_sources
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
@@ -22,7 +23,8 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from vitkit.classifier import Classifier
+    from vitkit.classifier import Classifier, Sources
+    from vitkit.data.in_memory import Source
 
 What = Features
 
@@ -80,9 +82,10 @@ class Embeddings(Result):
         return f"<p>{escape(self._described())}</p>" + (table(rows, ("path", "similarity")) if rows else "")
 
 
+@check_arguments
 def embed(
     model: str | Path | Classifier,
-    sources: str | Path | Iterable[str | Path],
+    sources: Sources,
     *,
     out: str | Path | None = None,
     what: What = "head",
@@ -104,7 +107,7 @@ def embed(
 
     Args:
         model: run or model folder, checkpoint of any published layout, published name, or classifier.
-        sources: images, folders (walked), or patterns; one or several.
+        sources: images, folders (walked), or patterns; or pictures in memory, as for `vitkit.predict`; one or several.
         out: write to this .npz file: the arrays paths, features, what, unreadable and errors; with `labels` also
             labels.
         what: `head`, what the head reads; `class`, the class token; `mean`, the patches' mean; `patches`, every patch.
@@ -122,7 +125,9 @@ def embed(
             can be read, or `out` is there already or another process writes it.
         OSError: `out` cannot be written.
     """
-    names = named(sources)
+    names, held = split_sources(sources)
+    if held and labels is not None:
+        raise VitkitError("--labels is about files, and these are pictures in memory")
     out, near = path_of(out), path_of(near)
     check_choice("--what", what, What)
     check_choice("--device", device, DeviceName)
@@ -130,12 +135,14 @@ def embed(
     check_least("--batch-size", batch_size, 1)
     _check(out, near, what, names)
     notes = Notes(note)
-    paths, _ = find_pictures(names, notes)
+    paths = [own.name for own in held] or find_pictures(names, notes)[0]
     given = None if labels is None else given_labels(paths, labels, source_folders(names), notes)
     paths = paths if given is None else list(given)
+    if not paths:
+        raise VitkitError("there is no image to embed: name some")
     with sole_out(out, force=force):
         classifier = open_model(model, notes, progress, device)
-        found = _embed(classifier, paths, what, batch_size, progress)
+        found = _embed(classifier, held or paths, what, batch_size, progress)
         named_so = None if given is None else tuple(given[path] for path in found.paths)
         if out is not None:
             _write(out, found, what, named_so)
@@ -185,13 +192,13 @@ def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -
         check_out(out, (".npz",), source_folders(sources))
 
 
-def _embed(classifier: Classifier, paths: list[str], what: What, batch_size: int, progress: Progress) -> _Found:
-    found = _Found(len(paths))
-    for done, (path, outcome) in enumerate(classifier.embed(paths, what, batch_size), start=1):
+def _embed(classifier: Classifier, images: Sequence[Source], what: What, batch_size: int, progress: Progress) -> _Found:
+    found = _Found(len(images))
+    for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
         found.add(path, outcome)
-        progress("embedding", done, len(paths))
+        progress("embedding", done, len(images))
     if not found.paths:
-        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {found.errors[0][1]}")
+        raise VitkitError(f"none of the {len(images)} images can be read; the first: {found.errors[0][1]}")
     return found
 
 

@@ -14,6 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.system.run_files import REPORT, SPLIT
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.evaluation_result import EvaluationResult
 from vitkit.verbs.findings import findings_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.proposed import Judged
 
 
+@check_arguments
 def evaluate(
     model: str | Path | Classifier,
     data: str | Path | None = None,
@@ -66,7 +68,7 @@ def evaluate(
         layout: whether the folders in `data` are `classes` or `splits`; `auto`: told by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
         classes: those of `data` by name, with a model of CLIP or SigLIP that was not trained on them: a list, text with
-            commas between them, or a .txt file with one in a line.
+            commas between them, or a file that lists them (.txt, .csv, .tsv or .json).
         templates: with `classes`: sentences with {} in the place of the name; several are averaged.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
@@ -93,6 +95,8 @@ def evaluate(
         own = _of_run(folder, data, layout, data_root, progress)
         table = _table(own, data, labels, layout, notes, progress)
         classifier = opened(table)
+        if own is not None and classes is None:
+            _check_order(classifier, own)
         hold.enter_context(_sole_out(out, table, force=force))  # before the model is asked
         if out is not None:
             _ = classifier.model  # the report looks inside; an exported file says that it has none
@@ -243,6 +247,19 @@ def _of_run(
         raise VitkitError(f"{folder} does not remember its data; name it: vitkit eval {folder} DATA")
     table = images_of_run(folder / SPLIT, root, progress)
     return replace(table, proposals=proposals_of_run(folder, table, progress))
+
+
+def _check_order(classifier: Classifier, own: ImageTable) -> None:
+    """Refuse a run's model whose classes are in another order than its training had them.
+
+    Raises:
+        VitkitError: they are: model.json, or split.json, was edited.
+    """
+    if set(classifier.classes) == set(own.classes) and tuple(classifier.classes) != own.classes:
+        raise VitkitError(
+            f"model.json has its classes in another order than {SPLIT}, so that answers would have each other's names: "
+            "restore the one that was edited"
+        )
 
 
 def _table(

@@ -14,6 +14,7 @@ from vitkit.explanation.methods import method_names
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.text.words import plural
 from vitkit.verbs.anatomy import Anatomy, draw_anatomy
 from vitkit.verbs.choices import check_choice
@@ -83,6 +84,7 @@ class Explanations(Result):
         return f"<Explanations: {self._outcome}>"
 
 
+@check_arguments
 def explain(
     model: str | Path | Classifier,
     sources: str | Path | Sequence[str | Path] = (),

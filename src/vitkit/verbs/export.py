@@ -12,6 +12,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.text.words import one_of
 from vitkit.verbs.choices import check_choice
 from vitkit.verbs.inputs import load_noting, open_model, path_of
@@ -81,6 +82,7 @@ class Export(Result):
         return f"<Export: {self._written}>"
 
 
+@check_arguments
 def export(
     model: str | Path | Classifier,
     to: Runtime | None = None,

@@ -11,6 +11,7 @@ from vitkit.exporting.formats import is_exported
 from vitkit.model.names import config_for, is_model_name
 from vitkit.model.network_config import NetworkConfig, is_network_name
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_least
 from vitkit.verbs.result import Result
 
@@ -85,6 +86,7 @@ class Info(Result):
         return f"<Info: {self.name}, {self.cost.parameters:,} parameters, {self.cost.gmacs:.3f} GMACs>"
 
 
+@check_arguments
 def info(
     model: str | Path | Classifier,
     *,

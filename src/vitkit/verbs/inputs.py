@@ -14,9 +14,11 @@ from vitkit.data.sources import find_source
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.system.progress import Progress, Say, silent
+from vitkit.text.arguments import path_text
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Classifier
+    from vitkit.classifier import Classifier, Sources
+    from vitkit.data.in_memory import Held
 
 
 def open_model(
@@ -66,19 +68,50 @@ def load_noting(
 
     classifier = load(source, image_size=image_size, progress=progress)
     assert classifier.report is not None
-    for name, taken in classifier.report.assumed.items():
-        note(f"{name} assumed: {taken}")
+    for caveat in classifier.report.caveats():
+        note(caveat)
     return classifier
 
 
+def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
+    """Paths and patterns as text, or pictures in memory, each with its name; one of the two is empty.
+
+    Raises:
+        VitkitError: something is neither, or there are both.
+    """
+    from vitkit.data.in_memory import sources_of
+
+    names: list[str] = []
+    held: list[Held] = []
+    for source in sources_of(sources):
+        if isinstance(source, str):
+            names.append(source)
+        else:
+            held.append(source)
+    if names and held:
+        raise VitkitError(f"name files, or hand over pictures, but not both: {names[0]} is a file, {held[0].name} none")
+    return names, held
+
+
 def named(sources: str | Path | Iterable[str | Path]) -> list[str]:
-    """One source, or several, as text."""
-    return [str(source) for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
+    """One source, or several, as text.
+
+    Raises:
+        VitkitError: one is no path, or is empty.
+    """
+    names, held = split_sources(sources)
+    if held:
+        raise VitkitError("name image files: pictures in memory are taken by vitkit.predict and vitkit.embed")
+    return names
 
 
 def path_of(place: str | Path | None) -> Path | None:
-    """A place, if one was named."""
-    return None if place is None else Path(place)
+    """A place, if one was named.
+
+    Raises:
+        VitkitError: it is no path, or it is empty.
+    """
+    return None if place is None else Path(path_text(place, "a file or folder"))
 
 
 def check_data(data: str | Path) -> None:

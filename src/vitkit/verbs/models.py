@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name, list_models
 from vitkit.model.network_config import LIBRARIES
+from vitkit.text.arguments import check_arguments
 from vitkit.text.words import aligned
 from vitkit.verbs.result import Result
 
@@ -95,6 +96,7 @@ class NetworkList(Result):
         return f"<NetworkList: {_counted(self.names, 'networks')}>"
 
 
+@check_arguments
 def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList | NetworkList:
     """The models that can be built by name; or the published weights that load by name.
 

@@ -16,17 +16,18 @@ from vitkit.inference.resumable import Stock, Tally, gathering, partial_of, read
 from vitkit.system.devices import DeviceName
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.text.words import plural
 from vitkit.verbs.authorship import is_by
 from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, named, path_of, source_folders
+from vitkit.verbs.inputs import find_pictures, path_of, source_folders, split_sources
 from vitkit.verbs.notes import Notes
 from vitkit.verbs.places import check_out, sole_out_folder
 from vitkit.verbs.result import Result
 from vitkit.verbs.words import open_named
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Classifier
+    from vitkit.classifier import Classifier, Sources
     from vitkit.inference.prediction import Prediction
     from vitkit.reporting.album import Album
 
@@ -97,9 +98,10 @@ class Predictions(Result):
         return f"<p>{escape(self.lines()[0])}</p>" + table(rows, ("path", "label", "confidence")) + more
 
 
+@check_arguments
 def predict(
     model: str | Path | Classifier,
-    sources: str | Path | Iterable[str | Path],
+    sources: Sources,
     *,
     out: str | Path | None = None,
     pictures: str | Path | None = None,
@@ -133,12 +135,14 @@ def predict(
 
     Args:
         model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
-        sources: images, folders (walked), or patterns; one or several.
+        sources: images, folders (walked), or patterns; or pictures in memory: PIL images, numpy arrays (height, width,
+            C) or torch tensors (C, height, width), uint8 from 0 to 255 or floats from 0 to 1. One or several; an array
+            or tensor of four axes is several.
         out: write to this .csv or .jsonl file; the result reads its rows from there.
         pictures: draw each image under its class into this folder.
         top: classes to name for each image, at least 1.
-        classes: names of classes, or text with commas between them, or a .txt file of one a line: `model` is CLIP or
-            SigLIP, and needs no training (`vitkit.zero_shot`).
+        classes: names of classes, or text with commas between them, or a file that lists them (.txt, .csv, .tsv or
+            .json): `model` is CLIP or SigLIP, and needs no training (`vitkit.zero_shot`).
         templates: with `classes`: sentences with {} where the name goes, averaged; by default as published.
         one: with `classes`: each image has exactly one of them; by default as the model was trained.
         reject: withhold the label below this confidence, 0 to 1.
@@ -158,18 +162,21 @@ def predict(
             takes each prediction as it comes. No row is kept then.
 
     Raises:
-        VitkitError: a value is not allowed, the model cannot be loaded, there is no image, a file or folder is there
-            already or another process writes it, or the rows in `out` are another model's.
+        VitkitError: a value is not allowed, the model cannot be loaded, there is no image, or something else than an
+            image, a file or folder is there already or another process writes it, or the rows in `out` are another
+            model's.
         OSError: a file cannot be written.
     """
-    names = named(sources)
+    names, held = split_sources(sources)
     out, pictures = path_of(out), path_of(pictures)
+    if held and (resume or pictures is not None):
+        raise VitkitError(f"--{'resume' if resume else 'pictures'} is about files, and these are pictures in memory")
     _check_values(top, reject, merge, batch_size)
     check_choice("--device", device, DeviceName)
     folders = source_folders(names)
     _check_out(out, folders, resume=resume, force=force)
     notes = Notes(note)
-    found, is_whole = find_pictures(names, notes)
+    found, is_whole = ([own.name for own in held], True) if held else find_pictures(names, notes)
     paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
     may_exist = resume or force
     with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
@@ -184,7 +191,7 @@ def predict(
         with _writing(out, form, paths, stock, writer) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
-            predictions = classifier.predict(stock.missing, batch_size)
+            predictions = classifier.predict(held or stock.missing, batch_size)
             kept = _answer(predictions, columns, album, write, stock.tally, shown, len(paths))
     tally = stock.tally
     counts = (tally.images, tally.unreadable, tally.rejected)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import METRICS, RECIPE, REPORT
+from vitkit.text.arguments import check_arguments
 from vitkit.training.pretraining.choices import OF_LABELS, OtherDefaults, Pretraining
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
@@ -88,6 +89,7 @@ class PretrainingRun(Result):
         return [f"{self.choices.objective}: {told}; report: {self.report}"]
 
 
+@check_arguments
 def pretrain(
     data: str | Path | None = None,
     *,

@@ -11,6 +11,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.system.devices import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.inputs import find_pictures, named
@@ -65,6 +66,7 @@ class Found(Result):
         return f"<p>{escape(self.text)}</p>" + table(rows, ("path", "similarity"))
 
 
+@check_arguments
 def search(
     model: str | Path,
     sources: str | Path | Iterable[str | Path],

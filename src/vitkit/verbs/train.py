@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
-from vitkit.system.files import from_json
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
+from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import departures, load_fields, published, resolve
 from vitkit.training.recipe_model import overlay, unfold
@@ -69,10 +69,13 @@ class TrainingRun(Result):
         """The figures on held-out images, as in evaluation.json; of a cross-validation as in folds.json.
 
         Raises:
+            VitkitError: the file is damaged.
             OSError: the run was stopped before it was evaluated.
         """
+        from vitkit.evaluation.registry import read_figures
+
         file = self.folder / (EVALUATION if self.recipe.folds is None else FOLDS)
-        return dict(from_json(file.read_text(encoding="utf-8")))
+        return read_figures(file)
 
     @property
     def headline(self) -> Headline:
@@ -132,6 +135,7 @@ class TrainingRun(Result):
         return f"<p>{escape(self.lines()[0])}</p>" + (table(rows, ("figure", "value")) if rows else "")
 
 
+@check_arguments
 def train(
     data: str | Path | None = None,
     *,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitkit.data.csv_rows import refuse_encoding
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say
+from vitkit.text.cells import JOINT
 from vitkit.text.words import listed
 from vitkit.verbs.inputs import open_model
 
@@ -31,7 +36,7 @@ def open_named(
 
     Args:
         model: as of `open_model`; with `classes`, what holds a text encoder.
-        classes: names, or text with commas between them, or a .txt file; None: those of the model.
+        classes: as of `named_classes`; None: those of the model.
         templates: sentences with {} where the name goes; none: as published.
         note: told what was assumed, a line each, and how probabilities are made.
         progress: of loading.
@@ -104,22 +109,103 @@ def open_words(model: str | Path | Classifier, note: Say, progress: Progress) ->
         raise VitkitError("words need the files of CLIP or SigLIP, not a classifier in memory: give their folder")
     found = read_images_and_words(model, progress)
     assert found.images.report is not None
-    for name, taken in found.images.report.assumed.items():
-        note(f"{name} assumed: {taken}")
+    for caveat in found.images.report.caveats():
+        note(caveat)
     return found
 
 
 def named_classes(classes: str | Sequence[str]) -> list[str]:
-    """Names, out of a text with commas between them, or of a .txt file with one in a line.
+    """Names of classes: a list; text with commas (or semicolons) between them; or the name of a file that lists them.
+
+    Of a .txt file each line is a name; of a .csv or .tsv file each cell of its column class, label or name, or of its
+    only column; of a .json file each item of its list, or each name that it numbers, as class_indices.json does.
 
     Raises:
-        VitkitError: the file is not there, or is no text.
+        VitkitError: the file is not there, or lists no classes; or a name holds what separates others.
     """
     if not isinstance(classes, str):
         return list(classes)
-    if not classes.endswith(".txt"):
-        return classes.split(",")
+    path = Path(classes)
+    if path.suffix.lower() in _LISTS:
+        return _LISTS[path.suffix.lower()](_text_of(path), f"--classes {classes}")
+    is_path = os.sep in classes or "/" in classes or bool(path.suffix)
+    if is_path and "\0" not in classes and len(classes) < _LONGEST and path.exists():
+        kinds = ", ".join(_LISTS)
+        raise VitkitError(
+            f"--classes {classes} is a file or folder, and no list of classes: expected {kinds}, or names"
+        )
+    return _of_text(classes, "--classes")
+
+
+_LONGEST = 4096  # letters of a path
+_COLUMNS = ("class", "label", "name", "classes", "labels", "names")
+_QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # beside those that CSV knows
+
+
+def _text_of(path: Path) -> str:
     try:
-        return Path(classes).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise VitkitError(f"--classes {classes}: cannot be read: {error}") from error
+        data = path.read_bytes()
+    except OSError as error:
+        raise VitkitError(f"--classes {path}: cannot be read: {error}") from error
+    refuse_encoding(f"--classes {path}", data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise VitkitError(f"--classes {path}: cannot be read: it is not in UTF-8 ({error.reason})") from error
+
+
+def _of_text(text: str, what: str) -> list[str]:
+    """Names with commas, semicolons or line ends between them; quotes hold those that have commas themselves."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    delimiter = "," if any("," in line for line in lines) else ";"
+    try:
+        rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+        names = [name.strip() for row in rows for name in row]
+    except csv.Error as error:
+        raise VitkitError(f"{what} {text!r:.60}: a quote is not closed, or stands within a name ({error})") from error
+    if names and all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name):
+        names = [name[1:-1].strip() for name in names if name]
+    return _without_joints(names, what)
+
+
+def _of_lines(text: str, what: str) -> list[str]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return _of_text(lines[0], what) if len(lines) == 1 else _without_joints(lines, what)
+
+
+def _of_table(text: str, what: str) -> list[str]:
+    try:
+        header = next(iter(text.splitlines()), "")
+        rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count), strict=True))
+    except csv.Error as error:
+        raise VitkitError(f"{what} is no CSV file: {error}") from error
+    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+    titles = [title.lower() for title in rows[0]] if rows else []
+    found = next((titles.index(name) for name in _COLUMNS if name in titles), None)
+    if found is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
+        raise VitkitError(f"{what} needs a column called class, label or name; it has: {', '.join(rows[0])}")
+    cells = [row[0] for row in rows] if found is None else [row[found] for row in rows[1:] if len(row) > found]
+    return _without_joints(list(dict.fromkeys(filter(None, cells))), what)
+
+
+def _of_json(text: str, what: str) -> list[str]:
+    from vitkit.system.files import from_json
+    from vitkit.weights.classes import numbered_names
+
+    try:
+        found = from_json(text)
+        names = list(numbered_names(found)) if isinstance(found, dict) else found
+    except (ValueError, TypeError, AttributeError) as error:
+        raise VitkitError(f"{what} names no classes: {error}") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise VitkitError(f"{what} names no classes: expected a list of names, or names by number")
+    return _without_joints(names, what)
+
+
+def _without_joints(names: list[str], what: str) -> list[str]:
+    if (joined := next((name for name in names if JOINT in name), None)) is not None:
+        raise VitkitError(f"{what}: {joined!r} holds a semicolon, which no class name does: name its parts one by one")
+    return names
+
+
+_LISTS = {".txt": _of_lines, ".csv": _of_table, ".tsv": _of_table, ".json": _of_json}

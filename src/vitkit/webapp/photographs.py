@@ -20,6 +20,7 @@ from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import JOINT
+from vitkit.text.names import bare
 from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
 
@@ -241,7 +242,7 @@ def checked_name(name: str, *, is_multi: bool) -> str:
     Raises:
         VitkitError: it cannot.
     """
-    name = name.strip()
+    name = bare(name).strip()
     if not name or len(name) > _LONGEST or any(not own.isprintable() for own in name):
         raise VitkitError(f"a class needs a name of 1 to {_LONGEST} characters, without line ends and the like")
     if name.lower() == UNLABELLED:

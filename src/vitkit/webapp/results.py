@@ -16,8 +16,8 @@ from vitkit.data.suspects import Suspect, read_suspects
 from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
+from vitkit.evaluation.registry import read_figures
 from vitkit.reporting.report_data import data_of_report
-from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.webapp.photographs import check_there, checked_name
 from vitkit.webapp.stamps import stamp_of
@@ -45,12 +45,12 @@ def figures_in(folder: Path) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        numbers = from_json(read_text(file))
+        numbers = read_figures(file)
         own, counted = headline_of(numbers), counted_figures(numbers)
         beside = {name: counted[name] for name in _BESIDE if name in counted}
         beside = {name: value["mean"] if own.folds else value for name, value in beside.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}  # it is just being written
+    except (OSError, VitkitError, TypeError, KeyError, AttributeError):
+        return {}  # it is just being written, or is damaged
     figures = {"figure": own.figure, "accuracy": own.value, **beside, "images": own.images, "split": own.split}
     caveats = [caveat.text for caveat in own.caveats]
     return {"figures": figures, "interval": None if own.interval is None else list(own.interval), "caveats": caveats}
@@ -159,8 +159,8 @@ def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> di
 
 def _seen(folder: Path) -> set[str]:
     """The paths of the images that the weights had seen, which reports of earlier versions list among the others."""
-    with suppress(OSError, ValueError, AttributeError, KeyError):
-        return set((from_json((folder / EVALUATION).read_text(encoding="utf-8")).get("seen") or {"paths": ()})["paths"])
+    with suppress(OSError, VitkitError):
+        return set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     return set()
 
 

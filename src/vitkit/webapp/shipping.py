@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
+from vitkit.evaluation.registry import read_figures
 from vitkit.exporting.formats import FORMATS
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json, read_text
+from vitkit.system.files import read_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION, SPLIT
 from vitkit.webapp.workspace import Workspace
@@ -88,23 +92,26 @@ def serve_command(workspace: Workspace, run: str) -> str:
 
 def model_card(workspace: Workspace, run: str) -> str:
     """What a model is, what it was trained on and how good it is, in Markdown; without anybody's paths."""
+    from vitkit.weights import inspect
+
     folder = _folder(workspace, run)
-    told = _read(folder / DESCRIPTION)
-    provenance, classes = told.get("provenance", {}), told.get("classes", [])
+    model = inspect(folder)  # which refuses what is damaged
+    made_with = read_json(folder / DESCRIPTION).get("vitkit_version", "")
+    figures = read_figures(folder / EVALUATION) if (folder / EVALUATION).is_file() else {}
     parts = [
-        [f"# {_text(run)}", "", f"A classifier of photographs, made with vitkit {told.get('vitkit_version', '')}."],
-        _about_classes(classes, told.get("task", "single")),
-        _about_training(provenance, _read(folder / SPLIT)),
-        _about_figures(_read(folder / EVALUATION)),
-        _about_use(told, run),
+        [f"# {_text(run)}", "", f"A classifier of photographs, made with vitkit {_text(made_with)}."],
+        _about_classes(model.classes, is_multi=model.thresholds is not None),
+        _about_training(model.provenance, _counts(folder / SPLIT)),
+        _about_figures(figures),
+        _about_use(model.preprocess, run),
     ]
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
 
 
-def _about_classes(classes: list[Any], task: str) -> list[str]:
+def _about_classes(classes: Sequence[str], *, is_multi: bool) -> list[str]:
     listed = [f"- {_text(name)}" for name in classes[:_LISTED]]
     more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
-    several = " A photograph may have several of them, or none." if task == "multi" else ""
+    several = " A photograph may have several of them, or none." if is_multi else ""
     return [
         f"## What it tells apart: {len(classes)} classes",
         "",
@@ -115,9 +122,16 @@ def _about_classes(classes: list[Any], task: str) -> list[str]:
     ]
 
 
-def _about_training(provenance: dict[str, Any], split: dict[str, Any]) -> list[str]:
+def _counts(file: Path) -> dict[str, int]:
+    """How many photographs a split.json names for each split; none where it is not there, or says something else."""
+    with suppress(OSError, VitkitError, AttributeError, TypeError):
+        splits = read_json(file).get("splits", {})
+        return {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
+    return {}
+
+
+def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
     recipe = provenance.get("recipe", {})
-    counts = {name: sum(map(len, by_class.values())) for name, by_class in split.get("splits", {}).items()}
     rows = {
         "model": recipe.get("model"),
         "began from": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
@@ -148,16 +162,15 @@ def _about_figures(found: dict[str, Any]) -> list[str]:
     return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
 
 
-def _about_use(told: dict[str, Any], run: str) -> list[str]:
-    pixels = told.get("preprocess", {})
-    height, width = pixels.get("size", ("?", "?"))
+def _about_use(pixels: Preprocess, run: str) -> list[str]:
+    height, width = pixels.size
     return [
         "## How to ask it",
         "",
         f"    vitkit predict {shlex.quote(run)} PHOTOS",
         f"    vitkit serve {shlex.quote(run)}",
         "",
-        f"It reads {width} x {height} pixels ({_text(pixels.get('fit'))}); everything it needs travels with it.",
+        f"It reads {width} x {height} pixels ({pixels.fit}); everything it needs travels with it.",
     ]
 
 
@@ -165,14 +178,6 @@ def _folder(workspace: Workspace, run: str) -> Path:
     if run not in shippable(workspace):
         raise VitkitError(f"there is no run {run!r} with a model")
     return workspace.runs / run
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = from_json(read_text(file))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _text(value: Any) -> str:

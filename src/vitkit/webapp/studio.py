@@ -15,6 +15,7 @@ from vitkit.errors import VitkitError
 from vitkit.serving.guard import Guard
 from vitkit.serving.rules import is_loopback, new_token, rules_of
 from vitkit.system.progress import Say
+from vitkit.text.arguments import check_arguments
 from vitkit.webapp.workspace import Workspace, open_workspace
 
 PORT = 8420  # and the next free one where it is taken
@@ -22,6 +23,7 @@ _TRIED = 20  # ports
 _NEEDED = ("fastapi", "uvicorn", "multipart")
 
 
+@check_arguments
 def studio(
     source: str | Path | None = None,
     *,

@@ -45,7 +45,7 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     if not path.is_file():
         return None, None
     try:
-        numbered = _numbered(from_json(path.read_text(encoding="utf-8")))
+        numbered = numbered_names(from_json(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, AttributeError, OSError) as error:
         return None, f"{CLASS_INDICES} beside the weights was passed over: it does not name classes by number ({error})"
     if len(numbered) != count:
@@ -53,7 +53,12 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     return numbered, f"classes are named by {CLASS_INDICES} beside the weights"
 
 
-def _numbered(mapping: dict[str, str | int]) -> tuple[str, ...]:
+def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
+    """The names of a class_indices.json, in the order of their numbers.
+
+    Raises:
+        ValueError: it does not number them from 0 on, each once.
+    """
     by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
     by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
     if sorted(by_number) != list(range(len(mapping))):

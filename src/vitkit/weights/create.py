@@ -8,10 +8,12 @@ from vitkit.model.build import Model, build, config_of
 from vitkit.model.network_config import is_network_name
 from vitkit.model.spellings import canonical
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.weights import load
 from vitkit.weights.meaning import Use
 
 
+@check_arguments
 def create_model(
     name: str,
     num_classes: int | None = None,

@@ -34,6 +34,8 @@ class Given:
         grid: the patch grid of the positions, if the user says so.
         is_hybrid: whether a ResNet stands in front of the patches.
         theirs: the checkpoint's name of a tensor of ours, for messages.
+        is_published: whether the weights were asked for by their published name.
+        is_described: whether that, or a file beside the weights, says which architecture this is.
     """
 
     fields: Mapping[str, Any]
@@ -42,6 +44,8 @@ class Given:
     written_size: Pair | None = None
     grid: Pair | None = None
     is_hybrid: bool = False
+    is_published: bool = False
+    is_described: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,10 @@ def infer(shapes: Mapping[str, Shape], given: Given) -> Inferred:
     told = {name: value for name, value in given.fields.items() if value is not None}
     _check_told(fields, told, given)
     fields |= told
-    fields["heads"] = _heads(fields, assumed)
+    fields["heads"] = _heads(fields, assumed, is_described=given.is_described)
     grid = _grid(shapes, fields, given, assumed)
+    if not given.is_published:
+        assumed |= _possible_losses(shapes, fields, told, given)
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
     config = ViTConfig.from_dict(fields)
@@ -240,17 +246,64 @@ _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
 _TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 
 
-def _heads(fields: Mapping[str, Any], assumed: dict[str, str]) -> Any:
+_DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transformers
+
+
+def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
+    """Whether somebody who named nothing but another width gets a model with the same tensors and other heads."""
+    others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
+    has_others = any(fields[name] for name in others) or fields["stem"] is not None
+    is_plain = not has_others and fields.get("rotary", "none") == "none"
+    fits = fields["layers"] == _DEFAULT_LAYERS and fields["hidden_size"] % _DEFAULT_HEADS == 0
+    return is_plain and fits and heads != _DEFAULT_HEADS
+
+
+def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: bool) -> Any:
     if "heads" in fields:
         return fields["heads"]  # the configuration refuses what is no number of heads
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
     known |= {} if fields["class_token"] else _TOKENLESS
     if (layers, hidden_size) in known:
-        return known[layers, hidden_size]
+        heads = known[layers, hidden_size]
+        if not is_described and _may_have_default_heads(fields, heads):
+            assumed["heads"] = (
+                f"{heads}, as published models of {hidden_size} features have; the classes of timm and transformers "
+                f"make {_DEFAULT_HEADS} unless told otherwise, with the same tensors: heads={_DEFAULT_HEADS} says so"
+            )
+        return heads
     heads = max(hidden_size // 64, 1)
     assumed["heads"] = f"{heads}, as 64 features a head are usual; heads=... says otherwise"
     return heads
+
+
+def _possible_losses(
+    shapes: Mapping[str, Shape], fields: Mapping[str, Any], told: Mapping[str, Any], given: Given
+) -> dict[str, str]:
+    """What a whole file of a rarer architecture and a damaged file of a common one have in common, by field."""
+    assumed: dict[str, str] = {}
+    usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
+    usual |= {hidden_size: layers for layers, hidden_size in _LARGER}
+    layers, hidden_size = fields["layers"], fields["hidden_size"]
+    is_aimv2 = fields.get("norm_kind", "layer") == "rms"
+    if "layers" not in told and not is_aimv2 and layers < usual.get(hidden_size, 0):
+        assumed["layers"] = (
+            f"{layers}, the blocks that are there; published models of {hidden_size} features have "
+            f"{usual[hidden_size]}: if the file has lost its last blocks, the answers are wrong"
+        )
+    if "qkv_bias" not in told and not is_aimv2 and not fields["qkv_bias"]:
+        assumed["qkv_bias"] = (
+            f"False, because no block has {given.theirs('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the file "
+            "has lost them, the answers are wrong"
+        )
+    has_prefix = fields["class_token"] or fields["distill_token"]
+    is_short = "pos_embed" in shapes and has_prefix and not fields["prefix_positions"] and not fields["registers"]
+    if "prefix_positions" not in told and is_short:
+        assumed["prefix_positions"] = (
+            f"False, because {given.theirs('pos_embed')} has as many rows as there are patches and none for the class "
+            "token, as in DeiT III; if the file has lost a row, or its registers, the answers are wrong"
+        )
+    return assumed
 
 
 def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], given: Given, assumed: dict[str, str]) -> Pair:

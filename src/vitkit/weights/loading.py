@@ -15,6 +15,7 @@ from vitkit.model.build import config_of
 from vitkit.model.config_checks import Pair, as_pair
 from vitkit.model.network_config import NetworkConfig, split_network
 from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.weights.catalog import HUB, find, find_published, is_hub_id, missing
 from vitkit.weights.entry import Entry
 from vitkit.weights.meaning import TIMM, Use, meaning_of, split_timm
@@ -23,7 +24,10 @@ from vitkit.weights.origin import read_foreign, read_own, with_pixels
 from vitkit.weights.plan import Plan, make_plan, target_of
 from vitkit.weights.read import read_checkpoint
 
+_BY_TARGET = ("patch_size", "has_logits", "representation_size")  # which the weights are fitted to
 
+
+@check_arguments
 def load(
     source: str | Path,
     num_classes: int | None = None,
@@ -61,7 +65,8 @@ def load(
         network: `torchvision:NAME` or `timm:NAME`, of which `source` is a file of weights.
         progress: told of a download: what, bytes done, bytes in all.
         overrides: fields of `ViTConfig` that tensors cannot tell (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
-            another `patch_size` (FlexiViT's resize), `has_logits`, or rates for training (`drop_path`, ...).
+            another `patch_size` (FlexiViT's resize), rates for training (`drop_path`, ...), or `has_logits` (also
+            said as `representation_size`): whether the representation layer is kept, beside a new head too.
 
     Returns:
         The classifier, in eval mode, with its `report`.
@@ -85,6 +90,7 @@ def load(
     ).build()
 
 
+@check_arguments
 def inspect(
     source: str | Path,
     num_classes: int | None = None,
@@ -105,7 +111,7 @@ def inspect(
             raise VitkitError(f"{len(classes)} class names for num_classes {num_classes}")
         num_classes = len(classes)
     size = None if image_size is None else as_pair(image_size, "image_size")
-    changes: dict[str, Any] = {name: overrides.pop(name) for name in ("patch_size", "has_logits") if name in overrides}
+    changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
     if network is None:
         source, network = _named_file(str(source))
     own = _network_of(str(source), network, size, overrides)

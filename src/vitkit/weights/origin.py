@@ -17,7 +17,9 @@ from vitkit.model.config_checks import Pair
 from vitkit.model.network_config import Config, config_from_dict
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
+from vitkit.system.run_files import CLASS_INDICES
 from vitkit.text.fields import is_number
+from vitkit.text.names import check_names
 from vitkit.text.words import listed
 from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.classes import class_names, names_beside, unique
@@ -88,8 +90,13 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
             raise VitkitError(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
-        model_folder.check_names(_listed(description, "classes"))
-        pixels = Preprocess.from_dict(description["preprocess"]).to_dict()
+        check_names(_listed(description, "classes"))
+        preprocess = Preprocess.from_dict(description["preprocess"])
+        if preprocess.size != config.image_size:
+            raise VitkitError(f"preprocess has size {preprocess.size}, and the model reads {config.image_size}")
+        if len(preprocess.mean) != config.in_channels:
+            raise VitkitError(f"preprocess has a mean of {len(preprocess.mean)}, and the model {config.in_channels}")
+        pixels = preprocess.to_dict()
         del pixels["size"]
         return Origin(
             format="vitkit",
@@ -97,6 +104,7 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             read={name: owned((tensor,), lambda only: only) for name, tensor in stored.items()},
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
             classes=_listed(description, "classes"),
+            notes=_check_order(folder, _listed(description, "classes")),
             temperature=_positive(description, "temperature"),
             thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
             provenance=_provenance(description),
@@ -122,6 +130,26 @@ def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return tuple(description[name])
 
 
+def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Hold the order of the classes against class_indices.json, which a training writes beside its model.
+
+    Returns:
+        A note where that names others, as after classes were renamed.
+
+    Raises:
+        VitkitError: it has the same names in another order.
+    """
+    beside, _ = names_beside(folder, len(classes))
+    if beside is None or beside == classes:
+        return ()
+    if set(beside) == set(classes):
+        raise VitkitError(
+            f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so that answers would "
+            "have each other's names: restore the one that was edited"
+        )
+    return (f"{CLASS_INDICES} beside the model names other classes: {listed(beside)}",)
+
+
 def _positive(description: Mapping[str, Any], name: str) -> float:
     value = description[name]
     if not is_number(value) or value <= 0:
@@ -134,10 +162,31 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     found = description["provenance"]
     if not isinstance(found, dict):
         raise VitkitError(f"provenance must be an object, not {found!r:.80}")
-    for name in ("recipe", "metrics", "versions", "balance", "teacher"):
+    for name in ("recipe", "metrics", "versions", "balance", "teacher", "head"):
         if not isinstance(found.get(name, {}), dict):
             raise VitkitError(f"provenance's {name} must be an object, not {found[name]!r:.80}")
+    epoch = found.get("metrics", {}).get("epoch", 0)
+    if not is_number(epoch):
+        raise VitkitError(f"provenance's epoch must be a number, not {epoch!r:.80}")
+    of_head = found.get("head", {}).get("templates", [] if epoch >= 0 else None)
+    for templates in (of_head, found.get("templates", [])):
+        if not isinstance(templates, list) or not all(isinstance(own, str) for own in templates):
+            raise VitkitError(f"provenance's templates must be a list of texts, not {templates!r:.80}")
+    _check_balance(found.get("balance"), description["classes"])
     return found
+
+
+def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) -> None:
+    """What balanced training has given the heads: a number or more for each class."""
+    if balance is None:
+        return
+    lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
+    for name, values in lists.items():
+        fits = isinstance(values, list) and len(values) == len(classes) and all(map(is_number, values))
+        if not fits or (name == "counts" and not all(type(own) is int and own >= 0 for own in values or [])):
+            raise VitkitError(f"provenance's balance has {name} {values!r:.80}: expected a number for each class")
+    if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
+        raise VitkitError(f"provenance's balance is damaged: {dict(balance)!r:.80}")
 
 
 def read_foreign(
@@ -159,7 +208,9 @@ def read_foreign(
     if layout is None:
         raise VitkitError(f"{checkpoint.path} holds no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
     try:
-        inferred = _infer(checkpoint, layout, overrides, image_size if patch_size is None else None, grid)
+        is_described = entry is not None or layout.is_preprocess_known
+        size = image_size if patch_size is None else None
+        inferred = _infer(checkpoint, layout, overrides, size, grid, (entry is not None, is_described))
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     config = inferred.config
@@ -168,7 +219,7 @@ def read_foreign(
         misfit = VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
         raise _by_family(checkpoint, misfit)
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
-    if layout.format == "timm" and entry is None and not layout.is_preprocess_known:
+    if layout.format == "timm" and not is_described:
         assumed |= namesakes(config, checkpoint.tensors, overrides)
     pixels, pixel_size = layout.preprocess, layout.pixel_size
     if entry is not None:
@@ -226,7 +277,12 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
 
 
 def _infer(
-    checkpoint: Checkpoint, layout: Layout, overrides: Mapping[str, Any], image_size: Pair | None, grid: Pair | None
+    checkpoint: Checkpoint,
+    layout: Layout,
+    overrides: Mapping[str, Any],
+    image_size: Pair | None,
+    grid: Pair | None,
+    known: tuple[bool, bool],
 ) -> Inferred:
     shapes = {}
     for name, piece in layout.pieces.items():
@@ -241,6 +297,8 @@ def _infer(
         written_size=layout.image_size,
         grid=grid,
         is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
+        is_published=known[0],
+        is_described=known[1],
     )
     try:
         return infer(shapes, given)

@@ -15,8 +15,10 @@ from vitkit.errors import VitkitError
 from vitkit.model.build import filled
 from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair, as_pair
-from vitkit.model.load_report import LoadReport
+from vitkit.model.load_report import UNTRAINED_HEAD, LoadReport
+from vitkit.model.network import anatomy_of
 from vitkit.model.network_config import Config, NetworkConfig
+from vitkit.text.words import listed
 from vitkit.weights.adapt import Adapted, adapt
 from vitkit.weights.adapt_network import adapt_network
 from vitkit.weights.match import shapes_of
@@ -49,13 +51,10 @@ class Plan:
         Raises:
             VitkitError: a number is NaN or infinite; its tensor is named.
         """
-        model = filled(self.config, {name: self._finite(name, read()) for name, read in self.read.items()})
-        report = self.report
-        if "head.weight" in report.matched and model.head is not None and not model.head.weight.any():  # of ours
-            note = "the head is all zeros: every class is as likely as any other until it is trained"
-            report = dataclasses.replace(report, notes=(*report.notes, note))
+        tensors = {name: self._finite(name, read()) for name, read in self.read.items()}
+        report = self._report_zeros(tensors)
         return Classifier(
-            model=model,
+            model=filled(self.config, tensors),
             classes=self.classes,
             preprocess=self.preprocess,
             temperature=self.temperature,
@@ -64,6 +63,26 @@ class Plan:
             report=report,
             pictures=self.pictures,
         )
+
+    def _report_zeros(self, tensors: Mapping[str, Tensor]) -> LoadReport:
+        """The report with a warning of weights that hold nothing but zeros, as those of a file with holes do.
+
+        A head of zeros is one that was never trained, as in some files of ImageNet-21k; biases may well be zeros. What
+        vitkit saves has a checksum instead.
+        """
+        report = self.report
+        if report.format == "vitkit":
+            return report
+        head = "head." if isinstance(self.config, ViTConfig) else f"{anatomy_of(self.config).head}."
+        weights = [name for name in report.matched if not name.endswith(_MAY_BE_ZEROS) and name in tensors]
+        zeros = [name for name in weights if _has_zeros(name, tensors[name])]
+        if f"{head}weight" in zeros:
+            report = dataclasses.replace(report, notes=(*report.notes, UNTRAINED_HEAD))
+        lost = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
+        if not lost:
+            return report
+        warning = f"nothing but zeros in {listed(lost, 6)}: the checkpoint is damaged, or has not been trained"
+        return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong answers"))
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor; whose numbers are not all finite makes no model."""
@@ -76,6 +95,15 @@ class Plan:
             f"{self.report.source}: {theirs} holds {spoiled} of {tensor.numel()} numbers that are NaN or infinite: the "
             "checkpoint is damaged, or was written in a precision that is too narrow for it"
         )
+
+
+_MAY_BE_ZEROS = ("bias", "running_mean", "num_batches_tracked")
+
+
+def _has_zeros(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is all zeros; of q, k and v in one, any of the three."""
+    parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
+    return tensor.is_floating_point() and not all(part.any() for part in parts)
 
 
 def target_of(source: Config, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> Config:
@@ -91,7 +119,7 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
         if size is None:  # the grid stays
             patch = as_pair(changes["patch_size"], "patch_size")
             fields["image_size"] = tuple(n * p * source.stem_stride for n, p in zip(source.grid, patch, strict=True))
-    has_logits = changes.get("has_logits")
+    has_logits = _has_logits(source, changes)
     if num_classes is not None:
         fields["num_classes"] = num_classes
     is_new_head = num_classes is not None and num_classes != source.num_classes
@@ -100,6 +128,20 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
     elif has_logits and source.representation_size is None:
         raise VitkitError("has_logits: the weights have no representation layer")
     return source.replace(**fields)
+
+
+def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
+    """Whether the representation layer is to be kept, by either of its two names; None: nobody says."""
+    has_logits: bool | None = changes.get("has_logits")
+    if "representation_size" not in changes:
+        return has_logits
+    size = changes["representation_size"]
+    if has_logits is not None and has_logits != (size is not None):
+        raise VitkitError(f"has_logits {has_logits} and representation_size {size} contradict each other: name one")
+    if size not in (None, source.representation_size):
+        there = "none" if source.representation_size is None else f"one of {source.representation_size} features"
+        raise VitkitError(f"representation_size {size}: the weights have {there}; leave it out, or take has_logits")
+    return size is not None
 
 
 def make_plan(

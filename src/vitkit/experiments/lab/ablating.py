@@ -11,6 +11,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures
 from vitkit.evaluation.metrics import held_out_split
+from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_figures import Judged, read_judged, verdict
 from vitkit.experiments.comparison_plan import Job, Plan
 from vitkit.experiments.judging import after_training, before_training, hash_of_images
@@ -18,7 +19,6 @@ from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.experiments.lab.presets import Preset, base_config, base_fields, pretraining_fields, variant_fields
 from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference, holm
 from vitkit.profiling.model_info import describe
-from vitkit.system.files import from_json
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION
 from vitkit.training.effects import check_effects, without_effect
@@ -144,7 +144,7 @@ def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]]
 
 def _of_run(job: Job, folder: Path, judged: Judged) -> dict[str, Any]:
     """The accuracy on the images that judge, and the log loss where the run's own evaluation counted the same ones."""
-    figures = counted_figures(from_json((folder / EVALUATION).read_text(encoding="utf-8")))
+    figures = counted_figures(read_figures(folder / EVALUATION))
     loss = figures.get("loss") if figures.get("images") == len(judged.paths) else None
     return {"accuracy": float(judged.answers[job.model, job.seed].mean()), "loss": loss}
 

@@ -115,6 +115,5 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     units = Units.of(len(judged), np.array(images.groups)[judged])
     spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
     findings = [*judging.findings(), *map(str, [*of_ancestry(own, recipe), *own.findings, *spoiling])]
-    assumed = () if classifier.report is None else classifier.report.assumed.items()
-    findings += [f"{name} assumed: {taken}" for name, taken in assumed if name != "classes"]
+    findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
     return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings, progress)

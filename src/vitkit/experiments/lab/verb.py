@@ -20,6 +20,7 @@ from vitkit.experiments.place import Place
 from vitkit.model.config import suggest
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, silent
+from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.result import Result
@@ -45,6 +46,7 @@ class LabList(Result):
         return [f"{own.name.ljust(width)}  {own.question} ({own.source})" for own in self.experiments]
 
 
+@check_arguments
 def lab(
     name: str | None = None,
     data: str | Path | None = None,

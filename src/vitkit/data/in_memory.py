@@ -1,0 +1,194 @@
+"""Pictures that are no files: PIL images, numpy arrays and torch tensors, read as the one decoder reads files.
+
+| what | shape | numbers |
+|---|---|---|
+| PIL image | any | any mode; EXIF orientation and transparency count as in a file |
+| numpy array | (height, width), or (height, width, C) | uint8 from 0 to 255, or floats from 0 to 1 |
+| torch tensor | (height, width), or (C, height, width) | the same |
+
+C is 1 (grey), 3 (RGB) or 4 (RGB and opacity). Floats are rounded to the nearest of 256 levels, which every file has.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vitkit.data.decode import MAX_PIXELS, Picture, UnreadableImageError, flattened, picture_of, reason, upright
+from vitkit.errors import VitkitError
+from vitkit.text.arguments import path_text, type_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+InMemory: TypeAlias = "Image.Image | npt.NDArray[Any] | Tensor"
+_CHANNELS = (1, 3, 4)
+_EXPECTED = "expected a path, a PIL image, a numpy array or a torch tensor"
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A picture in memory, and what its row is called.
+
+    Attributes:
+        name: of the row, such as `picture 0`.
+        image: the picture, as it was handed over.
+    """
+
+    name: str
+    image: Image.Image | npt.NDArray[Any] | Tensor
+
+
+Source: TypeAlias = str | Held
+
+
+def is_in_memory(source: object) -> bool:
+    """Whether something is a picture in memory, or an array or tensor that may be one, or several."""
+    if isinstance(source, np.ndarray):
+        return source.dtype.kind not in "OUS"  # of texts and other objects it is a list
+    return isinstance(source, Image.Image) or _is_tensor(source)
+
+
+def sources_of(sources: object) -> Iterator[Source]:
+    """Paths as text, and pictures with their names: one, or several, in order, as they come.
+
+    An array or tensor of four axes is several pictures.
+
+    Raises:
+        VitkitError: something is neither a path nor a picture; its type is named.
+    """
+    if isinstance(sources, (str, os.PathLike, Held)) or (is_in_memory(sources) and getattr(sources, "ndim", 0) != 4):
+        sources = [sources]
+    is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
+    if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
+        raise VitkitError(f"{type_of(sources)} is no picture and no list of them: {_EXPECTED}, or several")
+    several: Iterable[object] = sources  # type: ignore[assignment]  # a tensor is iterable without saying so
+    for place, source in enumerate(several):
+        yield _source(source, place)
+
+
+def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:
+    """A PIL image as it is; of an array or tensor the image that it holds, in L, RGB or RGBA.
+
+    Args:
+        picture: see the table above.
+        name: of it, for messages.
+
+    Raises:
+        VitkitError: its axes or numbers are those of no picture.
+    """
+    if isinstance(picture, Image.Image):
+        return picture
+    if _is_tensor(picture):
+        array, axes = _array_of(picture, name), "(C, height, width)"
+        if array.ndim == 3 and array.shape[0] in _CHANNELS:
+            array = array.transpose(1, 2, 0)
+        elif array.ndim == 3:
+            raise _misshapen(name, "tensor", array.shape, axes)
+    else:
+        array, axes = np.asarray(picture), "(height, width, C)"
+    kind = "tensor" if _is_tensor(picture) else "array"
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS) or 0 in array.shape:
+        raise _misshapen(name, kind, tuple(picture.shape), axes)
+    if array.shape[0] * array.shape[1] > MAX_PIXELS:
+        raise VitkitError(f"{name}: {array.shape[1]}x{array.shape[0]} pixels, more than the limit of {MAX_PIXELS:,}")
+    levels = _levels(array, name, kind)
+    return Image.fromarray(np.ascontiguousarray(levels[:, :, 0] if levels.shape[2:] == (1,) else levels))
+
+
+@contextmanager
+def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]:
+    """As `decode.picture_of`, of a picture in memory.
+
+    Raises:
+        UnreadableImageError: it is a PIL image whose file is damaged, or closed.
+        VitkitError: as of `as_image`.
+    """
+    image = as_image(held.image, held.name)
+    if not all(image.size):
+        raise UnreadableImageError("it has no pixels")
+    if image.mode.startswith(("I", "F")):  # numbers that may stand for anything: what a file says of them is heeded
+        with picture_of(held.name, short_side, as_file(image)) as picture:
+            yield picture
+        return
+    try:
+        if image.width * image.height > MAX_PIXELS:
+            raise UnreadableImageError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+        turned = upright(image)
+        rgb = flattened(turned)
+    except Exception as error:  # of a file that is read only now
+        raise UnreadableImageError(reason(held.name, error, b"file")) from error
+    yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False)
+
+
+def as_file(image: Image.Image) -> bytes:
+    """What is in a file that keeps a PIL image without loss, for the one decoder to read.
+
+    Raises:
+        VitkitError: no file keeps images of this mode.
+    """
+    data = io.BytesIO()
+    try:
+        exif = image.getexif()
+        image = image.convert("RGBA") if image.has_transparency_data else image
+        image.save(data, "TIFF", exif=exif)
+    except (OSError, ValueError, KeyError) as error:
+        raise VitkitError(f"a picture of mode {image.mode} cannot be read; convert it to RGB") from error
+    return data.getvalue()
+
+
+def _source(source: object, place: int) -> Source:
+    if isinstance(source, Held):
+        return source
+    if is_in_memory(source):
+        return Held(f"picture {place}", source)  # type: ignore[arg-type]
+    if isinstance(source, (str, os.PathLike)):
+        return path_text(source, "a source")
+    raise VitkitError(f"source {place} is {type_of(source)}: {_EXPECTED}")
+
+
+def _is_tensor(source: object) -> bool:
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    return torch is not None and isinstance(source, torch.Tensor)
+
+
+def _array_of(tensor: Any, name: str) -> npt.NDArray[Any]:
+    if tensor.is_meta or tensor.is_sparse or tensor.is_quantized:
+        raise VitkitError(f"{name} is a tensor without plain numbers: give one of uint8, or of floats from 0 to 1")
+    plain = tensor.detach().cpu()
+    return np.asarray(plain.float() if plain.is_floating_point() else plain)
+
+
+def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uint8]:
+    """Numbers from 0 to 255."""
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind != "f":
+        raise VitkitError(f"{name} is {_a(kind)} of {array.dtype}: give uint8 from 0 to 255, or floats from 0 to 1")
+    low, high = float(array.min()), float(array.max())
+    if not (low >= 0 and high <= 1):  # NaN is neither
+        raise VitkitError(
+            f"{name} is {_a(kind)} of floats from {low:.3g} to {high:.3g}, and a picture's are from 0 to 1; what is "
+            "normalised already goes to probabilities(), (B, C, height, width), of a classifier"
+        )
+    levels: npt.NDArray[np.uint8] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)
+    return levels
+
+
+def _misshapen(name: str, kind: str, shape: tuple[int, ...], axes: str) -> VitkitError:
+    return VitkitError(
+        f"{name} is {_a(kind)} of shape {tuple(shape)}, and a picture's is (height, width) or {axes} with C 1, 3 or 4"
+    )
+
+
+def _a(kind: str) -> str:
+    return "an array" if kind == "array" else "a tensor"

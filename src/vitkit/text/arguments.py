@@ -1,0 +1,165 @@
+"""Arguments of public functions, checked by their annotations: what is of another type is refused in a line.
+
+Without it `load("")` reads the current folder, `explain(5)` opens a file descriptor, and text for a number ends in a
+traceback. Annotations are read as text, since some name types that take seconds to import; what they name that is not
+known here is not checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import operator
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+
+from vitkit.errors import VitkitError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_NAMED = ("Classifier", "Preprocess")  # types that annotations may name without importing them
+_PHRASES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "True or False",
+    "str": "text",
+    "path": "a path",
+    "pair": "two whole numbers",
+    "None": "None",
+}
+
+
+def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Have a function refuse arguments of another type than its annotations say, and paths that are empty.
+
+    Whole numbers serve as floats, and the numbers of numpy as Python's.
+    """
+    signature = inspect.signature(function)
+    kinds = {
+        name: kinds
+        for name, parameter in signature.parameters.items()
+        if (kinds := _kinds(parameter.annotation, function.__globals__)) is not None
+    }
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:  # which Python words better
+            return function(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            if name in kinds:
+                bound.arguments[name] = _as_one_of(name, kinds[name], value)
+        return function(*bound.args, **bound.kwargs)
+
+    return checked
+
+
+def path_text(path: object, what: str) -> str:
+    """A path as text.
+
+    Args:
+        path: as a caller has it.
+        what: it is a path of, for the message.
+
+    Raises:
+        VitkitError: it is no path, it is empty, or it has a null byte.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise VitkitError(f"{what} must be a path, not {type_of(path)}")
+    text = os.fsdecode(path)
+    if not text:
+        raise VitkitError(f'{what} is empty (""); . is this folder')
+    if "\0" in text:
+        raise VitkitError(f"{what} has a null byte: {text!r:.80}")
+    return text
+
+
+def type_of(value: object) -> str:
+    """The type of a value for a message; short text as it stands."""
+    if isinstance(value, str):
+        return f"{value!r:.40}"
+    kind = value if isinstance(value, type) else type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"the class {name}" if isinstance(value, type) else f"{value!r}" if _is_plain(value) else name
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) < 40)
+
+
+def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
+    """What a parameter takes; None: that is not known."""
+    parts = _split(annotation) if isinstance(annotation, str) else []
+    kinds: list[str] = []
+    for part in parts:
+        found = _kind(part, known)
+        if found is None:
+            return None
+        kinds += found
+    if {"str", "Path"} <= set(kinds):
+        kinds = ["path", *(kind for kind in kinds if kind not in ("str", "Path"))]
+    return tuple(dict.fromkeys(kinds)) or None
+
+
+def _split(annotation: str) -> list[str]:
+    """`str | Sequence[int | None]` in its two parts."""
+    return [part.strip() for part in re.split(r"\|(?![^\[]*\])", annotation)]
+
+
+def _kind(part: str, known: dict[str, Any]) -> list[str] | None:
+    if part in ("int", "float", "bool", "str", "Path", "None", *_NAMED):
+        return [part]
+    if part in ("Sequence[str]", "Sequence[int]"):
+        return [part]
+    alias = known.get(part)
+    origin, inner = get_origin(alias), get_args(alias)
+    if origin is Literal:
+        return ["str"] if all(isinstance(option, str) for option in inner) else None
+    return ["pair"] if part == "tuple[int, int]" or (origin, inner) == (tuple, (int, int)) else None
+
+
+def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
+    for kind in kinds:
+        fits, taken = _fitted(name, kind, value)
+        if fits:
+            return taken
+    *others, last = [_PHRASES.get(kind, _named(kind)) for kind in kinds]
+    expected = f"{', '.join(others)} or {last}" if others else last
+    raise VitkitError(f"{name} must be {expected}, not {type_of(value)}")
+
+
+def _named(kind: str) -> str:
+    return {"Sequence[str]": "a list of texts", "Sequence[int]": "a list of whole numbers"}.get(kind, f"a {kind}")
+
+
+def _is_a(kind: str, value: object) -> bool:
+    return isinstance(value, (str, os.PathLike)) if kind == "path" else _fitted("", kind, value)[0]
+
+
+def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
+    """Whether a value is of a kind, and the value as that."""
+    is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
+    if kind == "path":
+        is_path = isinstance(value, (str, os.PathLike))
+        return is_path, path_text(value, name) and value if is_path else value
+    if kind == "int":
+        is_whole = isinstance(value, numbers.Integral) and not is_bool
+        return is_whole, operator.index(value) if is_whole else value  # type: ignore[arg-type]
+    if kind == "float":
+        is_number = isinstance(value, numbers.Real) and not is_bool
+        return is_number, float(value) if is_number and not isinstance(value, int) else value  # type: ignore[arg-type]
+    if kind == "bool":
+        is_flag = is_bool or (isinstance(value, int) and value in (0, 1))
+        return is_flag, bool(value) if is_flag else value
+    if kind in ("str", "None"):
+        return (isinstance(value, str) if kind == "str" else value is None), value
+    if kind == "pair" or kind.startswith("Sequence"):
+        inner = "path" if kind == "Sequence[str]" else "int"  # a name may be that of a file
+        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+        fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
+        return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]
+    return any(own.__name__ == kind for own in type(value).__mro__), value

@@ -1,0 +1,84 @@
+"""Names of classes that look alike: what nobody sees in them, and what is compared.
+
+Zero-width spaces and soft hyphens come along from web pages, byte order marks from files, and fillers that look like
+nothing from some keyboards. Two classes that differ in these alone are one to whoever reads them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from vitkit.errors import VitkitError
+
+# Unicode's property Default_Ignorable_Code_Point, and the empty Braille pattern, which is drawn as a space.
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+# Joiners and selectors of variants shape the character ahead of them: from Arabic to Khmer, in ideographs and emoji.
+_SHAPING = re.compile("(?<=[\u0600-\u17ff\u2190-\U0003ffff])[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def bare(name: str) -> str:
+    """A name without the characters that nobody sees, but for those that shape others."""
+    kept = {found.start() for found in _SHAPING.finditer(name)}
+    return _UNSEEN.sub(lambda found: found[0] if found.start() in kept else "", name)
+
+
+def look(name: str) -> str:
+    """What two names have in common that look the same: letters composed, single spaces, nothing unseen."""
+    return " ".join(unicodedata.normalize("NFC", bare(name)).split())
+
+
+def unseen_in(name: str) -> str | None:
+    """The first character of a name that nobody sees, as in `U+200B ZERO WIDTH SPACE`; None: there is none."""
+    kept = {found.start() for found in _SHAPING.finditer(name)}
+    for place, character in enumerate(name):
+        if _CONTROL.match(character) or (_UNSEEN.match(character) and place not in kept):
+            return code_point(character)
+    return None
+
+
+def code_point(character: str) -> str:
+    """`U+200B ZERO WIDTH SPACE`; of what is no character a byte that is not UTF-8."""
+    if "\udc80" <= character <= "\udcff":
+        return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
+    return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
+
+
+def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
+    """Two names that differ and look the same, and a code point in which they differ; None: there are no such."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(look(name), name)
+        if other != name:
+            differ = [character for character in name + other if (character in name) != (character in other)]
+            return other, name, code_point(min(differ, key=_visibility, default=" "))
+    return None
+
+
+def _visibility(character: str) -> int:
+    """Nothing is seen of it, a space is, a mark on another letter, or a letter."""
+    if _UNSEEN.match(character):
+        return 0
+    return 1 if character.isspace() else 2 if unicodedata.combining(character) else 3
+
+
+def check_names(classes: Iterable[object]) -> None:
+    """Refuse names that are no text, that no file can hold, or of which nothing is seen.
+
+    Raises:
+        VitkitError: one is so.
+    """
+    for name in classes:
+        try:
+            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
+        except UnicodeEncodeError:  # JSON can have half of a character
+            is_text = False
+        if not is_text:
+            raise VitkitError(f"class names must be text, not {name!r:.80}")
+        if not look(str(name)):
+            raise VitkitError(f"class names must be seen, and {name!r:.80} is empty")

@@ -1,0 +1,173 @@
+"""Pictures in memory are answered as files of them are; what is no picture is refused by its type."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitkit
+from photos import noise, save, smooth
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+
+CLASSES = tuple("abcdefg")
+FILES = Path("/proc/self/fd")  # that are open
+
+
+@pytest.fixture(scope="module")
+def asked() -> Classifier:
+    return Classifier(build(), CLASSES, Preprocess(size=(12, 16), crop_pct=0.9))
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(smooth(40, 30), tmp_path_factory.mktemp("photos") / "photo.png")
+
+
+def pixels() -> np.ndarray[Any, Any]:
+    return np.asarray(smooth(40, 30))
+
+
+def as_tensor() -> torch.Tensor:
+    return torch.from_numpy(pixels().copy()).permute(2, 0, 1)
+
+
+SAME: dict[str, Callable[[], Any]] = {
+    "PIL": lambda: smooth(40, 30),
+    "array": pixels,
+    "floats": lambda: pixels().astype(np.float32) / 255,
+    "float64": lambda: pixels() / 255,
+    "opacity": lambda: np.asarray(smooth(40, 30).convert("RGBA")),
+    "strided": lambda: pixels()[::-1][::-1],
+    "tensor": as_tensor,
+    "float tensor": lambda: as_tensor() / 255,
+    "float16 tensor": lambda: (as_tensor() / 255).double().half().float(),
+    "one of four axes": lambda: pixels()[None],
+    "list": lambda: [pixels()],
+    "generator": lambda: (own for own in [as_tensor()]),
+    "with a gradient": lambda: (as_tensor() / 255).requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("make", SAME.values(), ids=SAME)
+def test_a_picture_in_memory_is_answered_as_its_file(asked: Classifier, photo: Path, make: Callable[[], Any]) -> None:
+    (expected,) = asked.predict(photo)
+    (found,) = asked.predict(make())
+    assert (found.path, found.ranking) == ("picture 0", expected.ranking)
+    (row,) = vitkit.predict(asked, make(), backend="eager", precision="float32")
+    assert (row.path, row.label, row.confidence) == ("picture 0", expected.label, expected.confidence)
+    (vector,) = vitkit.embed(asked, make()).features
+    assert np.array_equal(vector, vitkit.embed(asked, photo).features[0])
+
+
+@pytest.mark.parametrize("make", [pixels, as_tensor, lambda: smooth(40, 30), lambda: as_tensor() / 255])
+def test_it_is_explained_and_read_as_its_file(asked: Classifier, photo: Path, make: Callable[[], Any]) -> None:
+    assert torch.equal(asked.read(make()), asked.read(photo))
+    expected, found = asked.explain(photo, "gradient"), asked.explain(make(), "gradient")
+    assert found.path is None and found.ranking == expected.ranking
+    assert np.array_equal(found.maps["gradient"], expected.maps["gradient"])
+
+
+def test_grey_is_grey(asked: Classifier) -> None:
+    grey = smooth(40, 30).convert("L")
+    (expected,) = asked.predict(grey)
+    shapes = (np.asarray(grey), np.asarray(grey)[:, :, None], torch.tensor(np.asarray(grey)[None]))
+    for same in (*shapes, torch.tensor(np.asarray(grey)), np.asarray(grey) / 255):
+        assert next(asked.predict(same)).ranking == expected.ranking
+
+
+def test_several_are_a_row_each_in_order(asked: Classifier) -> None:
+    images = [noise(40, 30, seed) for seed in range(20)]
+    expected = [p.ranking for p in asked.predict(images)]
+    batch = np.stack([np.asarray(image) for image in images])
+    for several in (batch, torch.from_numpy(batch).permute(0, 3, 1, 2), list(batch), tuple(images)):
+        rows = list(vitkit.predict(asked, several, backend="eager", precision="float32", top=7))
+        assert [row.path for row in rows] == [f"picture {i}" for i in range(20)]
+        assert [row.top for row in rows] == [tuple(own) for own in expected]
+
+
+def test_rows_of_pictures_are_written_and_read_again(asked: Classifier, tmp_path: Path) -> None:
+    found = vitkit.predict(asked, [pixels(), smooth(30, 30)], out=tmp_path / "answers.csv")
+    assert [row.path for row in found] == ["picture 0", "picture 1"] and found.is_whole
+    for refused in ({"resume": True, "out": tmp_path / "answers.csv"}, {"pictures": tmp_path / "drawn"}):
+        with pytest.raises(VitkitError, match="is about files, and these are pictures in memory"):
+            vitkit.predict(asked, pixels(), **refused)  # type: ignore[arg-type]
+
+
+def test_exported_files_take_them_too(asked: Classifier, photo: Path, tmp_path: Path) -> None:
+    vitkit.export(asked, "onnx", tmp_path / "m.onnx")
+    (expected,), (found,) = (vitkit.predict(tmp_path / "m.onnx", one) for one in (photo, pixels()))
+    assert (found.label, found.confidence) == (expected.label, expected.confidence)
+
+
+def test_a_picture_that_cannot_be_read_is_a_row_with_its_reason(asked: Classifier, photo: Path) -> None:
+    whole = io.BytesIO()
+    noise(40, 30).save(whole, "png")
+    cut = Image.open(io.BytesIO(whole.getvalue()[:1000]))
+    closed = Image.open(photo)
+    closed.close()
+    rows = list(asked.predict([cut, closed, Image.new("RGB", (0, 4)), smooth(9, 9)]))
+    assert [row.error is None for row in rows] == [False, False, False, True]
+    assert rows[0].error == "truncated" and rows[2].error == "it has no pixels"
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "bytes": (lambda: b"\x89PNG", "bytes is no picture and no list of them: expected a path, a PIL image"),
+    "file": (lambda: io.BytesIO(b"x"), "BytesIO is no picture"),
+    "number": (lambda: 5, "5 is no picture"),
+    "None": (lambda: None, "None is no picture"),
+    "dict": (lambda: {"a": 1}, "dict is no picture"),
+    "numbers": (lambda: [5], "source 0 is 5: expected a path"),
+    "bytes in a list": (lambda: [b"x"], "source 0 is bytes"),
+    "empty": (lambda: "", "a source is empty"),
+    "null byte": (lambda: ["a\0b"], "a source has a null byte"),
+    "row": (lambda: np.zeros(4, np.uint8), r"an array of shape \(4,\), and a picture's is \(height, width\)"),
+    "channels first": (lambda: np.zeros((3, 8, 8), np.uint8), r"shape \(3, 8, 8\), and a picture's is .*width, C\)"),
+    "channels last": (lambda: torch.zeros(8, 8, 3, dtype=torch.uint8), r"a tensor of shape \(8, 8, 3\).*\(C, height"),
+    "two channels": (lambda: np.zeros((8, 8, 2), np.uint8), "with C 1, 3 or 4"),
+    "no pixels": (lambda: np.zeros((0, 8, 3), np.uint8), r"shape \(0, 8, 3\)"),
+    "five axes": (lambda: np.zeros((1, 1, 8, 8, 3), np.uint8), r"shape \(1, 1, 8, 8, 3\)"),
+    "whole numbers": (lambda: np.zeros((8, 8, 3), np.int64), "an array of int64: give uint8 from 0 to 255, or floats"),
+    "16 bits": (lambda: np.zeros((8, 8), np.uint16), "array of uint16"),
+    "bool": (lambda: torch.zeros(1, 8, 8, dtype=torch.bool), "a tensor of bool"),
+    "complex": (lambda: np.zeros((8, 8), np.complex64), "array of complex64"),
+    "normalised": (lambda: torch.full((3, 8, 8), -1.5), "floats from -1.5 to -1.5, and a picture's are from 0 to 1"),
+    "floats to 255": (lambda: np.full((8, 8, 3), 200.0), "floats from 200 to 200"),
+    "nan": (lambda: np.full((8, 8, 3), np.nan), "floats from nan to nan"),
+    "meta": (lambda: torch.zeros(3, 8, 8, device="meta"), "a tensor without plain numbers"),
+    "mixed": (lambda: ["photo.png", np.zeros((8, 8, 3), np.uint8)], "not both"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_picture_is_refused_in_a_line(asked: Classifier, make: Callable[[], Any], said: str) -> None:
+    opened = len(list(FILES.iterdir())) if FILES.is_dir() else 0
+    for ask in (vitkit.predict, vitkit.embed):
+        with pytest.raises(VitkitError, match=said) as caught:
+            ask(asked, make())
+        assert "\n" not in str(caught.value)
+    if "both" not in said:
+        with pytest.raises(VitkitError, match=said):
+            list(asked.predict(make()))
+    assert not FILES.is_dir() or len(list(FILES.iterdir())) <= opened
+
+
+@pytest.mark.parametrize("source", [5, None, 1.5, object(), ["a"], {"a": 1}, io.BytesIO(b"x")])
+def test_what_is_explained_is_a_path_a_files_content_or_a_picture(asked: Classifier, source: Any) -> None:
+    with pytest.raises(VitkitError, match="the image must be a path, not"):
+        asked.explain(source)
+
+
+def test_paths_may_be_in_an_array(asked: Classifier, photo: Path) -> None:
+    (expected,) = asked.predict(photo)
+    for paths in (np.array([str(photo)]), np.array([photo], dtype=object), (path for path in [photo])):
+        assert next(asked.predict(paths)).ranking == expected.ranking

@@ -1,0 +1,122 @@
+"""Public functions refuse arguments of another type in a line, and take what numpy and pathlib have."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from photos import noise, save
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+
+WRONG: list[Any] = [
+    *(None, 5, -1, 3.5, float("nan"), "", "a\0b", b"x", bytearray(b"x"), [], [5], [None], ["a", 5], {}, {"a": 1}),
+    *(object(), io.BytesIO(b"x"), np.zeros(3), torch.zeros(3, 4, 4), int, (1, 2), {1, 2}, "\udcff", 2**70),
+]
+_NOT_ASKED = {"say", "note", "progress", "writer", "callbacks", "loggers"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16))).save(folder / "model")
+    for label in "ab":
+        for i in range(2):
+            save(noise(20, 16, i), folder / "photos" / label / f"{i}.png")
+    return folder
+
+
+def defaults(place: Path) -> dict[str, dict[str, Any]]:
+    model, photo = vitkit.load(place / "model"), place / "photos" / "a" / "0.png"
+    return {
+        "load": {"source": place / "model"},
+        "predict": {"model": model, "sources": photo},
+        "embed": {"model": model, "sources": photo},
+        "evaluate": {"model": model, "data": place / "photos"},
+        "explain": {"model": model, "sources": photo, "out": place / "why", "force": True},
+        "info": {"model": place / "model"},
+        "doctor": {"data": place / "photos"},
+        "models": {},
+        "convert": {"source": place / "model", "destination": place / "c.npz", "force": True},
+        "create_model": {"name": "vit_micro_patch8_16"},
+        "list_models": {},
+        "search": {"model": place / "model", "sources": photo, "text": "a"},
+        "zero_shot": {"source": place / "model", "classes": ["a", "b"]},
+        "plan": {"recipe": "cifar10-vit-tiny"},
+    }
+
+
+NAMES = (
+    *("load", "predict", "embed", "evaluate", "explain", "info", "doctor", "models", "convert", "create_model"),
+    *("list_models", "search", "zero_shot", "plan"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_it_is_given_it_answers_or_says_why_not_in_a_line(
+    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    usual, function = defaults(place)[name], getattr(vitkit, name)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in _NOT_ASKED or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        for wrong in WRONG:
+            try:
+                function(**{**usual, parameter.name: wrong})
+            except VitkitError as error:
+                assert len(str(error).splitlines()) <= 2
+            except OSError:
+                pass
+    assert {path.name for path in tmp_path.iterdir()} <= {"\udcff"}, "which a folder may be called"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda _: vitkit.load(""), r'source is empty \(""\); \. is this folder'),
+        (lambda _: vitkit.load(5), "source must be a path, not 5"),  # type: ignore[arg-type]
+        (lambda _: vitkit.load(None), "source must be a path, not None"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict("", own), "model is empty"),
+        (lambda own: vitkit.predict(5, own), "model must be a path or a Classifier, not 5"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict(b"x", own), "model must be a path or a Classifier, not bytes"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict(own, own, top="3"), "top must be a whole number, not '3'"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict(own, own, top=True), "top must be a whole number, not True"),
+        (lambda own: vitkit.predict(own, own, reject="x"), "reject must be a number or None, not 'x'"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict(own, own, out=""), "out is empty"),
+        (lambda own: vitkit.predict(own, own, templates="a {}"), "templates must be a list of texts, not 'a {}'"),
+        (lambda own: vitkit.evaluate(own, ""), "data is empty"),
+        (lambda own: vitkit.explain(own, own, ""), "out is empty"),
+        (lambda own: vitkit.train(""), "data is empty"),
+        (lambda own: vitkit.doctor(""), "data is empty"),
+        (lambda own: vitkit.train(own, class_names="ab"), "class_names must be a list of texts or None, not 'ab'"),
+    ],
+)
+def test_what_is_refused_is_named(call: Any, said: str, place: Path) -> None:
+    with pytest.raises(VitkitError, match=said):
+        call(str(place / "photos"))
+
+
+def test_numbers_of_numpy_and_paths_of_pathlib_are_taken(place: Path) -> None:
+    class Own(os.PathLike[str]):
+        def __fspath__(self) -> str:
+            return str(place / "photos" / "a" / "0.png")
+
+    found = vitkit.predict(place / "model", Own(), top=np.int64(2), reject=np.float32(0.0), batch_size=np.uint8(4))  # type: ignore[arg-type]
+    assert len(found) == 1 and len(next(iter(found)).top) == 2
+
+
+def test_an_argument_that_is_unknown_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match=r"load\(\) missing 1 required positional argument: 'source'"):
+        vitkit.load()  # type: ignore[call-arg]

@@ -1,0 +1,197 @@
+"""A checkpoint that has lost something and still has the tensors of another model: what loads says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer as TimmViT
+from torch import Tensor
+
+import vitkit
+from photos import noise, save
+from tiny import build, randomise
+from vitkit import create_model
+from vitkit.errors import VitkitError
+from vitkit.training.recipe import Recipe
+from vitkit.training.setup import start_of
+from vitkit.weights import inspect, load
+
+State = dict[str, Tensor]
+TI: dict[str, Any] = {"img_size": 32, "patch_size": 16, "num_classes": 7}  # timm's ViT-Ti/16 but for its image
+
+
+def ti(heads: int = 3, **sizes: Any) -> State:
+    return dict(randomise(TimmViT(**TI, embed_dim=192, num_heads=heads, **sizes)).state_dict())
+
+
+def keep(state: State, path: Path) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+    return path
+
+
+def without(state: State, part: str) -> State:
+    return {name: tensor for name, tensor in state.items() if part not in name}
+
+
+@pytest.mark.parametrize(
+    ("field", "lose", "said"),
+    [
+        ("prefix_positions", lambda state: {**state, "pos_embed": state["pos_embed"][:, :-1]}, "if the file has lost"),
+        ("qkv_bias", lambda state: without(state, "attn.qkv.bias"), r"no block has blocks\.\*\.attn\.qkv\.bias"),
+        ("layers", lambda state: without(state, "blocks.11."), "11, the blocks that are there; .* have 12: if the"),
+    ],
+)
+def test_a_loss_that_leaves_another_architecture_is_an_assumption(
+    tmp_path: Path, field: str, lose: Callable[[State], State], said: str
+) -> None:
+    whole = inspect(keep(ti(), tmp_path / "whole.safetensors"), heads=3)
+    assert field not in whole.report.assumed
+    found = inspect(keep(lose(ti()), tmp_path / "w.safetensors"), heads=3)
+    assert found.report.assumed[field]
+    (line,) = (line for line in found.report.caveats() if line.startswith(f"{field} assumed"))
+    assert re.search(said, line), line
+
+
+def test_what_was_said_is_not_assumed(tmp_path: Path) -> None:
+    lost = without(without(ti(), "blocks.11."), "attn.qkv.bias")
+    lost["pos_embed"] = lost["pos_embed"][:, :-1]
+    told = {"heads": 3, "layers": 11, "qkv_bias": False, "prefix_positions": False}
+    assert set(inspect(keep(lost, tmp_path / "w.safetensors"), **told).report.assumed) == {"preprocess", "classes"}
+
+
+def test_twelve_heads_on_192_features_are_not_read_as_three_in_silence(tmp_path: Path) -> None:
+    path = keep(ti(heads=12), tmp_path / "w.safetensors")  # what TimmViT(embed_dim=192) makes
+    found = load(path)
+    assert found.report is not None
+    assert "make 12 unless told otherwise, with the same tensors: heads=12 says so" in found.report.assumed["heads"]
+    assert "heads" not in inspect(path, heads=12).report.assumed
+    recipe = Recipe(weights=str(path), model_fields={"heads": 12}, method="full")
+    assert start_of(recipe, ("a", "b"), lambda *_: None)[0].heads == 12  # type: ignore[union-attr]
+
+
+def test_twelve_heads_of_transformers_as_well(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536, "image_size": 32, "num_labels": 7}
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes))
+    plan = inspect(keep(dict(model.state_dict()), tmp_path / "w.safetensors"))
+    assert plan.config.heads == 6 and "heads" in plan.report.assumed  # type: ignore[union-attr]
+    model.save_pretrained(tmp_path / "folder")
+    plan = inspect(tmp_path / "folder")
+    assert plan.config.heads == 12 and "heads" not in plan.report.assumed  # type: ignore[union-attr]
+
+
+ZEROS: dict[str, tuple[str, ...]] = {
+    "qkv": ("blocks.1.attn.qkv.weight",),
+    "tokens": ("cls_token", "pos_embed"),
+    "norm": ("blocks.0.norm1.weight",),
+    "patches": ("patch_embed.proj.weight",),
+}
+
+
+@pytest.mark.parametrize("names", ZEROS.values(), ids=ZEROS)
+def test_weights_of_zeros_are_warned_of(tmp_path: Path, names: tuple[str, ...]) -> None:
+    state = dict(build(image_size=(16, 16)).state_dict())
+    assert load(keep(state, tmp_path / "whole.safetensors"), heads=4).report.warnings == ()  # type: ignore[union-attr]
+    for name in names:
+        state[name] = torch.zeros_like(state[name])
+    report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
+    assert report is not None
+    (warning,) = report.warnings
+    assert warning.startswith(f"nothing but zeros in {', '.join(names)}: the checkpoint is damaged")
+    assert f"warning: {warning}" in report.lines() and report.to_dict()["warnings"] == (warning,)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_queries_keys_or_values_of_zeros_are_warned_of(tmp_path: Path, part: int) -> None:
+    state = dict(build(image_size=(16, 16)).state_dict())
+    own = state["blocks.2.attn.qkv.weight"].clone()
+    own[32 * part : 32 * part + 32] = 0
+    state["blocks.2.attn.qkv.weight"] = own
+    report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
+    assert report is not None and "blocks.2.attn.qkv.weight" in report.warnings[0]
+
+
+def test_zeros_that_are_meant_are_not_warned_of(tmp_path: Path) -> None:
+    state = {
+        n: torch.zeros_like(t) if n.endswith("bias") else t for n, t in build(image_size=(16, 16)).state_dict().items()
+    }
+    state["head.weight"] = torch.zeros_like(state["head.weight"])  # as of some files of ImageNet-21k
+    report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
+    assert report is not None
+    told = "the head is all zeros: every class is as likely as any other until it is trained"
+    assert report.warnings == () and told in report.notes and told in report.caveats()
+    assert load(tmp_path / "w.safetensors", 3, heads=4).report.warnings == ()  # type: ignore[union-attr]
+
+
+def test_zeros_in_a_network_of_another_library_are_warned_of(tmp_path: Path) -> None:
+    from torchvision.models import resnet18
+
+    state = dict(randomise(resnet18(num_classes=7)).state_dict())
+    whole = load(keep(state, tmp_path / "whole.safetensors"), network="torchvision:resnet18")
+    assert whole.report is not None and whole.report.warnings == ()
+    state["layer2.0.conv1.weight"] = torch.zeros_like(state["layer2.0.conv1.weight"])
+    report = load(keep(state, tmp_path / "w.safetensors"), network="torchvision:resnet18").report
+    assert report is not None and "layer2.0.conv1.weight" in report.warnings[0]
+
+
+def test_every_verb_that_answers_tells_of_zeros(tmp_path: Path) -> None:
+    state = dict(build(image_size=(16, 16)).state_dict())
+    state["blocks.1.attn.qkv.weight"] = torch.zeros_like(state["blocks.1.attn.qkv.weight"])
+    path = keep(state, tmp_path / "w.safetensors")
+    photo = save(noise(20, 20), tmp_path / "photos" / "a.png")
+    notes: list[str] = []
+    vitkit.predict(path, photo, note=notes.append)
+    vitkit.embed(path, photo, note=notes.append)
+    vitkit.explain(path, photo, tmp_path / "why", note=notes.append)
+    vitkit.export(path, "onnx", tmp_path / "w.onnx", note=notes.append)
+    assert sum("nothing but zeros in blocks.1.attn.qkv.weight" in note for note in notes) == 4
+
+
+# --- The representation layer -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_representation(tmp_path: Path) -> Path:
+    return keep(dict(build(image_size=(16, 16), representation_size=20).state_dict()), tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("asked", [{"has_logits": True}, {"representation_size": 20}])
+def test_a_representation_layer_that_is_asked_for_is_kept(with_representation: Path, asked: dict[str, Any]) -> None:
+    for classes in (None, 3):
+        kept = load(with_representation, classes, heads=4, **asked)
+        assert kept.model.config.representation_size == 20  # type: ignore[union-attr]
+        assert kept.report is not None and not kept.report.dropped
+    created = create_model(str(with_representation), 3, pretrained=True, heads=4, **asked)
+    assert created.config.representation_size == 20  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("asked", [{"has_logits": False}, {"representation_size": None}])
+def test_and_dropped_where_that_is_asked_for(with_representation: Path, asked: dict[str, Any]) -> None:
+    dropped = load(with_representation, heads=4, **asked)
+    assert dropped.model.config.representation_size is None  # type: ignore[union-attr]
+    assert dropped.report is not None and "pre_logits.fc.weight" in dropped.report.dropped
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"representation_size": 21}, "representation_size 21: the weights have one of 20 features"),
+        ({"representation_size": 20, "has_logits": False}, "contradict each other"),
+        ({"representation_size": None, "has_logits": True}, "contradict each other"),
+    ],
+)
+def test_another_representation_layer_is_refused(with_representation: Path, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        load(with_representation, heads=4, **asked)
+
+
+def test_a_representation_layer_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = keep(dict(build(image_size=(16, 16)).state_dict()), tmp_path / "w.safetensors")
+    with pytest.raises(VitkitError, match="representation_size 20: the weights have none"):
+        load(path, heads=4, representation_size=20)
