@@ -39,6 +39,8 @@ class Preprocess:
         interpolation: the resampling filter, antialiased.
         floor_crop: where the margin is odd, crop a pixel further up and left, as transformers does, not as torchvision.
         mean, std: per channel, of pixels scaled to [0, 1].
+        unknown: why nobody knows how pictures are prepared for these weights, which then read none: they learned from
+            tensors that a caller had made. Empty: the other fields tell it.
     """
 
     size: tuple[int, int]
@@ -48,6 +50,7 @@ class Preprocess:
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
     floor_crop: bool = False
+    unknown: str = ""
 
     def __post_init__(self) -> None:
         settle_types(self)
@@ -125,7 +128,8 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        return {name: value for name, value in fields.items() if name != "unknown" or value}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Preprocess:
@@ -138,8 +142,21 @@ class Preprocess:
             raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
         return cls(**fields)
 
+    def check_known(self) -> None:
+        """Hold that it is known how pictures are prepared.
+
+        Raises:
+            VitkitError: it is not.
+        """
+        if self.unknown:
+            raise VitkitError(
+                f"how pictures are prepared for this model is not known: {self.unknown}; say it with preprocess= or "
+                "--preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
+            )
+
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Height and width that a picture is resized to, and where the input begins in it: top and left."""
+        self.check_known()
         h, w = self.size
         if self.fit == "squash":
             return h, w, 0, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
+from vitkit.data.transforms import read_preprocess, read_scale
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import Progress
 from vitkit.text.names import alike, check_names
@@ -49,11 +50,15 @@ class Datasets:
         train: to learn from.
         val: to judge by; None for nothing.
         class_names: of the labels, in their order; None for `train.classes`.
+        preprocess: how their tensors were made of pictures, or how their pictures are to be prepared; in any of the
+            ways of naming a preprocessing (`weights.preprocessing`). None: what the transforms of the datasets say, or
+            the model's.
     """
 
     train: Labelled
     val: Labelled | None = None
     class_names: Sequence[str] | None = None
+    preprocess: Any = None
 
     def names(self) -> tuple[str, ...]:
         """The classes.
@@ -173,6 +178,38 @@ class Survey:
         whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(whole).encode()).hexdigest()
 
+    def preprocess_of(self, datasets: Datasets, own: Preprocess) -> tuple[Preprocess, list[str]]:
+        """How files are to be prepared for the trained model, and what the caller should know of that, a line each.
+
+        Tensors that are judged by decide: a file must become what the validation images are.
+
+        Args:
+            datasets: that were looked through.
+            own: the preprocessing of the model, by which pictures that are no tensors are prepared.
+
+        Returns:
+            One with `unknown` where tensors are given and their transforms cannot be read.
+        """
+        name = next((name for name in ("val", "train") if self._has(name)), "val")
+        shape = next((shape for shape, where in self.shapes.items() if where.startswith(f"{name}_")), None)
+        if shape is None or len(shape) != 3:
+            return own, []
+        dataset = datasets.train if name == "train" or datasets.val is None else datasets.val
+        try:
+            found = read_preprocess(dataset, (shape[0], shape[1], shape[2]), lambda i: item_of(dataset, i, name)[0])
+        except VitkitError as error:
+            unknown = f"{name}_dataset gave tensors, and {error}"
+            told = f"note: files cannot be asked about: {unknown}; give train(..., preprocess=) to say how they are made"
+            return replace(own, unknown=unknown), [told]
+        scales = read_scale(datasets.train), (found.mean, found.std)
+        if name == "val" and scales[0] is not None and scales[0] != scales[1]:
+            learned, judged = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in scales)
+            return found, [f"problem: train_dataset normalises to {learned}, and val_dataset to {judged}"]
+        return found, []
+
+    def _has(self, name: str) -> bool:
+        return any(path.startswith(f"{name}/") for path in self.table.paths)
+
     def check(self, preprocess: Preprocess) -> None:
         """Refuse tensors that a model does not read.
 
@@ -250,6 +287,10 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
     if not pixels.isfinite().all():
         raise VitkitError(f"{where} has pixels that are not finite")
     return pixels, label
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return "/".join(f"{value:.4g}" for value in values)
 
 
 def _length(dataset: Labelled, name: str) -> int:

@@ -13,6 +13,7 @@ PROPOSALS = "proposals.json"  # labels that a model proposed, and what they were
 FINDINGS = "findings.json"  # what the doctor found
 PRETRAINING = "pretraining.toml"  # of a pre-training: what is hidden, and what is to be said of it
 SELECTION = "selection.json"  # which of several weights were tried, and how they fared
+PREPROCESS = "preprocess.json"  # of a training on a caller's datasets: how their pictures are prepared
 CLASS_INDICES = "class_indices.json"  # as many training scripts write it beside their weights
 
 # How it went.
@@ -51,6 +52,7 @@ FILES = (  # that a run writes into its folder itself, and which go when another
         PROPOSALS,
         FINDINGS,
         SELECTION,
+        PREPROCESS,
         CLASS_INDICES,
         LOG,
         METRICS,

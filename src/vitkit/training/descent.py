@@ -38,7 +38,7 @@ from vitkit.training.lora import add_low_rank, count_trained
 from vitkit.training.lr_finder import settle_lr
 from vitkit.training.objective import Learning, Objective
 from vitkit.training.patches import drop_patches
-from vitkit.training.probe import UNBEATEN, start_head
+from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run_folder import Run
@@ -62,6 +62,7 @@ def learn(
     teacher: Teacher | None,
     data: BatchedImages | None = None,
     contents: Mapping[str, str] | None = None,
+    of_head: HeadImages | None = None,
 ) -> None:
     """Train the classifier's model on the training images of the table.
 
@@ -73,6 +74,7 @@ def learn(
         teacher: whom it imitates.
         data: the images in batches; None to read the table's files.
         contents: with `data`: a digest of each image, as far as they are known.
+        of_head: with `data`: the images to which the head is fitted first, where the recipe says so.
     """
     in_train = list(table.of_split("train").counts().values())
     balance, why = settle_balance(recipe.balance, in_train)
@@ -88,7 +90,8 @@ def learn(
     fabric = begin(run, recipe, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
-    spent = _start_head(run, recipe, table, classifier, log_weights(in_train, balance, is_multi=is_multi))
+    learned = log_weights(in_train, balance, is_multi=is_multi)
+    spent = _start_head(run, recipe, table, classifier, learned, of_head)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
@@ -123,7 +126,9 @@ def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages)
     return fabric
 
 
-def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor) -> float:
+def _start_head(
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor, images: HeadImages | None
+) -> float:
     """Fit the head first if the recipe says so, and not on resuming; the seconds that it took.
 
     `learned` (K,) makes of a head for the data as they come one for what the training is to learn.
@@ -132,7 +137,10 @@ def _start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classif
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
         return 0.0
     head = model.head
-    seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier), head.state_dict()))
+    images = head_images(recipe, table, classifier) if images is None else images
+    seconds, state = run.team.by_first(
+        lambda: (start_head(run, recipe, table, classifier, images), head.state_dict())
+    )
     head.load_state_dict(state)
     with torch.no_grad():
         head.bias.add_(learned)

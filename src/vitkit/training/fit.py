@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitkit.classifier import Classifier
+from vitkit.data.loading import TrainingImages
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import images_of_run
@@ -11,7 +12,7 @@ from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.training.descent import learn
-from vitkit.training.probe import Features, fit_head
+from vitkit.training.probe import Features, fit_head, head_images
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_names import without_places
 from vitkit.training.run_folder import Run, reporting
@@ -29,13 +30,14 @@ def fit_and_report(run: Run, recipe: Recipe) -> None:
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     if run.team.is_first:
-        draw_data(run.folder, table, classifier.preprocess, augment_of(recipe), recipe.seed)
+        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment_of(recipe), recipe.seed)
+        draw_data(run.folder, table, images, recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
     if recipe.method == "probe":
         if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
-            known = fit_head(run, recipe, table, classifier)
+            known = fit_head(run, recipe, table, classifier, head_images(recipe, table, classifier))
     else:
         learn(run, recipe, table, classifier, teacher)
     with reporting(run):

@@ -94,7 +94,29 @@ class Features:
     rows: Tensor
 
 
-def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> Features:
+@dataclass(frozen=True)
+class HeadImages:
+    """What a head is fitted to; each gives (C, height, width) and a label.
+
+    Attributes:
+        train: training images as they are.
+        augmented: the same, changed at random, by (view, index).
+        val: validation images.
+    """
+
+    train: Dataset[Any]
+    augmented: Dataset[Any]
+    val: Dataset[Any]
+
+
+def head_images(recipe: Recipe, table: ImageTable, classifier: Classifier) -> HeadImages:
+    """The images in the files of a table."""
+    train, own = table.of_split("train"), classifier.preprocess
+    augmented = TrainingImages(train, own, augment_of(recipe), recipe.seed)
+    return HeadImages(EvaluationImages(train, own), augmented, EvaluationImages(table.of_split("val"), own))
+
+
+def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> Features:
     """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
 
     Returns:
@@ -103,7 +125,7 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
-    begun, fitted, features = _put_best_head(run, recipe, table, classifier)
+    begun, fitted, features = _put_best_head(run, recipe, table, classifier, images)
     standing = stand(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     keep_standing(classifier, standing)
     give_heads(classifier.model, standing, standing.in_head)
@@ -111,7 +133,7 @@ def fit_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
     return features
 
 
-def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier) -> float:
+def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
     """Fit the new head before the rest of the model learns: a head of noise would spoil what the backbone knows.
 
     Linear probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054.
@@ -120,7 +142,7 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds it took.
     """
     started = time.monotonic()
-    _, fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier)
+    _, fitted, _ = _put_best_head(run, recipe.replace(views=0), table, classifier, images)
     reached = "" if fitted.val_accuracy is None else f": val_acc {fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head begins as one fitted to frozen features{reached} ({seconds:.0f} s)")
@@ -128,7 +150,7 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
 
 
 def _put_best_head(
-    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages
 ) -> tuple[Fit | None, Fit, Features]:
     """Fit a head to the features of the training images and of their views, and give it to the model.
 
@@ -139,15 +161,14 @@ def _put_best_head(
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
 
-    def features(images: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
-        return compute_features(classifier.model, images, recipe, precision, lambda *step: run.progress(what, *step))
+    def features(of: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
+        return compute_features(classifier.model, of, recipe, precision, lambda *step: run.progress(what, *step))
 
-    views = [features(EvaluationImages(train, classifier.preprocess), "training images")]
-    augmented = TrainingImages(train, classifier.preprocess, augment_of(recipe), recipe.seed)
+    views = [features(images.train, "training images")]
     for view in range(recipe.views):
-        asked = Subset(augmented, [(view, i) for i in range(len(augmented))])  # type: ignore[misc]  # its own indices
+        asked = Subset(images.augmented, [(view, i) for i in range(len(train))])  # type: ignore[misc]  # its own indices
         views.append(features(asked, f"training images, view {view + 1}"))
-    held_out = features(EvaluationImages(val, classifier.preprocess), "validation images") if len(val) else None
+    held_out = features(images.val, "validation images") if len(val) else None
     plain = views[0][0] if held_out is None else torch.cat([views[0][0], held_out[0]])
     x, y = (torch.cat(parts) for parts in zip(*views, strict=True)) if recipe.views else views[0]
     if table.is_multi:

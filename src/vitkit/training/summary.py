@@ -60,14 +60,21 @@ from vitkit.training.setup import choose_precision
 _EXPLAINED = 12  # mistakes
 
 
-def draw_data(folder: Path, table: ImageTable, preprocess: Preprocess, augment: Augment, seed: int) -> None:
-    """classes.png and train_batch.png."""
+def draw_data(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
+    """Draw classes.png and train_batch.png.
+
+    Args:
+        folder: of the run.
+        table: all its images.
+        images: those of its training split, augmented.
+        seed: chooses which of them are drawn.
+    """
     counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
-    images = TrainingImages(table.of_split("train"), preprocess, augment, seed)
-    chosen = np.random.default_rng(seed).permutation(len(images))[:32].tolist()
-    pictures = [preprocess.picture_of(images[0, i][0].numpy()) for i in chosen]
-    titles = [images.table.name_of(i) or "none" for i in chosen]
+    train = table.of_split("train")
+    chosen = np.random.default_rng(seed).permutation(len(train))[:32].tolist()
+    pictures = [images.preprocess.picture_of(images[0, i][0].numpy()) for i in chosen]
+    titles = [train.name_of(i) or "none" for i in chosen]
     sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
     plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
 

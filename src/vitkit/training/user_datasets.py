@@ -24,6 +24,7 @@ from vitkit.data.batches import BatchedImages
 from vitkit.data.doctor.examine import find_twins
 from vitkit.data.overlap import exposures, find_overlap
 from vitkit.data.pictures import make_record
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
@@ -34,9 +35,10 @@ from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
-from vitkit.system.files import write_json, write_text
+from vitkit.model_folder import WEIGHTS
+from vitkit.system.files import read_json, write_json, write_text
 from vitkit.system.progress import Progress, silent
-from vitkit.system.run_files import EVALUATION, METRICS, PICTURES, RECIPE, REPORT
+from vitkit.system.run_files import CLASS_INDICES, EVALUATION, METRICS, PICTURES, PREPROCESS, RECIPE, REPORT
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import complete, spare_patches
 from vitkit.training.descent import learn
@@ -48,17 +50,21 @@ from vitkit.training.fit import before_training
 from vitkit.training.lineage import ancestry_of
 from vitkit.training.loggers import check_watchers
 from vitkit.training.metrics_file import read_metrics
+from vitkit.training.probe import HeadImages, fit_head
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.recipe_names import name_of, without_places
 from vitkit.training.run_folder import Run, check_overwritten, clear, going_on, hold_again, hold_given, hold_next
 from vitkit.training.setup import augment_of, choose_device, choose_workers, start_of
+from vitkit.training.summary import draw_data
 from vitkit.training.teacher import Teacher
 from vitkit.weights import load
+from vitkit.weights.preprocessing import describe as described
+from vitkit.weights.preprocessing import preprocess_of
 from vitkit.weights.read import reading_once
 
 _DEALING = ("layout", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed")
-OF_FILES = ("data", *_DEALING, "views", "find_lr", "cache", "select_time")  # fields
+OF_FILES = ("data", *_DEALING, "find_lr", "cache", "select_time")  # fields
 
 
 def train_on(
@@ -97,14 +103,15 @@ def train_on(
     reasons += check_effects(recipe, fields, named)
     check_team(recipe, team)
     recipe, of_head = settle_head(recipe, asked, found.table, run_of.watch)
-    config, preprocess = start_of(recipe, found.table.classes, run_of.watch)
-    found.check(preprocess)
+    config, own = start_of(recipe, found.table.classes, run_of.watch)
+    found.check(own)
+    preprocess, of_pixels = _preprocess_of(datasets, found, own)
     recipe = spare_patches(recipe, asked, config)
     with ExitStack() as hold, reading_once():
-        folder = team.by_first(partial(_begin, out, force, recipe, hold))
+        folder = team.by_first(partial(_begin, out, force, recipe, preprocess, found.table, hold))
         run = replace(run_of, folder=folder, team=team)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
-        for reason in (*reasons, *of_head):
+        for reason in (*reasons, *of_head, *of_pixels):
             run.say(reason)
         if found.shared:
             run.say(f"problem: {found.shared} validation images are training images too: no figure counts them")
@@ -136,16 +143,32 @@ def _refuse(fields: dict[str, Any]) -> None:
     given = [name for name in OF_FILES if fields.get(name) not in (None, False)]
     if given:
         raise VitkitError(f"{given[0]} is about files, and train_dataset has none: leave it out")
-    if fields.get("method") == "probe" or fields.get("lp_ft"):
-        what = "lp_ft" if fields.get("lp_ft") else f"method {fields['method']}"
-        raise VitkitError(f"{what} reads its images from files: with train_dataset take method full, lora or probe-sgd")
 
 
-def _begin(out: str | Path | None, force: bool, recipe: Recipe, hold: ExitStack) -> Path:
+def _preprocess_of(datasets: Datasets, found: Survey, own: Preprocess) -> tuple[Preprocess, list[str]]:
+    """How pictures are prepared for the model, and what is worth a line of that.
+
+    Raises:
+        VitkitError: what the caller says is no preprocessing, or is for another size than the model's.
+    """
+    if datasets.preprocess is not None:
+        named = preprocess_of(datasets.preprocess, own)
+        return named, [f"files are prepared as you say: {described(named.to_dict())}"]
+    preprocess, told = found.preprocess_of(datasets, own)
+    if preprocess != own and not preprocess.unknown:
+        told = [f"files are prepared as the datasets' transforms say: {described(preprocess.to_dict())}", *told]
+    return preprocess, told
+
+
+def _begin(
+    out: str | Path | None, force: bool, recipe: Recipe, preprocess: Preprocess, table: ImageTable, hold: ExitStack
+) -> Path:
     if out is not None:
         hold_given(out, hold, force=force)
     folder = Path(out) if out is not None else hold_next("datasets", hold)
     clear(folder)
+    write_json(folder / PREPROCESS, preprocess.to_dict())
+    write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
     write_text(folder / RECIPE, recipe.to_toml())
     return folder
 
@@ -154,12 +177,18 @@ def _go(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
     table, team = found.table, run.team
     with going_on(run, f'vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)'):
         classifier, teacher = before_training(run, recipe, table, found.digest)
+        classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
         record, seen = team.by_first(partial(_look_up, recipe, classifier, teacher, found, run.watch))
         classifier.pictures = record
-        data = _data_of(recipe, datasets, table, classifier, team)
+        data, of_head = _data_of(recipe, datasets, table, classifier, team)
+        if team.is_first:
+            draw_data(run.folder, table, data.train, recipe.seed)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")
-        learn(run, recipe, table, classifier, teacher, data, found.contents)
+        if recipe.method != "probe":
+            learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
+        elif team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+            fit_head(run, recipe, table, classifier, of_head)
         team.by_first(partial(_conclude, run, recipe, data.val, seen))
 
 
@@ -197,12 +226,15 @@ _DOUBT = "whether the weights had seen others cannot be known of tensors, or of 
 
 def _data_of(
     recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: Team
-) -> BatchedImages:
+) -> tuple[BatchedImages, HeadImages]:
+    """The images in batches, and as a head is fitted to them."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
-    return BatchedImages(
-        TrainingOf(datasets.train, labels["train"], "train", preprocess, augment_of(recipe), recipe.seed),
-        EvaluationOf(val, labels["val"], "val", preprocess),
+    augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment_of(recipe), recipe.seed)
+    held_out = EvaluationOf(val, labels["val"], "val", preprocess)
+    batches = BatchedImages(
+        augmented,
+        held_out,
         table,
         batch_size=recipe.batch_size,
         workers=choose_workers(recipe, preprocess.size),
@@ -210,6 +242,8 @@ def _data_of(
         balanced=recipe.balance == "sampler",
         process=(team.rank, team.size),
     )
+    plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
+    return batches, HeadImages(plain, augmented, held_out)  # type: ignore[arg-type]  # sets of images of our own kind
 
 
 def _conclude(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:

@@ -147,6 +147,7 @@ def train(
     train_dataset: Labelled | None = None,
     val_dataset: Labelled | None = None,
     class_names: Sequence[str] | None = None,
+    preprocess: Any = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
@@ -171,6 +172,10 @@ def train(
             is augmented and preprocessed; a float tensor (C, height, width) is taken as it is.
         val_dataset: with `train_dataset`: what chooses the best epoch and is reported on.
         class_names: of the labels 0, 1, ...; by default `train_dataset.classes`.
+        preprocess: with `train_dataset`: how its tensors were made of pictures, so that the trained model can be asked
+            about files: a `Preprocess`, or such as "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5". By
+            default what torchvision's transforms in `val_dataset.transform` say; where they cannot be read, the model
+            answers about tensors and refuses files.
         callbacks: objects with some of on_fit_start, on_step_end, on_epoch_end, on_fit_end; each of these is given the
             training's state: epoch, step, metrics, model, should_stop (`training.state.TrainingState`).
         loggers: objects with log_metrics(metrics, step), as Lightning's, beside the one that `logger` names.
@@ -193,10 +198,10 @@ def train(
         if named := [name for name, value in files.items() if value is not None]:
             raise VitkitError(f"train_dataset takes the place of files: leave out {named[0]}")
         return _train_on_datasets(
-            (train_dataset, val_dataset, class_names), fields, recipe, out, force, resume, say, progress, watching
+            (train_dataset, val_dataset, class_names, preprocess), fields, recipe, out, force, resume, say, progress, watching
         )
-    if val_dataset is not None or class_names is not None:
-        raise VitkitError("val_dataset and class_names go with train_dataset")
+    if val_dataset is not None or class_names is not None or preprocess is not None:
+        raise VitkitError("val_dataset, class_names and preprocess go with train_dataset")
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
@@ -229,7 +234,7 @@ def _heeded(resolved: dict[str, Any], asked: Collection[str]) -> tuple[dict[str,
 
 
 def _train_on_datasets(
-    given: tuple[Labelled, Labelled | None, Sequence[str] | None],
+    given: tuple[Labelled, Labelled | None, Sequence[str] | None, Any],
     fields: dict[str, Any],
     recipe: str | Path | None,
     out: str | Path | None,
@@ -249,7 +254,7 @@ def _train_on_datasets(
         read = {} if recipe is None else load_fields(recipe)
         asked = overlay({name: value for name, value in read.items() if name not in OF_FILES}, unfold(fields))
         return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of, named=tuple(fields)))
-    if out is not None or force or fields:
+    if out is not None or force or fields or given[3] is not None:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
     resume_on(Datasets(*given), run_of)
     return TrainingRun(run_of.folder)
