@@ -24,6 +24,7 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, holder, is_held, sole, write_json
 from vitkit.system.processes import birth_of
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
+from vitkit.text.fields import settle_types
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
@@ -60,6 +61,13 @@ class Job:
     birth: str = ""
     code: int | None = None
 
+    def __post_init__(self) -> None:
+        settle_types(self, but=("asked",))
+        if not isinstance(self.asked, dict):
+            raise VitkitError(f"asked must be an object, not {self.asked!r:.80}")
+        if self.number < 1 or self.process < 0:
+            raise VitkitError(f"a job has number {self.number} and process {self.process}")
+
 
 class Jobs:
     """The jobs of one folder of runs.
@@ -80,7 +88,9 @@ class Jobs:
         for file in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
             with suppress(OSError, ValueError, TypeError, KeyError):
                 stored = from_json(file.read_text(encoding="utf-8"))
-                found.append(Job(**{**stored, "arguments": tuple(stored["arguments"])}))
+                job = Job(**stored)
+                if file.stem == f"{job.number:06}":  # else the job would be written to another file, and begun again
+                    found.append(job)
         return sorted(found, key=lambda job: job.number)
 
     def last(self) -> dict[str, Job]:
@@ -133,7 +143,9 @@ class Jobs:
 
     def is_beginning(self, job: Job) -> bool:
         """Whether a job's process is there that has not come to its folder yet, or has just left it."""
-        if not job.started or job.ended or not (self.is_worked_on or time.time() - job.started < _BEGINNING):
+        if not job.started or job.ended or not job.process:
+            return False
+        if not self.is_worked_on and time.time() - job.started >= _BEGINNING:
             return False
         if job.birth:  # the number may be another process's by now, after a restart above all
             return birth_of(job.process) == job.birth

@@ -9,7 +9,6 @@ from typing import Any
 
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json
 from vitkit.system.run_files import RECIPE, SPLIT
 
 
@@ -120,8 +119,7 @@ def _photographs_of(run: Path) -> Path:
     """
     if not (run / SPLIT).is_file():
         raise VitkitError(f"{run} does not say what it was trained on: it has no {SPLIT}; name the photographs")
-    root = Path(str(from_json((run / SPLIT).read_text(encoding="utf-8")).get("root", "")))
-    split_from_file(run / SPLIT)  # refuses what is damaged
+    root = split_from_file(run / SPLIT).root
     if not root.is_absolute():
         root = run / root
     if not root.is_dir():
