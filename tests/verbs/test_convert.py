@@ -51,7 +51,7 @@ def test_a_conversion_is_shown_in_a_line(folder: Path, tmp_path: Path) -> None:
         ({"to": "keras"}, r"--to 'keras' is none of (?=.*folder)(?=.*npz)(?=.*timm)(?=.*hf)"),
         (
             {"preprocess": "mine"},
-            r"--preprocess 'mine' is none of (?=.*google)(?=.*augreg)(?=.*deit)(?=.*torchvision)(?=.*dinov2)",
+            r"preprocess 'mine' is none of (?=.*google)(?=.*augreg)(?=.*deit)(?=.*torchvision)(?=.*dinov2)",
         ),
         ({"num_classes": -1}, "--num-classes must be at least 0, not -1"),
         ({"heads": 0}, "--heads must be at least 1, not 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +226,44 @@ def test_names_are_not_given_twice_and_damaged_files_are_passed_over(jobs: Jobs)
     (jobs.folder / "000002.json").write_text("{")
     (jobs.folder / "000003.json").write_text('{"number": 3}')
     assert [job.run for job in jobs.all()] == ["a-1"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"number": "3"},
+        {"number": -3},
+        {"number": 7},
+        {"number": None},
+        {"run": 5},
+        {"arguments": [1]},
+        {"arguments": "epochs"},
+        {"asked": []},
+        {"queued": "now"},
+        {"started": "now"},
+        {"process": -1},
+        {"code": "0"},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_job_of_other_types_is_passed_over_and_the_queue_goes_on(jobs: Jobs, fields: dict[str, Any]) -> None:
+    jobs.folder.mkdir(parents=True)
+    jobs.write(Job(3, "c-1", ("0",), "", {}, 1.0))
+    file = jobs.folder / "000003.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    assert jobs.add("a-1", ("0",), {}).number == 1
+    assert [job.run for job in jobs.all()] == ["a-1"]
+    assert jobs.new_run("a") == "a-2"
+
+
+def test_a_process_that_has_no_number_is_not_stopped(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 would be every process of this group."""
+    jobs.folder.mkdir(parents=True)
+    jobs.write(Job(1, "a-1", ("0",), "", {}, 1.0, started=time.time()))
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
+    with pytest.raises(VitkitError, match="does not run"):
+        jobs.stop("a-1")
 
 
 def test_a_run_of_the_command_line_runs_too(jobs: Jobs) -> None:

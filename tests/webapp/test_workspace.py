@@ -70,6 +70,9 @@ def test_a_damaged_run_is_refused(photos: Path) -> None:
         open_workspace(run)
     with pytest.raises(VitkitError, match="damaged"):  # the newest
         open_workspace()
+    (run / "split.json").write_text("[1]")
+    with pytest.raises(VitkitError, match=r"split\.json is damaged"):
+        open_workspace(run)
 
 
 def test_the_names_of_runs_lead_nowhere_else(photos: Path) -> None:

@@ -298,7 +298,9 @@ def test_without_a_validator_nothing_is_resumed(serve: Callable[..., Server], he
     assert "range" not in server.asked[1]
 
 
-@pytest.mark.parametrize("note", ["", "[]", '{"validator": "x", "colour": 1}', '"text"', "{"])
+@pytest.mark.parametrize(
+    "note", ["", "[]", '{"validator": "x", "colour": 1}', '{"length": "x"}', '{"validator": [1]}', '"text"', "{"]
+)
 def test_a_part_whose_note_is_damaged_is_begun_anew(serve: Callable[..., Server], note: str) -> None:
     server = serve()
     interrupt(server, after=600_000)

@@ -369,7 +369,7 @@ def test_pixels_are_those_of_the_layout_unless_said(
     plan = inspect(tmp_path / "w.pth", heads=4, preprocess=owner)
     assert (plan.preprocess.fit, plan.preprocess.crop_pct, plan.preprocess.mean) == expected
     assert ("preprocess" in plan.report.assumed) == (owner is None)
-    with pytest.raises(VitkitError, match="must be one of google, "):
+    with pytest.raises(VitkitError, match="is none of google, "):
         inspect(tmp_path / "w.pth", heads=4, preprocess="somebody")
 
 

@@ -58,6 +58,16 @@ MergeNumber = Annotated[
     ),
 ]
 
+PreprocessText = Annotated[
+    str | None,
+    typer.Option(
+        "--preprocess",
+        metavar="TEXT|FILE",
+        help="How images are read, where the model does not say: resize=256,crop=224,interpolation=bilinear,mean=0.5,"
+        "std=0.5; whose weights they are (google, augreg, deit, torchvision, dinov2); or a JSON file that says it.",
+    ),
+]
+
 FolderLayout = Annotated[
     LayoutName,
     typer.Option("--layout", help="Whether the folders in DATA are classes or splits; auto: told by their names."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import ModelSource
+from vitkit.cli.arguments import ModelSource, PreprocessText
 from vitkit.cli.say import say
 from vitkit.text.words import one_of
 from vitkit.verbs import convert as verb
@@ -33,10 +33,7 @@ def convert(
         int | None, typer.Option("--image-size", min=1, help="Pixels; positions are resized as the source does.")
     ] = None,
     heads: Annotated[int | None, typer.Option("--heads", min=1, help="Where the checkpoint cannot tell.")] = None,
-    preprocess: Annotated[
-        verb.Pixels | None,
-        typer.Option("--preprocess", help="Whose pixels the weights were trained with, where nothing says so."),
-    ] = None,
+    preprocess: PreprocessText = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Write what fits, though tensors are missing or left over.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import Device, Labels, ModelSource, tell
+from vitkit.cli.arguments import Device, Labels, ModelSource, PreprocessText, tell
 from vitkit.cli.say import say
 from vitkit.errors import VitkitError
 from vitkit.verbs import embed as verb
@@ -24,6 +24,7 @@ def embed(
     near: Annotated[Path | None, typer.Option("--near", help="List the images most like this one.")] = None,
     labels: Labels = None,
     top: Annotated[int, typer.Option("--top", min=1, help="With --near: how many.")] = 5,
+    preprocess: PreprocessText = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 32,
     device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write over --out.")] = False,
@@ -45,6 +46,7 @@ def embed(
             near=near,
             labels=labels,
             top=top,
+            preprocess=preprocess,
             batch_size=batch_size,
             device=device,
             force=force,

@@ -17,6 +17,7 @@ from vitkit.cli.arguments import (
     ModelSource,
     PlanName,
     PrecisionName,
+    PreprocessText,
     tell,
 )
 from vitkit.cli.say import show
@@ -45,6 +46,7 @@ def evaluate(
     templates: Annotated[
         list[str] | None, typer.Option("--template", help="With --classes: a sentence with {}; several are averaged.")
     ] = None,
+    preprocess: PreprocessText = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
@@ -70,6 +72,7 @@ def evaluate(
             out=out,
             classes=classes,
             templates=templates or (),
+            preprocess=preprocess,
             backend=backend,
             precision=precision,
             plan=plan,

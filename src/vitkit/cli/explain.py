@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import Device, ModelSource, tell
+from vitkit.cli.arguments import Device, ModelSource, PreprocessText, tell
 from vitkit.cli.say import say
 from vitkit.explanation.methods import by_layer
 from vitkit.verbs import explain as verb
@@ -30,6 +30,7 @@ def explain(
     anatomy: Annotated[
         bool, typer.Option("--anatomy", help="Filters, positions and attention distances, as in the paper.")
     ] = False,
+    preprocess: PreprocessText = None,
     device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Write into --out though it is not empty.")] = False,
 ) -> None:
@@ -48,6 +49,7 @@ def explain(
             target=target,
             layer=layer,
             anatomy=anatomy,
+            preprocess=preprocess,
             device=device,
             force=force,
             note=tell,

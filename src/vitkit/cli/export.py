@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, tell
+from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, PreprocessText, tell
 from vitkit.cli.say import say, show
 from vitkit.exporting.formats import suffixes
 from vitkit.text.words import one_of
@@ -34,6 +34,7 @@ def export(
         str | None,
         typer.Option("--image-size", metavar="H,W", help="Another size, in pixels; positions are resized."),
     ] = None,
+    preprocess: PreprocessText = None,
     precision: Annotated[verb.Dtype, typer.Option("--precision", help="In which the weights are stored.")] = "float32",
     dynamic_batch: Annotated[
         bool, typer.Option("--dynamic-batch/--no-dynamic-batch", help="Any number of images at a time, or only one.")
@@ -60,6 +61,7 @@ def export(
                 layout=layout,
                 data_root=data_root,
                 image_size=image_size,
+                preprocess=preprocess,
                 precision=precision,
                 dynamic_batch=dynamic_batch,
                 force=force,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vitkit.cli.arguments import PreprocessText
 from vitkit.cli.say import show
 from vitkit.verbs import info as verb
 
@@ -16,6 +17,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
     image_size: Annotated[int | None, typer.Option("--image-size", min=1, help="Another size, in pixels.")] = None,
     heads: Annotated[int | None, typer.Option("--heads", min=1, help="Where a checkpoint cannot tell.")] = None,
+    preprocess: PreprocessText = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Report on a checkpoint that does not fit, too.")
     ] = False,
@@ -30,6 +32,12 @@ def info(
 
     with Bar() as bar:
         found = verb.info(
-            model, shapes=shapes, image_size=image_size, heads=heads, allow_partial=allow_partial, progress=bar
+            model,
+            shapes=shapes,
+            image_size=image_size,
+            heads=heads,
+            preprocess=preprocess,
+            allow_partial=allow_partial,
+            progress=bar,
         )
     show(found, as_json=as_json)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitkit.cli.arguments import BackendName, Device, MergeNumber, ModelSource, PlanName, PrecisionName, tell
+from vitkit.cli.arguments import (
+    BackendName,
+    Device,
+    MergeNumber,
+    ModelSource,
+    PlanName,
+    PrecisionName,
+    PreprocessText,
+    tell,
+)
 from vitkit.cli.progress import Bar
 from vitkit.cli.say import HARMLESS, say
 from vitkit.errors import Interrupted, ShortageError
@@ -46,6 +55,7 @@ def predict(
     reject: Annotated[
         float | None, typer.Option("--reject", help="Withhold the label below this confidence, 0 to 1.")
     ] = None,
+    preprocess: PreprocessText = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
@@ -84,6 +94,7 @@ def predict(
             templates=templates or (),
             one=one or None,
             reject=reject,
+            preprocess=preprocess,
             backend=backend,
             precision=precision,
             plan=plan,

@@ -199,13 +199,13 @@ class Survey:
             found = read_preprocess(dataset, (shape[0], shape[1], shape[2]), lambda i: item_of(dataset, i, name)[0])
         except VitkitError as error:
             unknown = f"{name}_dataset gave tensors, and {error}"
-            told = f"note: files cannot be asked about: {unknown}; give train(..., preprocess=) to say how they are made"
+            told = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
             return replace(own, unknown=unknown), [told]
-        scales = read_scale(datasets.train), (found.mean, found.std)
-        if name == "val" and scales[0] is not None and scales[0] != scales[1]:
-            learned, judged = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in scales)
-            return found, [f"problem: train_dataset normalises to {learned}, and val_dataset to {judged}"]
-        return found, []
+        judged, learned = (found.mean, found.std), read_scale(datasets.train)
+        if name == "train" or learned is None or learned == judged:
+            return found, []
+        theirs, ours = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in (learned, judged))
+        return found, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
 
     def _has(self, name: str) -> bool:
         return any(path.startswith(f"{name}/") for path in self.table.paths)

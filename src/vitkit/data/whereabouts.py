@@ -198,7 +198,7 @@ def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> 
         VitkitError: the folder holds not all of the images.
     """
     before = split_from_file(split_file)
-    contents = read_contents(split_file)
+    contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # refuse what is damaged
     after = _under(before, root, contents, progress)
     if gone := [path for i, path in enumerate(after.paths) if not after.file(i).is_file()]:
         raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")

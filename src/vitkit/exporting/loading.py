@@ -110,7 +110,9 @@ class Exported(Classifier):
             raise VitkitError(f"{self.path} runs by the backend {self._form.backend}, not {backend}")
         if precision in ("auto", self.runner.precision):
             return self
-        return Exported(self.path, precision)
+        other = Exported(self.path, precision)
+        other.preprocess = self.preprocess
+        return other
 
     def __repr__(self) -> str:
         return f"Exported({str(self.path)!r}, {len(self.classes)} classes)"

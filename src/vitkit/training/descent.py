@@ -138,9 +138,7 @@ def _start_head(
         return 0.0
     head = model.head
     images = head_images(recipe, table, classifier) if images is None else images
-    seconds, state = run.team.by_first(
-        lambda: (start_head(run, recipe, table, classifier, images), head.state_dict())
-    )
+    seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier, images), head.state_dict()))
     head.load_state_dict(state)
     with torch.no_grad():
         head.bias.add_(learned)

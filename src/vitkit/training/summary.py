@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from vitkit.classifier import Classifier
-from vitkit.data.augment import Augment
 from vitkit.data.loading import TrainingImages
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.preprocess import Preprocess
 from vitkit.data.proposals import read_proposals
 from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
+from vitkit.data.user_datasets import TrainingOf
 from vitkit.data.whereabouts import look_over, read_contents, roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on

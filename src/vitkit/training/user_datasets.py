@@ -33,9 +33,9 @@ from vitkit.evaluation.chosen import by_name_in_words, chosen_on
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
+from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
-from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, write_json, write_text
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import CLASS_INDICES, EVALUATION, METRICS, PICTURES, PREPROCESS, RECIPE, REPORT
@@ -243,7 +243,7 @@ def _data_of(
         process=(team.rank, team.size),
     )
     plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
-    return batches, HeadImages(plain, augmented, held_out)  # type: ignore[arg-type]  # sets of images of our own kind
+    return batches, HeadImages(plain, augmented, held_out)
 
 
 def _conclude(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:

@@ -12,16 +12,16 @@ from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.choices import check_choice, check_least
 from vitkit.verbs.result import Result
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, kind_of, kinds, pixel_owners
+from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, kind_of, kinds
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.model.load_report import LoadReport
+    from vitkit.weights.preprocessing import PreprocessLike
 
     Kind: TypeAlias = str  # choices are known when the table has been read
-    Pixels: TypeAlias = str
 else:
-    Kind, Pixels = Literal[kinds()], Literal[pixel_owners()]
+    Kind = Literal[kinds()]
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +72,7 @@ def convert(
     num_classes: int | None = None,
     image_size: int | None = None,
     heads: int | None = None,
-    preprocess: Pixels | None = None,
+    preprocess: PreprocessLike | None = None,
     allow_partial: bool = False,
     force: bool = False,
     progress: Progress = silent,
@@ -88,7 +88,9 @@ def convert(
         num_classes: a new head, all zeros; 0: no head; None: the one that there is.
         image_size: pixels; positions are resized as the source does.
         heads: where the checkpoint cannot tell.
-        preprocess: whose pixels the weights were trained with, where nothing says so.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         allow_partial: write what fits, though tensors are missing or left over.
         force: write over the destination.
         progress: of loading.
@@ -96,7 +98,7 @@ def convert(
     Raises:
         VitkitError: the source cannot be loaded, this layout cannot hold it, or the place is taken.
     """
-    _check_values(to, num_classes, image_size, heads, preprocess)
+    _check_values(to, num_classes, image_size, heads)
     destination = Path(destination)
     kind = to or kind_of(destination)
     _check_place(destination, kind)
@@ -115,13 +117,9 @@ def convert(
     return Conversion(destination, kind, classifier.report, classifier.temperature if is_divided else None)
 
 
-def _check_values(
-    to: str | None, num_classes: int | None, image_size: int | None, heads: int | None, preprocess: str | None
-) -> None:
+def _check_values(to: str | None, num_classes: int | None, image_size: int | None, heads: int | None) -> None:
     if to is not None:
         check_choice("--to", to, Kind)
-    if preprocess is not None:
-        check_choice("--preprocess", preprocess, Pixels)
     check_least("--num-classes", num_classes, 0)
     check_least("--image-size", image_size, 1)
     check_least("--heads", heads, 1)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier, Sources
     from vitkit.data.in_memory import Source
+    from vitkit.weights.preprocessing import PreprocessLike
 
 What = Features
 
@@ -92,6 +93,7 @@ def embed(
     near: str | Path | None = None,
     labels: str | Path | None = None,
     top: int = 5,
+    preprocess: PreprocessLike | None = None,
     batch_size: int = 32,
     device: DeviceName = "auto",
     force: bool = False,
@@ -114,6 +116,9 @@ def embed(
         near: find the images most like this one.
         labels: label file: images that it leaves out are left out, and the others have the labels that it gives them.
         top: with `near`: how many, at least 1.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         batch_size: images at a time, at least 1.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over `out`.
@@ -141,7 +146,7 @@ def embed(
     if not paths:
         raise VitkitError("there is no image to embed: name some")
     with sole_out(out, force=force):
-        classifier = open_model(model, notes, progress, device)
+        classifier = open_model(model, notes, progress, device, preprocess)
         found = _embed(classifier, held or paths, what, batch_size, progress)
         named_so = None if given is None else tuple(given[path] for path in found.paths)
         if out is not None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitkit.data.whereabouts import Changes
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.evaluation.proposed import Judged
+    from vitkit.weights.preprocessing import PreprocessLike
 
 
 @check_arguments
@@ -44,6 +45,7 @@ def evaluate(
     out: str | Path | None = None,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
+    preprocess: PreprocessLike | None = None,
     backend: str = "auto",
     precision: str = "auto",
     plan: str = "auto",
@@ -70,6 +72,9 @@ def evaluate(
         classes: those of `data` by name, with a model of CLIP or SigLIP that was not trained on them: a list, text with
             commas between them, or a file that lists them (.txt, .csv, .tsv or .json).
         templates: with `classes`: sentences with {} in the place of the name; several are averaged.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
@@ -90,7 +95,7 @@ def evaluate(
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)
-    opened = open_for_labels(model, classes, templates, notes, progress)
+    opened = open_for_labels(model, classes, templates, notes, progress, preprocess)
     with ExitStack() as hold:
         own = _of_run(folder, data, layout, data_root, progress)
         table = _table(own, data, labels, layout, notes, progress)

@@ -26,6 +26,7 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.explanation.explanation import Explanation
+    from vitkit.weights.preprocessing import PreprocessLike
 
     Method: TypeAlias = str  # the choices are known when the table has been read
 else:
@@ -94,6 +95,7 @@ def explain(
     target: str | int = "top",
     layer: int | None = None,
     anatomy: bool = False,
+    preprocess: PreprocessLike | None = None,
     device: DeviceName = "auto",
     force: bool = False,
     note: Say = unsaid,
@@ -112,6 +114,9 @@ def explain(
         target: the class to explain: by name, by number, or `top`, the most probable.
         layer: for the methods that look at one: this layer; -1 is the last.
         anatomy: filters, positions and attention distances, as in the paper.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write into `out` though it is not empty.
         note: told what had to be assumed of the model, and what could not be looked into, a line each.
@@ -134,7 +139,7 @@ def explain(
             raise VitkitError(f"--out {folder} holds the image {path}: nothing is written beside the photographs")
     found: Explanations | Anatomy
     with sole_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, progress, device)
+        classifier = open_model(model, notes, progress, device, preprocess)
         if anatomy:
             found = draw_anatomy(classifier, paths, folder, progress)
         else:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.exporting.check import Comparison
     from vitkit.exporting.writing import Outcome
+    from vitkit.weights.preprocessing import PreprocessLike
 
 if TYPE_CHECKING:  # the choices are known when the table has been read
     Runtime: TypeAlias = str
@@ -92,6 +93,7 @@ def export(
     layout: LayoutName = "auto",
     data_root: str | Path | None = None,
     image_size: str | int | tuple[int, int] | None = None,
+    preprocess: PreprocessLike | None = None,
     precision: Dtype = "float32",
     dynamic_batch: bool = True,
     force: bool = False,
@@ -112,6 +114,9 @@ def export(
         data_root: the folder that holds the run's images now, under these or other names.
         image_size: another size, in pixels: one number, (height, width), or text such as "384,512"; positions are
             resized.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         precision: in which weights are stored.
         dynamic_batch: any number of images at a time, or only one.
         force: write over `out`.
@@ -137,7 +142,7 @@ def export(
     pictures = choose_pictures(place, named, progress, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes(note)
-    classifier = _load(model, pixels, notes, progress)
+    classifier = _load(model, pixels, preprocess, notes, progress)
     batch = None if dynamic_batch else 1
     outcome = write(classifier, out, pictures, force=force, batch=batch, precision=precision, progress=progress)
     return Export(
@@ -175,14 +180,20 @@ def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tu
     return to, out
 
 
-def _load(model: str | Path | Classifier, size: tuple[int, int] | None, note: Say, progress: Progress) -> Classifier:
+def _load(
+    model: str | Path | Classifier,
+    size: tuple[int, int] | None,
+    preprocess: PreprocessLike | None,
+    note: Say,
+    progress: Progress,
+) -> Classifier:
     if not isinstance(model, (str, Path)):
         if size is not None:
             raise VitkitError("a classifier in memory has its size: leave out --image-size, or load it with image_size")
-        return open_model(model, note, progress, "cpu")
+        return open_model(model, note, progress, "cpu", preprocess)
     if is_exported(model):
         raise VitkitError(f"{model} is an exported file already: export the model folder that it was made from")
-    return load_noting(model, note, progress, size)
+    return load_noting(model, note, progress, size, preprocess)
 
 
 def _figures(comparison: Comparison) -> str:

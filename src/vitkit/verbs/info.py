@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitkit.model.load_report import LoadReport
     from vitkit.profiling.model_info import ModelInfo
     from vitkit.weights.plan import Plan
+    from vitkit.weights.preprocessing import PreprocessLike
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def info(
     shapes: bool = False,
     image_size: int | None = None,
     heads: int | None = None,
+    preprocess: PreprocessLike | None = None,
     allow_partial: bool = False,
     progress: Progress = silent,
 ) -> Info:
@@ -106,6 +108,9 @@ def info(
         shapes: walk an image through the model, stage by stage, in the result's lines.
         image_size: another size, in pixels.
         heads: where a checkpoint cannot tell.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         allow_partial: report on a checkpoint that does not fit, too.
         progress: of a download.
 
@@ -114,18 +119,22 @@ def info(
     """
     check_least("--image-size", image_size, 1)
     check_least("--heads", heads, 1)
-    options: dict[str, Any] = {"image_size": image_size, "heads": heads}
+    options: dict[str, Any] = {"image_size": image_size, "heads": heads, "preprocess": preprocess}
     options = {name: value for name, value in options.items() if value is not None}
     from vitkit.profiling.model_info import describe
 
     if not isinstance(model, (str, Path)):
         if options:
-            raise VitkitError("a classifier in memory has its size and heads: leave out image_size and heads")
+            raise VitkitError(
+                "a classifier in memory has its size and heads, and says how images are read: leave such options out"
+            )
         return Info("classifier", describe(model.model.config), _origin(model, model.report), shapes)
     name = str(model)
     if (is_model_name(name) or is_network_name(name)) and not Path(name).exists():
         from vitkit.model.build import config_of
 
+        if preprocess is not None:
+            raise VitkitError(f"{name} is a name alone, without weights: --preprocess is for a checkpoint")
         return Info(name, describe(config_of(name, **options)), None, shapes)
     plan = _inspect(name, allow_partial=allow_partial, progress=progress, **options)
     return Info(name, describe(plan.config), _origin(plan, plan.report), shapes)

@@ -19,10 +19,15 @@ from vitkit.text.arguments import path_text
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
     from vitkit.data.in_memory import Held
+    from vitkit.weights.preprocessing import PreprocessLike
 
 
 def open_model(
-    model: str | Path | Classifier, note: Say, progress: Progress = silent, device: str | None = None
+    model: str | Path | Classifier,
+    note: Say,
+    progress: Progress = silent,
+    device: str | None = None,
+    preprocess: PreprocessLike | None = None,
 ) -> Classifier:
     """The classifier that is meant.
 
@@ -32,21 +37,38 @@ def open_model(
         note: told what had to be assumed of it, a line each.
         progress: of loading.
         device: where its model is to be; None: where it is. A classifier in memory is not moved, but copied.
+        preprocess: how images are read, in the place of what the model says or is assumed to read.
 
     Raises:
-        VitkitError: it cannot be loaded, or there is no such device here.
+        VitkitError: it cannot be loaded, there is no such device here, or the preprocessing is none for it.
     """
     from vitkit.classifier import Classifier
 
     if isinstance(model, Classifier):
-        return model if device in (None, "auto") else _copy_on(model, device)
+        held = model if device in (None, "auto") else _copy_on(model, device)
+        return _reading(held, preprocess, note)
     if is_exported(model):
         from vitkit.exporting import load_exported
 
-        found: Classifier = load_exported(model)
+        found: Classifier = _reading(load_exported(model), preprocess, note)
     else:
-        found = load_noting(model, note, progress)
+        found = load_noting(model, note, progress, preprocess=preprocess)
     return found if device is None else found.to(device)
+
+
+def _reading(classifier: Classifier, preprocess: PreprocessLike | None, note: Say) -> Classifier:
+    """A classifier that is there already, with images read otherwise than it says; itself if they are not."""
+    if preprocess is None:
+        return classifier
+    from vitkit.weights.preprocessing import describe, preprocess_of
+
+    found = preprocess_of(preprocess, classifier.preprocess)
+    if found == classifier.preprocess:
+        return classifier
+    note(f"images are read otherwise than the model says, which has {describe(classifier.preprocess.to_dict())}")
+    other = copy.copy(classifier)
+    other.preprocess = found
+    return other
 
 
 def _copy_on(classifier: Classifier, device: str) -> Classifier:
@@ -61,12 +83,16 @@ def _copy_on(classifier: Classifier, device: str) -> Classifier:
 
 
 def load_noting(
-    source: str | Path, note: Say, progress: Progress, image_size: tuple[int, int] | None = None
+    source: str | Path,
+    note: Say,
+    progress: Progress,
+    image_size: tuple[int, int] | None = None,
+    preprocess: PreprocessLike | None = None,
 ) -> Classifier:
     """As `weights.load`; what had to be assumed is noted, a line each."""
     from vitkit.weights import load
 
-    classifier = load(source, image_size=image_size, progress=progress)
+    classifier = load(source, image_size=image_size, preprocess=preprocess, progress=progress)
     assert classifier.report is not None
     for caveat in classifier.report.caveats():
         note(caveat)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
     from vitkit.inference.prediction import Prediction
     from vitkit.reporting.album import Album
+    from vitkit.weights.preprocessing import PreprocessLike
 
 Write = Callable[["Prediction"], None]
 Writer = Callable[[Format, int], Write]  # how rows are written, and for how many images, before the first of them
@@ -110,6 +111,7 @@ def predict(
     templates: Sequence[str] = (),
     one: bool | None = None,
     reject: float | None = None,
+    preprocess: PreprocessLike | None = None,
     backend: str = "auto",
     precision: str = "auto",
     plan: str = "auto",
@@ -146,6 +148,9 @@ def predict(
         templates: with `classes`: sentences with {} where the name goes, averaged; by default as published.
         one: with `classes`: each image has exactly one of them; by default as the model was trained.
         reject: withhold the label below this confidence, 0 to 1.
+        preprocess: how images are read, where the model does not say it: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
+            torchvision or dinov2), or a file; as of `vitkit.load`.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
@@ -181,7 +186,7 @@ def predict(
     may_exist = resume or force
     with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
         _check_free(out, may_exist=may_exist)
-        classifier = open_named(model, classes, templates, notes, progress, one=one)
+        classifier = open_named(model, classes, templates, notes, progress, one=one, preprocess=preprocess)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")
         form = FORMATS[".csv" if out is None else out.suffix.lower()](columns, is_raw=raw)
         stock = _take_stock(classifier, out, form, paths, say) if out is not None and resume else Stock(paths)

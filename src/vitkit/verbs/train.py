@@ -198,7 +198,15 @@ def train(
         if named := [name for name, value in files.items() if value is not None]:
             raise VitkitError(f"train_dataset takes the place of files: leave out {named[0]}")
         return _train_on_datasets(
-            (train_dataset, val_dataset, class_names, preprocess), fields, recipe, out, force, resume, say, progress, watching
+            (train_dataset, val_dataset, class_names, preprocess),
+            fields,
+            recipe,
+            out,
+            force,
+            resume,
+            say,
+            progress,
+            watching,
         )
     if val_dataset is not None or class_names is not None or preprocess is not None:
         raise VitkitError("val_dataset, class_names and preprocess go with train_dataset")

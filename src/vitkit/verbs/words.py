@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.sources import ImageTable
     from vitkit.language.zero_shot import ImagesAndWords
+    from vitkit.weights.preprocessing import PreprocessLike
 
 
 def open_named(
@@ -31,6 +32,7 @@ def open_named(
     progress: Progress,
     *,
     one: bool | None,
+    preprocess: PreprocessLike | None = None,
 ) -> Classifier:
     """The classifier that is meant; of classes by name, where some are named.
 
@@ -41,6 +43,7 @@ def open_named(
         note: told what was assumed, a line each, and how probabilities are made.
         progress: of loading.
         one: as of `ImagesAndWords.classifier`.
+        preprocess: how images are read, in the place of what the model says or is assumed to read.
 
     Raises:
         VitkitError: the model cannot be loaded, or has no words.
@@ -48,8 +51,8 @@ def open_named(
     if classes is None:
         if templates or one is not None:
             raise VitkitError(f"{'--template' if templates else '--one'} is for classes by name: give --classes too")
-        return open_model(model, note, progress)
-    classifier = open_words(model, note, progress).classifier(named_classes(classes), templates, one=one)
+        return open_model(model, note, progress, preprocess=preprocess)
+    classifier = open_words(model, note, progress, preprocess).classifier(named_classes(classes), templates, one=one)
     _tell_of_names(classifier, note)
     return classifier
 
@@ -60,6 +63,7 @@ def open_for_labels(
     templates: Sequence[str],
     note: Say,
     progress: Progress,
+    preprocess: PreprocessLike | None = None,
 ) -> Callable[[ImageTable], Classifier]:
     """As `open_named`, for labelled images, from which the classifier is had: classes by name are theirs, each of them.
 
@@ -69,11 +73,12 @@ def open_for_labels(
         VitkitError: as `open_named`; and once it is asked, a name is of no images, or a class of images is not named.
     """
     if classes is None:
-        opened = open_named(model, None, templates, note, progress, one=None)
+        opened = open_named(model, None, templates, note, progress, one=None, preprocess=preprocess)
         return lambda _table: opened
     from vitkit.language.class_words import spoken
 
-    words, names = open_words(model, note, progress), spoken([name.strip() for name in named_classes(classes)])
+    words = open_words(model, note, progress, preprocess)
+    names = spoken([name.strip() for name in named_classes(classes)])
 
     def named(table: ImageTable) -> Classifier:
         found = words.classifier(names, templates, one=None if table.is_multi else True)
@@ -97,7 +102,9 @@ def _tell_of_names(classifier: Classifier, note: Say) -> None:
     note(f"{len(classifier.classes)} classes by name, as {used}; {how}")
 
 
-def open_words(model: str | Path | Classifier, note: Say, progress: Progress) -> ImagesAndWords:
+def open_words(
+    model: str | Path | Classifier, note: Say, progress: Progress, preprocess: PreprocessLike | None = None
+) -> ImagesAndWords:
     """A model of images and words.
 
     Raises:
@@ -107,7 +114,7 @@ def open_words(model: str | Path | Classifier, note: Say, progress: Progress) ->
 
     if not isinstance(model, (str, Path)):
         raise VitkitError("words need the files of CLIP or SigLIP, not a classifier in memory: give their folder")
-    found = read_images_and_words(model, progress)
+    found = read_images_and_words(model, progress, preprocess=preprocess)
     assert found.images.report is not None
     for caveat in found.images.report.caveats():
         note(caveat)

@@ -171,7 +171,9 @@ class Jobs:
 
     def is_beginning(self, job: Job) -> bool:
         """Whether a job's process is there that has not come to its folder yet, or has just left it."""
-        if not job.started or job.ended or not (self.is_worked_on or time.time() - job.started < _BEGINNING):
+        if not job.started or job.ended or not job.process:
+            return False
+        if not self.is_worked_on and time.time() - job.started >= _BEGINNING:
             return False
         return is_same(job.process, job.birth)  # the number may be another process's by now, after a restart above all
 

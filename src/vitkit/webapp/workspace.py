@@ -12,7 +12,7 @@ from typing import Any
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.system.cache import private, state_folder
-from vitkit.system.files import fitting, from_json, read_text
+from vitkit.system.files import fitting
 from vitkit.system.run_files import RECIPE, SPLIT
 from vitkit.webapp.labels import Labels
 
@@ -140,8 +140,7 @@ def _photographs_of(run: Path) -> Path:
     """
     if not (run / SPLIT).is_file():
         raise VitkitError(f"{run} does not say what it was trained on: it has no {SPLIT}; name the photographs")
-    root = Path(str(from_json(read_text(run / SPLIT)).get("root", "")))
-    split_from_file(run / SPLIT)  # refuses what is damaged
+    root = split_from_file(run / SPLIT).root
     if not root.is_absolute():
         root = run / root
     if not root.is_dir():

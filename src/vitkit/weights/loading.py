@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vitkit import model_folder
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.build import config_of
 from vitkit.model.config_checks import Pair, as_pair
@@ -20,8 +19,9 @@ from vitkit.weights.catalog import HUB, find, find_published, is_hub_id, missing
 from vitkit.weights.entry import Entry
 from vitkit.weights.meaning import TIMM, Use, meaning_of, split_timm
 from vitkit.weights.networks import published_size, read_network
-from vitkit.weights.origin import read_foreign, read_own, with_pixels
+from vitkit.weights.origin import read_foreign, read_own
 from vitkit.weights.plan import Plan, make_plan, target_of
+from vitkit.weights.preprocessing import PreprocessLike
 from vitkit.weights.read import read_checkpoint
 
 _BY_TARGET = ("patch_size", "has_logits", "representation_size")  # which the weights are fitted to
@@ -34,7 +34,7 @@ def load(
     image_size: int | Pair | None = None,
     *,
     classes: Sequence[str] | None = None,
-    preprocess: Preprocess | str | None = None,
+    preprocess: PreprocessLike | None = None,
     grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
@@ -56,8 +56,10 @@ def load(
             convention of the source (`position_resize`). With as many patches as the checkpoint has positions it
             settles a grid that is not square.
         classes: names in the order of the logits; their number is `num_classes`.
-        preprocess: in place of the one that belongs to the weights; or whose it is: google, augreg, deit, torchvision
-            or dinov2; or timm, for published weights that timm has under the same name.
+        preprocess: in place of the one that belongs to the weights, or is assumed of them: a `Preprocess`; whose it
+            is: google, augreg, deit, torchvision or dinov2, or timm for published weights that timm has under the same
+            name; settings such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a
+            mapping; or a file that has them (`weights.preprocessing.preprocess_of`).
         grid: (rows, columns) of the checkpoint's positions, where it is not clear.
         allow_partial: load what fits, and report the rest.
         use: what a bare model name such as `vit_tiny_patch16_224` means: for `answers` the ImageNet-1k classifier, for
@@ -97,7 +99,7 @@ def inspect(
     image_size: int | Pair | None = None,
     *,
     classes: Sequence[str] | None = None,
-    preprocess: Preprocess | str | None = None,
+    preprocess: PreprocessLike | None = None,
     grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
@@ -131,8 +133,8 @@ def inspect(
         else:
             given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
             origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
-    if isinstance(preprocess, str):
-        origin = with_pixels(origin, preprocess, entry)
+    if isinstance(preprocess, str) and preprocess == "timm" and entry is not None:
+        preprocess = _pixels_of_timm(entry)
     if meant is not None:
         origin = replace(origin, assumed={"weights": meant.says, **origin.assumed})
     if size is None and "patch_size" not in changes:
@@ -140,7 +142,14 @@ def inspect(
     target = target_of(origin.config, num_classes, size, changes)
     if classes is None and target.num_classes == origin.config.num_classes:
         classes = origin.classes
-    return make_plan(str(source), origin, target, classes, None if isinstance(preprocess, str) else preprocess)
+    return make_plan(str(source), origin, target, classes, preprocess)
+
+
+def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
+    """What timm reads where it has published weights under the same name."""
+    if entry.timm is None:
+        raise VitkitError(f"timm has no weights of the name {entry.name}, so it has no pixels for them")
+    return {name: value for name, value in asdict(entry.timm).items() if name != "size"}
 
 
 def _named_file(source: str) -> tuple[str, str | None]:

@@ -24,6 +24,7 @@ from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.classes import class_names, unique
 from vitkit.weights.match import shapes_of
 from vitkit.weights.origin import Origin, owned
+from vitkit.weights.preprocessing import describe
 from vitkit.weights.read import read_checkpoint
 
 _ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # GoogLeNet's and Inception's classifiers at the side
@@ -76,9 +77,7 @@ def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
     found = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
     if found is None:
         return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
-    mean = "0.5" if set(found["mean"]) == {0.5} else "ImageNet's"
-    crop = f", crop {found['crop_pct']:.3f}" if "crop_pct" in found else ""
-    return found, f"mean and std {mean}, {found['fit']}, {found['interpolation']}{crop}"
+    return found, describe(found)
 
 
 def _pixels_of_torchvision(config: NetworkConfig) -> dict[str, Any] | None:

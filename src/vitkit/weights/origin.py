@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit import model_folder
-from vitkit.data.preprocess import CLIP_MEAN, HALF, Preprocess
+from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.config_checks import Pair
@@ -25,11 +25,13 @@ from vitkit.weights.checkpoint import Checkpoint, Stored
 from vitkit.weights.classes import class_names, names_beside, unique
 from vitkit.weights.entry import Entry
 from vitkit.weights.families import family_of
-from vitkit.weights.formats.registry import pixel_owners, pixels_of, readable
+from vitkit.weights.formats.registry import readable
+from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Given, Inferred, infer
 from vitkit.weights.layout import Layout
 from vitkit.weights.match import account_for, joined_shape, shapes_of
 from vitkit.weights.namesakes import namesakes
+from vitkit.weights.preprocessing import describe
 from vitkit.weights.read import read_checkpoint
 
 
@@ -53,24 +55,6 @@ class Origin:
     thresholds: tuple[float, ...] | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: bytes | None = None  # the record of what the weights were trained on
-
-
-def with_pixels(origin: Origin, owner: str, entry: Entry | None = None) -> Origin:
-    """The origin with the pixels that this owner's weights are trained with; or timm's, of published weights."""
-    pixels = pixels_of(owner)
-    if owner == "timm":
-        theirs = None if entry is None else entry.timm
-        if theirs is None:
-            raise VitkitError(
-                f"timm has no weights of the name {entry.name}, so it has no pixels for them"
-                if entry
-                else "preprocess='timm' is for published names, MODEL.TAG: for a file say augreg, deit or dinov2"
-            )
-        pixels = {name: value for name, value in dataclasses.asdict(theirs).items() if name != "size"}
-    if pixels is None:
-        raise VitkitError(f"preprocess must be one of {', '.join(pixel_owners())}, timm, not {owner!r}")
-    assumed = {name: taken for name, taken in origin.assumed.items() if name != "preprocess"}
-    return dataclasses.replace(origin, pixels=pixels, assumed=assumed)
 
 
 _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
@@ -225,13 +209,14 @@ def read_foreign(
     if entry is not None:
         pixel_size = entry.preprocess.size
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
-    elif not layout.is_preprocess_known:
-        assumed["preprocess"] = f"{_say_pixels(pixels)}, as is usual for {layout.format}"
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
     notes += tuple(f"{name} was passed over: {reason}" for name, reason in checkpoint.passed_over.items())
     named = _name_classes(checkpoint, layout, config, is_published=entry is not None)
     assumed |= named.assumed
     notes += named.notes
+    if entry is None and not layout.is_preprocess_known:
+        pixels, as_of = _customary(layout, is_tutorials=named.is_beside)
+        assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
     fits = [name for name in account.expected if name not in account.unfit]
     return Origin(
         format=layout.format,
@@ -258,6 +243,7 @@ class _Named:
     classes: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_beside: bool = False
 
 
 def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _Named:
@@ -271,9 +257,20 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
     beside, told = (None, None) if is_published else names_beside(checkpoint.path, config.num_classes)
     notes = () if told is None else (told,)
     if beside is not None:
-        return _Named(beside, notes=notes)
+        return _Named(beside, notes=notes, is_beside=True)
     classes, assumed = class_names(config.num_classes)
     return _Named(classes, {"classes": assumed}, notes)
+
+
+def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
+    """The pixels of weights that nothing describes, and why these.
+
+    Scripts of tutorials that fine-tune the weights of ImageNet-21k write class_indices.json, and read images otherwise
+    than timm does: what lies beside that file was trained by one of them.
+    """
+    if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
+        return TUTORIALS, f"as the scripts have it that write {CLASS_INDICES}; --preprocess says otherwise"
+    return layout.preprocess, f"as is usual for {layout.format}"
 
 
 def _infer(
@@ -341,9 +338,3 @@ def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Te
         return {}
     state = VisionTransformer(config).state_dict()
     return {name: lambda name=name: state[name] for name in names}  # type: ignore[misc]
-
-
-def _say_pixels(pixels: Mapping[str, Any]) -> str:
-    mean = {HALF: "0.5", CLIP_MEAN: "CLIP's"}.get(tuple(pixels["mean"]), "ImageNet's")
-    crop = f", crop {pixels['crop_pct']:.3f}" if "crop_pct" in pixels and pixels["fit"] != "squash" else ""
-    return f"mean and std {mean}, {pixels['fit']}, {pixels['interpolation']}{crop}"

@@ -9,6 +9,7 @@ from email.message import Message
 from pathlib import Path
 
 from vitkit.system.files import from_json, write_json
+from vitkit.text.fields import settle_types
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class Version:
     validator: str | None = None
     length: int | None = None
     md5: str | None = None
+
+    def __post_init__(self) -> None:
+        settle_types(self)
 
     @classmethod
     def described(cls, headers: Message, length: int | None) -> Version:

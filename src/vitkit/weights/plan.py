@@ -23,6 +23,7 @@ from vitkit.weights.adapt import Adapted, adapt
 from vitkit.weights.adapt_network import adapt_network
 from vitkit.weights.match import shapes_of
 from vitkit.weights.origin import Origin
+from vitkit.weights.preprocessing import PreprocessLike, describe, leaves_open, settings_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
 
 
 def make_plan(
-    name: str, origin: Origin, target: Config, classes: Sequence[str] | None, preprocess: Preprocess | None
+    name: str, origin: Origin, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
 ) -> Plan:
     shapes = shapes_of(target)
     adapted = _adapt(origin, target, shapes)
@@ -167,10 +168,10 @@ def make_plan(
         assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
         notes=origin.notes,
     )
-    return Plan(
+    plan = Plan(
         config=target,
         classes=tuple(classes),
-        preprocess=preprocess or _preprocess(origin.pixels, target),
+        preprocess=_preprocess(origin.pixels, target),
         report=report,
         read=adapted.read,
         temperature=origin.temperature if keeps_head else 1.0,
@@ -178,6 +179,28 @@ def make_plan(
         provenance=origin.provenance,
         pictures=origin.pictures,
     )
+    return plan if preprocess is None else _with_preprocess(plan, preprocess)
+
+
+def _with_preprocess(plan: Plan, named: PreprocessLike) -> Plan:
+    """The plan with the preprocessing that somebody names in the place of its own.
+
+    What was assumed of it is settled by that, or is still assumed of the rest. What training wrote down is no
+    assumption, so that another is worth a warning.
+    """
+    settings = settings_of(named, plan.preprocess)
+    preprocess = dataclasses.replace(plan.preprocess, unknown="", **settings)
+    assumed, warnings = dict(plan.report.assumed), plan.report.warnings
+    if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
+        assumed["preprocess"] = f"{open_text}; but for {', '.join(settings)}, as was said"
+    if "mean" in settings:
+        assumed.pop("family", None)  # of which the pixels differ alone
+    if plan.report.format == "vitkit" and preprocess != plan.preprocess and not plan.preprocess.unknown:
+        theirs = describe(plan.preprocess.to_dict())
+        warnings += (f"images are read otherwise than in its training, which had {theirs}: expect other answers",)
+    notes = (*plan.report.notes, f"preprocess, as was said: {describe(preprocess.to_dict())}")
+    report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
+    return dataclasses.replace(plan, preprocess=preprocess, report=report)
 
 
 def _adapt(origin: Origin, target: Config, shapes: Mapping[str, torch.Size]) -> Adapted:

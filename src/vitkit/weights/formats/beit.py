@@ -40,7 +40,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if is_table and "preprocess" not in described:
         assumed["family"] = (
             "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
-            "preprocess='deit' says so"
+            "--preprocess deit says so"
         )
     if not architecture and "cls_token" not in names:
         says = "none, because there is no cls_token; timm's vit_relpos_*_cls_* and vit_relpos_*_clsgap_* have one"

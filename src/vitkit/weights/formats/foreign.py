@@ -139,6 +139,7 @@ def metadata(classifier: Classifier) -> dict[str, str]:
 
 
 def pixels(preprocess: Preprocess) -> dict[str, Any]:
+    preprocess.check_known()
     return {name: value for name, value in preprocess.to_dict().items() if name != "size"}
 
 

@@ -143,6 +143,7 @@ def processor(preprocess: Preprocess) -> dict[str, Any]:
     Raises:
         VitkitError: theirs cannot say it.
     """
+    preprocess.check_known()
     if preprocess.fit == "pad":
         raise VitkitError("the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written")
     (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop

@@ -65,8 +65,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             **_fields(checkpoint.config),
         },
         assumed={} if _config(checkpoint) else {"gelu": _SAYS},
-        preprocess=_pixels(checkpoint.config) or _PIXELS,
-        is_preprocess_known=_pixels(checkpoint.config) is not None,
+        preprocess=described_pixels(checkpoint.config) or _PIXELS,
+        is_preprocess_known=described_pixels(checkpoint.config) is not None,
         image_size=_size(checkpoint.config),
         dropped=_dropped(checkpoint),
     )
@@ -84,8 +84,8 @@ def _of_timm(checkpoint: Checkpoint) -> Layout | None:
         layout,
         format="OpenCLIP",
         pieces={ours: _under(_TRUNK, piece) for ours, piece in layout.pieces.items()},
-        preprocess=_pixels(checkpoint.config) or (_SIGLIP if "_siglip_" in named else layout.preprocess),
-        is_preprocess_known=_pixels(checkpoint.config) is not None,
+        preprocess=described_pixels(checkpoint.config) or (_SIGLIP if "_siglip_" in named else layout.preprocess),
+        is_preprocess_known=described_pixels(checkpoint.config) is not None,
         image_size=_size(checkpoint.config),
         assumed={} if named else {"gelu": _SAYS_OF_TIMM},
         dropped={**{f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()}, **_dropped(checkpoint)},
@@ -138,7 +138,7 @@ def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
     return sides(_of_images(config).get("image_size"), _FILE)
 
 
-def _pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """`preprocess_cfg`, as OpenCLIP's `image_transform_v2` reads it."""
     own = (config or {}).get("preprocess_cfg")
     if not isinstance(own, Mapping):

@@ -18,6 +18,8 @@ _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "
 DEIT = {**_IMAGENET, "crop_pct": 224 / 256}
 CLIP = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0, "mean": CLIP_MEAN, "std": CLIP_STD}
 AUGREG = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 0.9, "mean": HALF, "std": HALF}
+# Of the scripts that write class_indices.json: torchvision's Resize(256), CenterCrop(224) and Normalize(0.5, 0.5).
+TUTORIALS = {"fit": "crop", "interpolation": "bilinear", "crop_pct": 224 / 256, "mean": HALF, "std": HALF}
 _OTHER_HEADS = {  # what training kept beside the encoder
     r"decoder_|mask_token$": "MAE's decoder",
     r"head\.(mlp|last_layer)\.": "DINO's projection head",
@@ -144,16 +146,8 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(pretrained, Mapping):
         return {}
     described: dict[str, Any] = {}
-    if "mean" in pretrained and "std" in pretrained:
-        described["preprocess"] = {
-            "fit": "squash"
-            if pretrained.get("crop_mode") == "squash" and pretrained.get("crop_pct") == 1.0
-            else "crop",
-            "interpolation": pretrained.get("interpolation", "bicubic"),
-            "crop_pct": pretrained.get("crop_pct", 0.875),
-            "mean": tuple(pretrained["mean"]),
-            "std": tuple(pretrained["std"]),
-        }
+    if (pixels := described_pixels(config)) is not None:
+        described["preprocess"] = pixels
     size = (config.get("model_args") or {}).get("img_size")
     size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
     if size is not None:
@@ -163,6 +157,21 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
     if names:
         described["classes"] = tuple(descriptions.get(name, name) for name in names)
     return described
+
+
+def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`pretrained_cfg` in timm's config.json as fields of `Preprocess`, where it names mean and std."""
+    pretrained = config.get("pretrained_cfg")
+    if not isinstance(pretrained, Mapping) or "mean" not in pretrained or "std" not in pretrained:
+        return None
+    is_squashed = pretrained.get("crop_mode") == "squash" and pretrained.get("crop_pct") == 1.0
+    return {
+        "fit": "squash" if is_squashed else "crop",
+        "interpolation": pretrained.get("interpolation", "bicubic"),
+        "crop_pct": pretrained.get("crop_pct", 0.875),
+        "mean": tuple(pretrained["mean"]),
+        "std": tuple(pretrained["std"]),
+    }
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
 
 def _pretrained(classifier: Classifier) -> dict[str, Any]:
     config, preprocess = ours_of(classifier).config, classifier.preprocess
+    preprocess.check_known()
     if preprocess.fit == "pad" or preprocess.fit == "squash_crop":
         raise VitkitError(f"the timm layout cannot express preprocess.fit {preprocess.fit!r}: the model is not written")
     return {

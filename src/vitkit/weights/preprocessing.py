@@ -1,0 +1,242 @@
+"""The preprocessing that somebody names for weights that do not say their own: in words, as a mapping or in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitkit import model_folder
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.errors import VitkitError
+from vitkit.model.config_checks import Pair
+from vitkit.system.files import from_json
+from vitkit.text.arguments import type_of
+from vitkit.text.fields import as_typed, from_text, hints_of, is_number
+from vitkit.weights.formats.registry import pixel_owners, pixels_of
+
+PreprocessLike = Preprocess | Mapping[str, Any] | str | Path
+
+_EXAMPLE = "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
+_USUAL = {name: getattr(Preprocess, name) for name in ("fit", "crop_pct", "interpolation", "floor_crop")}
+_SIDES = ("resize", "crop", "size")  # in pixels: one number, or height and width
+_FILES = (model_folder.DESCRIPTION, "preprocessor_config.json", "open_clip_config.json", "config.json")
+
+
+def preprocess_of(named: PreprocessLike, own: Preprocess) -> Preprocess:
+    """A preprocessing in any of the ways of naming one; what it leaves out stays as it is in `own`.
+
+    Args:
+        named: one of these:
+
+            - a `Preprocess`;
+            - whose weights read images so: google, torchvision, dinov2, augreg or deit;
+            - text of settings, such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or a mapping of
+              them: fields of `Preprocess`, or as torchvision's transforms have them: `resize` is what the short side
+              becomes, or (height, width) that the picture is stretched to, and `crop` is cut from its centre;
+            - a JSON file of such settings, a model.json, or a preprocessor_config.json, config.json or
+              open_clip_config.json as they lie beside published weights; or the folder that holds one of these.
+        own: that of the model; its size is what the model reads, which nothing else can change.
+
+    Raises:
+        VitkitError: it is none of these, a value is not allowed, or it is for another size.
+    """
+    return dataclasses.replace(own, unknown="", **settings_of(named, own))
+
+
+def settings_of(named: PreprocessLike, own: Preprocess) -> dict[str, Any]:
+    """The fields of `Preprocess` that are named, checked, and without the size, which is the model's.
+
+    Raises:
+        VitkitError: as `preprocess_of`.
+    """
+    if isinstance(named, Preprocess):
+        named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
+    elif isinstance(named, Path) or (isinstance(named, str) and _is_file(named)):
+        named = _in_file(Path(named))
+    elif isinstance(named, str):
+        named = _in_words(named, len(own.mean))
+    elif not isinstance(named, Mapping):
+        raise VitkitError(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
+    found = _fields(named, own)
+    dataclasses.replace(own, **found)  # which checks the values
+    return found
+
+
+def leaves_open(settings: Mapping[str, Any]) -> bool:
+    """Whether settings say so little that the answers rest on what is assumed of the others."""
+    needed = {"fit", "interpolation", "mean", "std"}
+    if str(settings.get("fit", "")).endswith("crop"):
+        needed.add("crop_pct")
+    return not needed <= settings.keys()
+
+
+def _is_file(text: str) -> bool:
+    return bool(text) and "=" not in text and text not in pixel_owners() and "\0" not in text and Path(text).exists()
+
+
+def _in_words(text: str, channels: int) -> dict[str, Any]:
+    """Of an owner's name, or of settings with commas between them."""
+    theirs = pixels_of(text)
+    if theirs is not None:
+        means = {name: tuple(theirs[name])[:channels] for name in ("mean", "std") if name in theirs}
+        return {**_USUAL, **theirs, **means}
+    if text == "timm":
+        raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file say augreg, deit or dinov2")
+    if "=" not in text:
+        raise VitkitError(
+            f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm, no file, and no text such as "
+            f"{_EXAMPLE}"
+        )
+    pairs: dict[str, str] = {}
+    last = ""
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals and name in pairs:
+            raise VitkitError(f"preprocess names {name} twice")
+        if not equals and not last:
+            raise VitkitError(f"preprocess: {part!r:.60} names no setting; expected text such as {_EXAMPLE}")
+        last = name if equals else last
+        pairs[last] = value if equals else f"{pairs[last]},{name}"  # mean=0.5,0.4,0.3 has commas of its own
+    hints = hints_of(Preprocess)
+    return {
+        name: _sides_in(name, value) if name in _SIDES else from_text(name, hints[_known(name)], value)
+        for name, value in pairs.items()
+    }
+
+
+def _sides_in(name: str, text: str) -> int | Pair:
+    sides = [side.strip() for side in text.replace("x", ",").split(",")]
+    if len(sides) > 2 or not all(side.isdecimal() and side.isascii() for side in sides):
+        raise VitkitError(f"preprocess: {name} must be one or two numbers of pixels, not {text!r:.40}")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
+def _known(name: str) -> str:
+    if name not in _SIDES and name not in hints_of(Preprocess):
+        known = [*_SIDES, *(field for field in hints_of(Preprocess) if field != "size")]
+        raise VitkitError(f"preprocess has no setting {name!r:.40}; it has {', '.join(known)}")
+    return name
+
+
+def _in_file(path: Path) -> Mapping[str, Any]:
+    """What a file says, or one of those that describe a model in a folder."""
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in _FILES if (path / name).is_file()), path)
+        if file == path:
+            raise VitkitError(f"preprocess: {path} holds none of {', '.join(_FILES)}")
+    try:
+        written = from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
+    if not isinstance(written, dict):
+        raise VitkitError(f"preprocess: {file} must hold a JSON object, not {type_of(written)}")
+    found = _in_description(written)
+    if found is None:
+        raise VitkitError(f"preprocess: {file} describes a model, and does not say how its images are read")
+    return found
+
+
+def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
+    """The settings in a file of ours, of transformers, timm or OpenCLIP; or a file of nothing else."""
+    from vitkit.weights.formats import huggingface_described, open_clip, timm
+
+    if isinstance(written.get("preprocess"), dict):
+        return dict(written["preprocess"])
+    if {"image_mean", "image_processor_type", "feature_extractor_type"} & written.keys():
+        theirs = huggingface_described.pixels(written)
+    elif "pretrained_cfg" in written:
+        theirs = timm.described_pixels(written)
+    elif "preprocess_cfg" in written:
+        theirs = open_clip.described_pixels(written)
+    else:
+        return None if {"architectures", "model_type", "architecture", "config"} & written.keys() else written
+    return None if theirs is None else {**_USUAL, **theirs}
+
+
+def _fields(named: Mapping[str, Any], own: Preprocess) -> dict[str, Any]:
+    """Settings as fields of `Preprocess`, in the types of those."""
+    hints = hints_of(Preprocess)
+    found = {_known(name): value for name, value in named.items()}
+    sides = {name: _sides(name, found.pop(name)) for name in _SIDES if name in found}
+    for name in ("mean", "std"):
+        if name in found:
+            found[name] = _of_channels(name, found[name], len(own.mean))
+    found = {name: as_typed(name, hints[name], value) for name, value in found.items()}
+    for name in ("crop", "size"):
+        if name in sides and sides[name] != own.size:
+            wanted, reads = (_by(pair) for pair in (sides[name], own.size))
+            raise VitkitError(
+                f"preprocess: {name} is {wanted}, and the model reads {reads} pixels: leave it out, or load the model "
+                "with that image_size"
+            )
+    if "resize" in sides:
+        return found | _fit_of(sides["resize"], found, own.size, is_both=not is_number(named["resize"]))
+    if "crop" in sides:
+        raise VitkitError("preprocess: crop needs resize, too: what the short side is brought to before it")
+    return found
+
+
+def _fit_of(resized: Pair, found: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
+    """`fit` and `crop_pct` of what torchvision calls Resize and CenterCrop."""
+    if "crop_pct" in found:
+        raise VitkitError("preprocess: resize and crop_pct are two ways of saying the same: leave one out")
+    if not is_both and size[0] != size[1]:
+        raise VitkitError(f"preprocess: the model reads {_by(size)} pixels: say resize as HEIGHTxWIDTH, or crop_pct")
+    shares = [kept / full for kept, full in zip(size, resized, strict=True)]
+    if not all(0 < share <= 1 for share in shares) or abs(shares[0] - shares[1]) > 1e-9:
+        raise VitkitError(f"preprocess: no centre of {_by(size)} pixels can be cut from a resize to {_by(resized)}")
+    stretched = "squash" if resized == size else "squash_crop"
+    fit = found.get("fit", stretched if is_both else "crop")
+    if not str(fit).endswith("crop"):
+        if resized != size:
+            raise VitkitError(f"preprocess: fit {fit} brings pictures to {_by(size)} pixels: leave out resize")
+        return {"fit": fit}
+    return {"fit": fit, "crop_pct": shares[0]}
+
+
+def _sides(name: str, value: Any) -> Pair:
+    both = tuple(value) if isinstance(value, (list, tuple)) else (value, value)
+    if len(both) != 2 or not all(type(side) is int and side > 0 for side in both):
+        raise VitkitError(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
+    return both[0], both[1]
+
+
+def _of_channels(name: str, value: Any, channels: int) -> Any:
+    """One number for all channels, or one for each."""
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not values or not all(map(is_number, values)) or max(values) > 1:
+        raise VitkitError(f"preprocess: {name} must be numbers from 0 to 1, as pixels are then, not {value!r:.60}")
+    if len(values) not in (1, channels):
+        raise VitkitError(f"preprocess: {name} has {len(values)} numbers, and the model reads {channels} channels")
+    return values * channels if len(values) == 1 else values
+
+
+def _by(size: Pair) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+_SCALES = {
+    (HALF, HALF): "0.5",
+    (IMAGENET_MEAN, IMAGENET_STD): "ImageNet's",
+    (CLIP_MEAN, CLIP_STD): "CLIP's",
+    (HALF[:1], HALF[:1]): "0.5",
+}
+
+
+def describe(pixels: Mapping[str, Any]) -> str:
+    """Fields of `Preprocess` as a report has them: `mean and std 0.5, crop, bicubic, crop 0.900`."""
+    if pixels.get("unknown"):
+        return f"not known ({pixels['unknown']})"
+    mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
+    scale = _SCALES.get((mean, std))
+    fit, share = pixels.get("fit", Preprocess.fit), pixels.get("crop_pct", Preprocess.crop_pct)
+    parts = [f"mean {_numbers(mean)}, std {_numbers(std)}" if scale is None else f"mean and std {scale}", fit]
+    parts += [pixels.get("interpolation", Preprocess.interpolation)]
+    return ", ".join([*parts, *([f"crop {share:.3f}"] if fit.endswith("crop") else [])])
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return "/".join(f"{value:.4g}" for value in values)

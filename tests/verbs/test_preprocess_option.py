@@ -1,0 +1,107 @@
+"""`--preprocess`, and the `preprocess` of verbs: how images are read where a model does not say it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tiny
+import vitkit as package
+from vitkit import Classifier, VitkitError, load
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
+
+NAMES = ("daisy", "dandelion", "roses")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """What the scripts of the tutorials leave: bare weights, and class_indices.json beside them."""
+    model = tiny.randomise(VisionTransformer(config_for("vit_micro_patch8_16", 3)))
+    torch.save(model.state_dict(), tmp_path / "model-9.pth")
+    (tmp_path / "class_indices.json").write_text(json.dumps({str(i): name for i, name in enumerate(NAMES)}, indent=4))
+    return tmp_path / "model-9.pth"
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((400, 300)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def test_that_is_an_assumption_which_every_command_says(trained: Path, photo: Path, vitkit: Any) -> None:
+    said = "mean and std 0.5, crop, bilinear, crop 0.875, as the scripts have it that write class_indices.json"
+    out = trained.parent / "out"
+    for command in (
+        ("predict", trained, photo),
+        ("embed", trained, photo, "-o", trained.parent / "features.npz"),
+        ("explain", trained, photo, "-o", out),
+        ("export", trained, "-o", trained.parent / "model.pt2"),
+    ):
+        outcome = vitkit(*command)
+        assert outcome.code == 0, outcome.err
+        assert f"note: preprocess assumed: {said}" in outcome.err
+    assert f"assumed preprocess: {said}" in vitkit("info", trained).out
+    assert f"assumed preprocess: {said}" in vitkit("convert", trained, trained.parent / "folder").out
+
+
+def test_every_verb_reads_images_as_was_said(trained: Path, photo: Path) -> None:
+    said = "resize=20,interpolation=nearest,mean=0.4,std=0.2"
+    expected = load(trained, preprocess=said)
+    (row,) = expected.predict(photo)
+    folder = trained.parent / "folder"
+    package.convert(trained, folder, preprocess=said)
+    assert load(folder).preprocess == expected.preprocess
+    assert package.info(trained, preprocess=said).origin.preprocess == expected.preprocess  # type: ignore[union-attr]
+    package.export(trained, out=trained.parent / "m.pt2", preprocess=said)
+    models: list[str | Path | Classifier] = [trained, load(trained), folder, trained.parent / "m.pt2"]
+    for model in models:
+        (found,) = package.predict(model, photo, preprocess=said, precision="float32")
+        assert found.confidence == pytest.approx(row.confidence, abs=1e-5)
+    (plain,) = package.predict(trained, photo, precision="float32")
+    assert plain.confidence != pytest.approx(row.confidence, abs=1e-5)
+    seen = package.embed(trained, photo, preprocess=said).features[0]
+    assert np.allclose(seen, expected.features(expected.read(photo)[None])[0], atol=1e-5)
+    photos = trained.parent / "photos"
+    for name in NAMES[:2]:
+        (photos / name).mkdir(parents=True)
+        shutil.copy(photo, photos / name)
+    outcome = package.evaluate(trained, photos, preprocess=said, precision="float32").evaluation
+    target = expected.probabilities(expected.read(photo)[None]).numpy()
+    assert np.allclose(outcome.probabilities, target, atol=1e-5)
+
+
+def test_another_preprocessing_than_that_of_its_training_is_said(trained: Path, photo: Path) -> None:
+    folder = trained.parent / "folder"
+    package.convert(trained, folder, preprocess="resize=20")
+    package.export(folder, out=trained.parent / "m.pt2")
+    for model in (folder, load(folder), trained.parent / "m.pt2"):
+        held: Any = model
+        assert not any("otherwise" in note for note in package.predict(held, photo).notes)
+        (note,) = (own for own in package.predict(held, photo, preprocess="mean=0.4").notes if "otherwise" in own)
+        assert "mean and std 0.5, crop, bilinear, crop 0.800" in note
+
+
+def test_a_classifier_in_memory_stays_as_it_is(trained: Path, photo: Path) -> None:
+    held = load(trained)
+    own = held.preprocess
+    package.predict(held, photo, preprocess="mean=0.4")
+    assert held.preprocess == own
+
+
+def test_a_bare_name_has_no_preprocessing() -> None:
+    with pytest.raises(VitkitError, match="a name alone"):
+        package.info("vit_tiny_patch16_224", preprocess="deit")
+
+
+def test_text_that_is_none_ends_the_command_in_a_line(trained: Path, photo: Path, vitkit: Any) -> None:
+    outcome = vitkit("predict", trained, photo, "--preprocess", "crop=16")
+    assert outcome.code == 2 and "crop needs resize" in outcome.err and "Traceback" not in outcome.err

@@ -1,0 +1,204 @@
+"""How images are read, where a checkpoint does not say it: what lies beside it, and what somebody says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms
+
+import tiny
+from vitkit import Preprocess, VitkitError, load
+from vitkit.model.names import config_for
+from vitkit.model.vit import VisionTransformer
+from vitkit.weights.preprocessing import preprocess_of
+
+NAMES = ("daisy", "dandelion", "roses")
+HALF = (0.5, 0.5, 0.5)
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+OWN = Preprocess(size=(224, 224), fit="crop", crop_pct=0.9, interpolation="bicubic")
+SCRIPTS = "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """What the scripts of the tutorials leave: bare weights, and class_indices.json beside them."""
+    model = tiny.randomise(VisionTransformer(config_for("vit_micro_patch8_16", 3)))
+    torch.save(model.state_dict(), tmp_path / "model-9.pth")
+    (tmp_path / "class_indices.json").write_text(json.dumps({str(i): name for i, name in enumerate(NAMES)}, indent=4))
+    return tmp_path / "model-9.pth"
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((400, 300)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+# --- class_indices.json beside the weights ----------------------------------------------------------------
+
+
+def test_weights_beside_class_indices_json_are_read_as_the_scripts_that_write_it_do(trained: Path, photo: Path) -> None:
+    found = load(trained)
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(int(16 * 256 / 224)),
+            transforms.CenterCrop(16),
+            transforms.ToTensor(),
+            transforms.Normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]),
+        ]
+    )
+    with Image.open(photo) as picture:
+        assert torch.allclose(found.read(photo), theirs(picture.convert("RGB")), atol=1e-6)
+
+
+def test_a_file_that_does_not_fit_says_nothing_about_pixels(trained: Path) -> None:
+    (trained.parent / "class_indices.json").write_text('{"0": "daisy"}')
+    found = load(trained)
+    assert found.preprocess.interpolation == "bicubic" and found.report is not None
+    assert "as is usual for timm" in found.report.assumed["preprocess"]
+
+
+def test_weights_of_another_family_keep_their_pixels(trained: Path) -> None:
+    torch.save({"model": torch.load(trained)}, trained)  # as DeiT's authors wrap theirs
+    assert load(trained).preprocess.mean == IMAGENET["mean"]
+
+
+# --- What somebody says -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        (SCRIPTS, {"fit": "crop", "crop_pct": 224 / 256, "interpolation": "bilinear", "mean": HALF, "std": HALF}),
+        (f" {SCRIPTS.replace(',', ' , ')} ", {"crop_pct": 224 / 256, "interpolation": "bilinear"}),
+        ("resize=224", {"fit": "crop", "crop_pct": 1.0}),
+        ("resize=224x224", {"fit": "squash"}),
+        ("resize=256,256,crop=224", {"fit": "squash_crop", "crop_pct": 224 / 256}),
+        ("resize=256,fit=squash_crop", {"fit": "squash_crop", "crop_pct": 224 / 256}),
+        ("fit=pad", {"fit": "pad"}),
+        ("mean=0.485,0.456,0.406,std=0.229,0.224,0.225", IMAGENET),
+        ("floor_crop=true", {"floor_crop": True}),
+        ({"resize": 256, "crop": 224, "mean": 0.5}, {"fit": "crop", "crop_pct": 224 / 256, "mean": HALF}),
+        ({"resize": [256, 256], "mean": [0.1, 0.2, 0.3]}, {"fit": "squash_crop", "mean": (0.1, 0.2, 0.3)}),
+        ("torchvision", {"fit": "crop", "crop_pct": 224 / 256, "interpolation": "bilinear", **IMAGENET}),
+        ("google", {"fit": "squash", "interpolation": "bilinear", "mean": HALF, "std": HALF}),
+        (Preprocess(size=(224, 224), fit="squash", **IMAGENET), {"fit": "squash", **IMAGENET}),
+    ],
+    ids=str,
+)
+def test_a_preprocessing_may_be_said_in_many_ways(said: Any, fields: dict[str, Any]) -> None:
+    found = preprocess_of(said, OWN)
+    assert {name: getattr(found, name) for name in fields} == fields
+    if isinstance(said, str) and "=" in said:
+        unsaid = {"mean", "std", "interpolation"} - {part.partition("=")[0].strip() for part in said.split(",")}
+        assert all(getattr(found, name) == getattr(OWN, name) for name in unsaid)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "fields"),
+    [
+        ("own.json", {"resize": 256, "crop": 224, "mean": 0.5}, {"crop_pct": 224 / 256, "mean": HALF}),
+        ("model.json", {"preprocess": OWN.to_dict() | {"fit": "squash"}, "classes": []}, {"fit": "squash"}),
+        (
+            "preprocessor_config.json",
+            {"image_mean": [0.1] * 3, "image_std": [0.2] * 3, "resample": 2, "size": {"height": 224, "width": 224}},
+            {"mean": (0.1,) * 3, "std": (0.2,) * 3, "fit": "squash", "interpolation": "bilinear"},
+        ),
+        (
+            "config.json",
+            {"architecture": "vit", "pretrained_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_pct": 1.0}},
+            {"mean": (0.1,) * 3, "crop_pct": 1.0},
+        ),
+        (
+            "open_clip_config.json",
+            {"model_cfg": {}, "preprocess_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3, "resize_mode": "squash"}},
+            {"mean": (0.1,) * 3, "fit": "squash"},
+        ),
+    ],
+    ids=lambda own: own if isinstance(own, str) else "",
+)
+def test_a_file_may_say_it_or_the_folder_that_it_is_in(
+    tmp_path: Path, name: str, written: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    (tmp_path / name).write_text(json.dumps(written))
+    places: list[str | Path] = [tmp_path / name, str(tmp_path / name)]
+    for place in places + ([] if name == "own.json" else [tmp_path]):
+        found = preprocess_of(place, OWN)
+        assert {name: getattr(found, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("mine", r"'mine' is none of (?=.*google)(?=.*augreg)(?=.*timm).*resize=256,crop=224"),
+        ("", "'' is none of google"),
+        ("timm", "is for published names"),
+        ("size of 3", "is none of"),
+        ("sise=3", "has no setting 'sise'; it has resize, crop, size, fit"),
+        ("256,crop=224", "'256' names no setting"),
+        ("mean=0.5,mean=0.4", "names mean twice"),
+        ("crop=224", "crop needs resize"),
+        (
+            "resize=256,crop=384",
+            "crop is 384x384, and the model reads 224x224 pixels: leave it out, or load the",
+        ),
+        ("size=384", "size is 384x384"),
+        ("resize=128", "no centre of 224x224 pixels can be cut from a resize to 128x128"),
+        ("resize=256,crop_pct=0.9", "two ways of saying the same"),
+        ("resize=256,fit=squash", "fit squash brings pictures to 224x224 pixels: leave out resize"),
+        ("resize=256x300", "no centre of"),
+        ("resize=big", "one or two numbers of pixels, not 'big'"),
+        ("resize=0", "one or two numbers of pixels, not 0"),
+        ("interpolation=cubic", "interpolation must be one of nearest, bilinear, bicubic, lanczos, not 'cubic'"),
+        ("mean=127.5,std=127.5", "mean must be numbers from 0 to 1, as pixels are then, not"),
+        ("mean=0.5,0.5", "mean has 2 numbers, and the model reads 3 channels"),
+        ("std=0", "above 0"),
+        ("mean=nan", "mean must be"),
+        ({"mean": "0.5"}, "mean must be numbers"),
+        ({"resize": 256.0}, "one or two numbers of pixels, not 256.0"),
+        ({3: 4}, "has no setting 3"),
+        (5, "preprocess must be text, a mapping, a file or a Preprocess, not 5"),
+        (Preprocess(size=(384, 384)), "size is 384x384, and the model reads 224x224"),
+    ],
+    ids=str,
+)
+def test_what_is_no_preprocessing_for_the_model_is_refused(said: Any, message: str) -> None:
+    with pytest.raises(VitkitError, match=message):
+        preprocess_of(said, OWN)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "cannot be read as JSON"),
+        (b"[1]", "must hold a JSON object"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        (b'{"architectures": ["ViTModel"], "hidden_size": 3}', "does not say how its images are read"),
+        (b'{"sise": 3}', "has no setting 'sise'"),
+        (b'{"preprocess": {"size": [384, 384]}}', "size is 384x384"),
+    ],
+)
+def test_a_file_that_says_nothing_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "own.json").write_bytes(content)
+    with pytest.raises(VitkitError, match=message):
+        preprocess_of(tmp_path / "own.json", OWN)
+    with pytest.raises(VitkitError, match="holds none of"):
+        preprocess_of(tmp_path, OWN)
+
+
+def test_what_was_said_is_no_assumption_and_the_rest_still_is(trained: Path) -> None:
+    whole = load(trained, preprocess="resize=16,crop=16,interpolation=bicubic,mean=0.4,std=0.2").report
+    assert whole is not None and "preprocess" not in whole.assumed
+    assert any(
+        "preprocess, as was said: mean 0.4/0.4/0.4, std 0.2/0.2/0.2, crop, bicubic" in own for own in whole.notes
+    )
+    part = load(trained, preprocess="mean=0.4").report
+    assert part is not None
+    assert part.assumed["preprocess"].endswith("--preprocess says otherwise; but for mean, as was said")
