@@ -200,8 +200,6 @@ class Labels(Coloured):
         ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
         ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
         ({"train_dataset": Coloured(), "folds": 3}, "folds is about files"),
-        ({"train_dataset": Coloured(), "method": "probe"}, "method probe reads its images from files"),
-        ({"train_dataset": Coloured(), "lp_ft": True}, "lp_ft reads its images from files"),
         ({"val_dataset": Coloured()}, "go with train_dataset"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

@@ -150,6 +150,7 @@ class Survey:
         shared: how many validation pictures are training pictures too, pixel for pixel.
         contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
         shapes: of tensors (C, height, width), with the first that has each.
+        tensors: the shape of the first tensor of each dataset that gives some, by `train` and `val`.
         looks: a digest and a thumbnail (16, 16, C) of each image, as it came in this pass; in the order of the table.
     """
 
@@ -157,6 +158,7 @@ class Survey:
     shared: int
     contents: dict[str, str]
     shapes: dict[tuple[int, ...], str]
+    tensors: dict[str, tuple[int, int, int]]
     looks: tuple[tuple[str, npt.NDArray[np.generic]], ...] = ()
 
     @property
@@ -191,12 +193,11 @@ class Survey:
             One with `unknown` where tensors are given and their transforms cannot be read.
         """
         name = next((name for name in ("val", "train") if self._has(name)), "val")
-        shape = next((shape for shape, where in self.shapes.items() if where.startswith(f"{name}_")), None)
-        if shape is None or len(shape) != 3:
+        if name not in self.tensors:
             return own, []
         dataset = datasets.train if name == "train" or datasets.val is None else datasets.val
         try:
-            found = read_preprocess(dataset, (shape[0], shape[1], shape[2]), lambda i: item_of(dataset, i, name)[0])
+            found = read_preprocess(dataset, self.tensors[name], lambda i: item_of(dataset, i, name)[0])
         except VitkitError as error:
             unknown = f"{name}_dataset gave tensors, and {error}"
             told = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
@@ -230,6 +231,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[int, ...], str]()
+    tensors = dict[str, tuple[int, int, int]]()
     looks: list[tuple[str, npt.NDArray[np.generic]]] = []
     given = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
     lengths = {name: _length(dataset, name) for name, dataset in given.items()}
@@ -241,7 +243,9 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
             contents[f"{name}/{index}"] = _content(image)
             looks.append((contents[f"{name}/{index}"], _look(image)))
             if isinstance(image, Tensor):
-                shapes.setdefault(tuple(image.shape), f"{name}_dataset[{index}]")
+                channels, height, width = image.shape
+                shapes.setdefault((channels, height, width), f"{name}_dataset[{index}]")
+                tensors.setdefault(name, (channels, height, width))
             labels.append(label)
             splits.append(name)
             progress("reading labels", len(labels), sum(lengths.values()))
@@ -253,7 +257,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
         if lengths[name]
     )
     table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
-    return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(looks))
+    return Survey(table, shared, contents if is_fixed else {}, shapes, tensors, tuple(looks))
 
 
 def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:

@@ -182,6 +182,7 @@ def _go(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
         classifier.pictures = record
         data, of_head = _data_of(recipe, datasets, table, classifier, team)
         if team.is_first:
+            assert isinstance(data.train, TrainingOf)
             draw_data(run.folder, table, data.train, recipe.seed)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")

@@ -1,0 +1,291 @@
+"""Datasets that give tensors: a file is prepared for the trained model as they were, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Subset
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
+
+import runs
+import vitkit
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.transforms import read_preprocess
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json
+
+QUIET: dict[str, Any] = {"say": lambda line: None}
+SMALL: dict[str, Any] = {**runs.quick_fields(), "epochs": 2}
+MEAN, STD = (0.2, 0.4, 0.6), (0.3, 0.2, 0.1)
+PLAIN = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of several sizes, in one class of three colours each."""
+    root = tmp_path_factory.mktemp("photos")
+    sizes = [(40, 30), (30, 40), (33, 33), (90, 41)]
+    for label, (name, colour) in enumerate(runs.COLOURS.items()):
+        for part, images in (("train", 12), ("val", 6)):
+            (root / part / name).mkdir(parents=True)
+            for i in range(images):
+                rng = np.random.default_rng((label, images, i))
+                width, height = sizes[i % len(sizes)]
+                pixels = np.clip(np.array(colour) + rng.normal(0, 40, (height, width, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{part}{i}.png")
+    return root
+
+
+def folder(root: Path, part: str, *steps: Any) -> ImageFolder:
+    return ImageFolder(str(root / part), transform=v1.Compose(list(steps)))
+
+
+def train(photos: Path, out: Path, *steps: Any, **fields: Any) -> vitkit.TrainingRun:
+    given = {"train_dataset": folder(photos, "train", *steps), "val_dataset": folder(photos, "val", *steps)}
+    return vitkit.train(**given, out=out, **{**SMALL, **QUIET, **fields})
+
+
+WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "short side and crop": (
+        lambda: v1.Compose([v1.Resize(20), v1.CenterCrop(16), *PLAIN]),
+        {"fit": "crop", "crop_pct": 0.8, "interpolation": "bilinear"},
+    ),
+    "stretched": (lambda: v1.Compose([v1.Resize((16, 16)), *PLAIN]), {"fit": "squash"}),
+    "stretched and crop": (
+        lambda: v1.Compose([v1.Resize((20, 20), InterpolationMode.BICUBIC), v1.CenterCrop((16, 16)), *PLAIN]),
+        {"fit": "squash_crop", "crop_pct": 0.8, "interpolation": "bicubic"},
+    ),
+    "second version": (
+        lambda: v2.Compose(
+            [
+                v2.ToImage(),
+                v2.Resize([24], antialias=True),
+                v2.CenterCrop(16),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(list(MEAN), list(STD)),
+            ]
+        ),
+        {"fit": "crop", "crop_pct": 16 / 24},
+    ),
+    "of published weights": (
+        lambda: __import__("torchvision.transforms._presets", fromlist=["x"]).ImageClassification(
+            crop_size=16, resize_size=18, mean=MEAN, std=STD
+        ),
+        {"fit": "crop", "crop_pct": 16 / 18},
+    ),
+    "no normalisation": (
+        lambda: v1.Compose([v1.Resize(18), v1.Compose([v1.CenterCrop(16), v1.ToTensor()])]),
+        {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
+    ),
+    "one channel": (
+        lambda: v1.Compose([v1.Resize(18), v1.CenterCrop(16), v1.Grayscale(), v1.ToTensor(), v1.Normalize(0.5, 0.5)]),
+        {"mean": (0.5,), "std": (0.5,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_transforms_are_read_to_the_pixel(photos: Path, way: str) -> None:
+    make, expected = WAYS[way]
+    data = ImageFolder(str(photos / "val"), transform=make())
+    channels = len(expected.get("mean", MEAN))
+    found = read_preprocess(data, (channels, 16, 16), lambda i: data[i][0])
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.mean == expected.get("mean", MEAN) and found.std == expected.get("std", STD)
+    for i, (path, _) in enumerate(data.samples):
+        with Image.open(path) as picture:
+            gap = np.abs(found(picture.convert("RGB")) - data[i][0].numpy()).max()
+        assert gap <= (1e-5 if way != "second version" else 0.05), "tensors are resized with another rounding"
+
+
+def flipped(image: Image.Image) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([v1.RandomResizedCrop(16), *PLAIN], "RandomResizedCrop changes pictures at random"),
+        ([v1.Resize(18), v1.CenterCrop(16), v1.ToTensor(), v1.Lambda(torch.neg)], "what Lambda does cannot be read"),
+        ([v1.Resize(18), v1.CenterCrop(16), flipped, *PLAIN], "what function does cannot be read"),
+        ([v1.CenterCrop(16), *PLAIN], "CenterCrop without Resize before it"),
+        (PLAIN, "it has no Resize"),
+        ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),
+        ([v1.Resize(18, max_size=20), v1.CenterCrop(16), *PLAIN], "max_size"),
+        ([v1.Resize((20, 18)), v1.CenterCrop(16), *PLAIN], "has the shape of a resize"),
+    ],
+)
+def test_what_cannot_be_read_is_not_guessed(photos: Path, steps: list[Any], said: str) -> None:
+    data = folder(photos, "val", *steps)
+    with pytest.raises(VitkitError, match=said):
+        read_preprocess(data, (3, 16, 16), lambda i: torch.zeros(3, 16, 16))
+
+
+class Mirrored(ImageFolder):
+    """Says less than it does."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = super().__getitem__(index)
+        return image.flip(2) * 0.5, label
+
+
+def test_transforms_are_tried_on_the_files(photos: Path) -> None:
+    data = Mirrored(str(photos / "val"), transform=v1.Compose([v1.Resize((16, 16)), *PLAIN]))
+    with pytest.raises(VitkitError, match=r"it makes of val0\.png other pixels than its transforms say"):
+        read_preprocess(data, (3, 16, 16), lambda i: data[i][0])
+    part = Subset(data, [5, 7])
+    with pytest.raises(VitkitError, match=r"of val5\.png"):
+        read_preprocess(part, (3, 16, 16), lambda i: part[i][0])
+
+
+def assert_agrees(run: vitkit.TrainingRun, data: ImageFolder) -> None:
+    """Whether the model says the same of a tensor of the dataset and of its file."""
+    for i in range(0, len(data), 5):
+        pixels, _ = data[i]
+        of_tensor = run.classifier.probabilities(pixels[None])[0]
+        (of_file,) = vitkit.predict(run.folder, data.samples[i][0], precision="float32")
+        assert of_file.confidence == pytest.approx(of_tensor.max().item(), abs=1e-4)
+        assert of_file.label == run.classifier.classes[int(of_tensor.argmax())]
+
+
+def test_a_file_is_answered_as_its_tensor_was(photos: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    steps = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
+    run = train(photos, tmp_path / "run", *steps, say=lines.append)
+    assert any(
+        line.startswith("files are prepared as the datasets' transforms say: mean 0.2/0.4/0.6") for line in lines
+    )
+    assert run.classifier.preprocess == Preprocess(
+        size=(16, 16), fit="crop", crop_pct=0.8, interpolation="bilinear", mean=MEAN, std=STD
+    )
+    assert_agrees(run, folder(photos, "val", *steps))
+
+
+def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
+    judged = folder(photos, "val", v1.Resize((16, 16)), *PLAIN)
+    run = vitkit.train(train_dataset=seen, val_dataset=judged, out=tmp_path / "run", **SMALL, say=lines.append)
+    assert run.classifier.preprocess.mean == MEAN and run.classifier.preprocess.fit == "squash"
+    said = "train_dataset normalises by mean 0.5, std 0.5, and val_dataset by mean 0.2/0.4/0.6, std 0.3/0.2/0.1"
+    assert f"problem: {said}" in lines
+
+
+class Hidden:
+    """Tensors of pictures of which nobody knows how they were made."""
+
+    classes = tuple(runs.COLOURS)
+
+    def __init__(self, data: ImageFolder) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.data[index]
+
+
+def hidden(photos: Path, *steps: Any) -> dict[str, Any]:
+    return {f"{part}_dataset": Hidden(folder(photos, part, *steps)) for part in ("train", "val")}
+
+
+def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    steps = (v1.Resize((16, 16)), *PLAIN)
+    run = vitkit.train(**hidden(photos, *steps), out=tmp_path / "run", **SMALL, say=lines.append)
+    assert any("the model will answer about no files: val_dataset gave tensors" in line for line in lines)
+    file = photos / "val" / "red" / "val0.png"
+    reason = "is not known: val_dataset gave tensors, and it has no attribute `transform`"
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.predict(run.folder, file)
+    with pytest.raises(VitkitError, match=reason):
+        list(run.classifier.predict(Image.open(file)))
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.evaluate(run.folder, photos)
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.explain(run.folder, file, out=tmp_path / "page.html")
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.export(run.folder, out=tmp_path / "model.onnx")
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.convert(run.folder, tmp_path / "theirs", to="hf")
+    assert not (tmp_path / "theirs").exists() and not (tmp_path / "model.onnx").exists()
+    named = "fit=squash,interpolation=bilinear,mean=0.2,0.4,0.6,std=0.3,0.2,0.1"
+    (asked,) = vitkit.predict(run.folder, file, preprocess=named, precision="float32")
+    said = run.classifier.probabilities(folder(photos, "val", *steps)[list(runs.COLOURS).index("red") * 6][0][None])
+    assert asked.confidence == pytest.approx(said.max().item(), abs=1e-4)
+
+
+def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
+    steps = (v1.Resize((16, 16)), *PLAIN)
+    named = {"resize": (16, 16), "interpolation": "bilinear", "mean": MEAN, "std": STD}
+    run = vitkit.train(**hidden(photos, *steps), preprocess=named, out=tmp_path / "run", **SMALL, **QUIET)
+    assert run.classifier.preprocess == Preprocess(
+        size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD
+    )
+    assert_agrees(run, folder(photos, "val", *steps))
+    with pytest.raises(VitkitError, match="go with train_dataset"):
+        vitkit.train(photos, preprocess=named, out=tmp_path / "files", **SMALL, **QUIET)
+    with pytest.raises(VitkitError, match="mean"):
+        vitkit.train(**hidden(photos, *steps), preprocess="mean=3", out=tmp_path / "other", **SMALL, **QUIET)
+    assert not (tmp_path / "other").exists()
+
+
+def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
+    given = {f"{part}_dataset": ImageFolder(str(photos / part)) for part in ("train", "val")}
+    run = vitkit.train(**given, preprocess="mean=0.2,std=0.3,fit=squash", out=tmp_path / "run", **SMALL, **QUIET)
+    assert (run.classifier.preprocess.fit, run.classifier.preprocess.mean) == ("squash", (0.2, 0.2, 0.2))
+    asked = vitkit.evaluate(run.folder, photos / "val", precision="float32", backend="eager")
+    assert asked.evaluation.loss == pytest.approx(run.evaluation["loss"], rel=1e-4)
+
+
+def test_a_run_that_was_interrupted_keeps_what_was_said(photos: Path, tmp_path: Path) -> None:
+    steps = (v1.Resize((16, 16)), *PLAIN)
+
+    class Stop:
+        def on_epoch_end(self, state: Any) -> None:
+            state.should_stop = True
+
+    given = hidden(photos, *steps)
+    named = "fit=squash,mean=0.2,std=0.3"
+    run = vitkit.train(**given, preprocess=named, callbacks=[Stop()], out=tmp_path / "run", **SMALL, **QUIET)
+    (tmp_path / "run" / "evaluation.json").unlink()
+    vitkit.train(resume=run.folder, **given, **QUIET)
+    assert vitkit.load(run.folder).preprocess.mean == (0.2, 0.2, 0.2)
+    with pytest.raises(VitkitError, match="--resume takes everything from the run"):
+        vitkit.train(resume=run.folder, **given, preprocess=named, **QUIET)
+
+
+@pytest.mark.parametrize("method", ["probe", "full"])
+def test_a_head_is_fitted_to_datasets_too(photos: Path, tmp_path: Path, method: str) -> None:
+    """The same pictures as files and as a dataset: the same head."""
+    begun = train(photos, tmp_path / "begun", v1.Resize((16, 16)), *PLAIN)
+    named: dict[str, Any] = {"weights": str(begun.folder), "epochs": 1, "say": lambda line: None, "hflip": False}
+    named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {"views": 1}
+    given = {f"{part}_dataset": ImageFolder(str(photos / part)) for part in ("train", "val")}
+    run = vitkit.train(**given, method=method, out=tmp_path / "own", **named)
+    files = vitkit.train(photos, method=method, out=tmp_path / "files", **named)
+    if method == "probe":
+        runs.assert_same_weights(run.folder, files.folder)
+        assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)
+    assert "the head begins as one fitted" in (run.folder / "log.txt").read_text() or method == "probe"
+
+
+def test_the_folder_has_what_runs_on_files_have(photos: Path, tmp_path: Path) -> None:
+    run = train(photos, tmp_path / "run", v1.Resize((16, 16)), *PLAIN)
+    assert from_json((run.folder / "class_indices.json").read_text()) == dict(enumerate(map(str, ()))) | {
+        str(i): name for i, name in enumerate(sorted(runs.COLOURS))
+    }
+    for name in ("classes.png", "train_batch.png", "curves.png"):
+        with Image.open(run.folder / name) as picture:
+            picture.verify()
+    assert json.loads((run.folder / "preprocess.json").read_text())["mean"] == list(MEAN)
