@@ -183,7 +183,6 @@ def test_one_function_makes_json() -> None:
     # what a page shows, which must be finite; and a refusal in words.
     assert callers == {
         "system/files.py",
-        "data/doctor/readers.py",
         "data/split_file.py",
         "inference/backends/plans.py",
         "exporting/program.py",

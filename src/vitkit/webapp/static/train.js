@@ -167,7 +167,7 @@ class TrainPage {
     return [
       isNumber(accuracy) && el("p", {}, el("strong", {}, `${(100 * accuracy).toFixed(1)} % right`), ` of ${images} ${split === "test" ? "photographs held back for the test" : `${split} photographs`}`),
       accuracy === null && el("p", {}, el("strong", {}, "No figure can be given")),
-      run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
+      ...run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
       run.why && el("p", { class: "bad wrap" }, run.why),
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
       run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Passes that are done" }),
