@@ -210,6 +210,11 @@ def test_names_may_be_separated_and_quoted_as_people_do(text: str) -> None:
     assert named_classes(text) == NAMED
 
 
+def test_many_names_are_no_path_though_they_have_a_dot() -> None:
+    names = [f"St. Bernard {i}" for i in range(400)]
+    assert named_classes(", ".join(names)) == names
+
+
 def test_quotes_hold_a_comma() -> None:
     assert named_classes('"daisy, the common one", rose') == ["daisy, the common one", "rose"]
 
