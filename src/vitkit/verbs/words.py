@@ -145,6 +145,7 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
 
 
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
+_WIDE = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
 _QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # beside those that CSV knows
 
 
@@ -162,7 +163,7 @@ def _text_of(path: Path) -> str:
 
 def _of_text(text: str, what: str) -> list[str]:
     """Names with commas, semicolons or line ends between them; quotes hold those that have commas themselves."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
