@@ -204,4 +204,4 @@ def test_what_was_said_is_no_assumption_and_the_rest_still_is(trained: Path) -> 
     )
     part = load(trained, preprocess="mean=0.4").report
     assert part is not None
-    assert part.assumed["preprocess"].endswith("--preprocess says otherwise; but for mean, as was said")
+    assert part.assumed["preprocess"].endswith("; but for mean, as was said")
