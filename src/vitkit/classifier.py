@@ -347,10 +347,14 @@ class Classifier:
         """Write the model folder. What was there stays whole until the new files are.
 
         Raises:
+            VitkitError: its preprocessing makes images of another size than the model reads.
             OSError: the disk is full or not writable; the folder then holds what it held before.
         """
         from vitkit.model.build import stored_weights
 
+        if self.preprocess.size != self.model.config.image_size:
+            wanted, reads = self.preprocess.size, self.model.config.image_size
+            raise VitkitError(f"preprocess has size {wanted}, and the model reads {reads}: nothing was written")
         model_folder.write(Path(folder), stored_weights(self.model), self._description(), self.pictures)
 
     def _description(self) -> dict[str, Any]:

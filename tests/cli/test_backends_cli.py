@@ -44,7 +44,7 @@ def test_predict_says_what_computed_and_answers_as_the_api(
     outcome = vitkit("predict", trained, "photos", "-o", "out.csv", *flags)
     assert outcome.out.splitlines()[-1] == f"36 images (0 unreadable), eager, {precision}: out.csv"
     found = rows()
-    for expected in load(trained).predict(found):
+    for expected in load(trained).predict(list(found)):
         label, confidence = found[expected.path]
         assert confidence == pytest.approx(expected.confidence, abs=rounding)
         (_, first), (_, second) = expected.ranking[:2]

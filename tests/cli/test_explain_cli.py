@@ -20,7 +20,7 @@ from vitkit.data.preprocess import Preprocess
 
 def saved(path: Path, classes: tuple[str, ...] = tuple("abcdefg"), **fields: Any) -> Path:
     model = build(**{"image_size": (16, 16), **fields})
-    Classifier(model, classes[: model.config.num_classes], Preprocess(size=(16, 16))).save(path)
+    Classifier(model, classes[: model.config.num_classes], Preprocess(size=model.config.image_size)).save(path)
     return path
 
 

@@ -200,6 +200,7 @@ NAMED = ["daisy", "rose", "red tulip"]
         "daisy,rose,red tulip",
         " daisy , rose,  red tulip ",
         "daisy;rose;red tulip",
+        "daisy\uff0crose\u3001red tulip",
         "daisy\nrose\nred tulip\n",
         '"daisy","rose", "red tulip"',
         "'daisy', 'rose', 'red tulip'",
@@ -208,6 +209,11 @@ NAMED = ["daisy", "rose", "red tulip"]
 )
 def test_names_may_be_separated_and_quoted_as_people_do(text: str) -> None:
     assert named_classes(text) == NAMED
+
+
+def test_many_names_are_no_path_though_they_have_a_dot() -> None:
+    names = [f"St. Bernard {i}" for i in range(400)]
+    assert named_classes(", ".join(names)) == names
 
 
 def test_quotes_hold_a_comma() -> None:
@@ -278,6 +284,7 @@ def test_text_that_is_no_names_is_refused(text: str, said: str) -> None:
         ("\u3164, rose", r"U\+3164 HANGUL FILLER"),
         ("daisy, ro\x1bse", r"U\+001B"),
         ("da\udcffisy, rose", "the byte 0xFF, which is not UTF-8"),
+        ("ros\u00e9, rose\u0301", r"look the same, and differ in U\+0301"),
     ],
 )
 def test_names_that_nobody_can_mean_are_refused(place: Path, classes: str, said: str) -> None:

@@ -160,6 +160,9 @@ def test_a_file_may_say_it_or_the_folder_that_it_is_in(
         ("mean=127.5,std=127.5", "mean must be numbers from 0 to 1, as pixels are then, not"),
         ("mean=0.5,0.5", "mean has 2 numbers, and the model reads 3 channels"),
         ("std=0", "above 0"),
+        ("std=1e-300", "above 0"),
+        ("x" * 5000, "is none of google"),
+        ("a\0b", "is none of google"),
         ("mean=nan", "mean must be"),
         ({"mean": "0.5"}, "mean must be numbers"),
         ({"resize": 256.0}, "one or two numbers of pixels, not 256.0"),
@@ -201,4 +204,4 @@ def test_what_was_said_is_no_assumption_and_the_rest_still_is(trained: Path) -> 
     )
     part = load(trained, preprocess="mean=0.4").report
     assert part is not None
-    assert part.assumed["preprocess"].endswith("--preprocess says otherwise; but for mean, as was said")
+    assert part.assumed["preprocess"].endswith("; but for mean, as was said")

@@ -12,6 +12,7 @@ from vitkit.cli.say import say
 from vitkit.data.layout import LayoutName
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 from vitkit.system.devices import DeviceName
+from vitkit.weights.formats.registry import pixel_owners
 
 if TYPE_CHECKING:  # choices are known when the tables have been read
     Backend: TypeAlias = str
@@ -64,7 +65,7 @@ PreprocessText = Annotated[
         "--preprocess",
         metavar="TEXT|FILE",
         help="How images are read, where the model does not say: resize=256,crop=224,interpolation=bilinear,mean=0.5,"
-        "std=0.5; whose weights they are (google, augreg, deit, torchvision, dinov2); or a JSON file that says it.",
+        f"std=0.5; whose weights they are ({', '.join(pixel_owners())}); or a JSON file that says it.",
     ),
 ]
 

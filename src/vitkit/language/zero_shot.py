@@ -26,7 +26,7 @@ from vitkit.model.network_config import split_network
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.text.names import unseen_in
+from vitkit.text.names import alike, unseen_in
 from vitkit.weights import load
 from vitkit.weights.loading import locate
 from vitkit.weights.meaning import meaning_of, split_timm
@@ -165,6 +165,10 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise VitkitError(f"--classes names {twice[0]!r} twice")
+    if (twins := alike(names)) is not None:
+        raise VitkitError(
+            f"--classes: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: leave one out"
+        )
     return names
 
 

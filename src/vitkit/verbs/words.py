@@ -136,7 +136,7 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     if path.suffix.lower() in _LISTS:
         return _LISTS[path.suffix.lower()](_text_of(path), f"--classes {classes}")
     is_path = os.sep in classes or "/" in classes or bool(path.suffix)
-    if is_path and "\0" not in classes and len(classes) < _LONGEST and path.exists():
+    if is_path and os.path.exists(classes):  # noqa: PTH110  # False of text that is too long for a path, too
         kinds = ", ".join(_LISTS)
         raise VitkitError(
             f"--classes {classes} is a file or folder, and no list of classes: expected {kinds}, or names"
@@ -144,8 +144,8 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     return _of_text(classes, "--classes")
 
 
-_LONGEST = 4096  # letters of a path
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
+_WIDE = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
 _QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # beside those that CSV knows
 
 
@@ -163,7 +163,7 @@ def _text_of(path: Path) -> str:
 
 def _of_text(text: str, what: str) -> list[str]:
     """Names with commas, semicolons or line ends between them; quotes hold those that have commas themselves."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)

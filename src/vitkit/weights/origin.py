@@ -269,7 +269,10 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
     than timm does: what lies beside that file was trained by one of them.
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
-        return TUTORIALS, f"as the scripts have it that write {CLASS_INDICES}; --preprocess says otherwise"
+        return (
+            TUTORIALS,
+            f"as the scripts have it that write {CLASS_INDICES} (vitkit convert --preprocess says otherwise)",
+        )
     return layout.preprocess, f"as is usual for {layout.format}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,13 @@ def leaves_open(settings: Mapping[str, Any]) -> bool:
 
 
 def _is_file(text: str) -> bool:
-    return bool(text) and "=" not in text and text not in pixel_owners() and "\0" not in text and Path(text).exists()
+    is_settings = "=" in text or text.strip() in pixel_owners()
+    return not is_settings and os.path.exists(text)  # noqa: PTH110  # False of text that is no path, too
 
 
 def _in_words(text: str, channels: int) -> dict[str, Any]:
     """Of an owner's name, or of settings with commas between them."""
+    text = text.strip()
     theirs = pixels_of(text)
     if theirs is not None:
         means = {name: tuple(theirs[name])[:channels] for name in ("mean", "std") if name in theirs}

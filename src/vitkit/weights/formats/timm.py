@@ -55,6 +55,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "norm_eps": eps_of(_is_clip(checkpoint) or _is_beit3(checkpoint)),
             **_ending(checkpoint),
             **written(checkpoint),
+            **_written_bare(checkpoint),
             **described.get("fields", {}),
         },
         preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
@@ -138,6 +139,13 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
     if pool in _POOLS:
         fields["pool"] = _POOLS[pool]
     return fields
+
+
+def _written_bare(checkpoint: Checkpoint) -> dict[str, bool]:
+    """What `model_args` says is not there, and the tensors of a damaged file would lack as well."""
+    arguments = (checkpoint.config or {}).get("model_args") or {}
+    lacks_bias, lacks_prefix = arguments.get("qkv_bias") is False, arguments.get("no_embed_class") is True
+    return {**({"qkv_bias": False} if lacks_bias else {}), **({"prefix_positions": False} if lacks_prefix else {})}
 
 
 def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
