@@ -252,9 +252,9 @@ def test_a_job_of_other_types_is_passed_over_and_the_queue_goes_on(jobs: Jobs, f
     jobs.write(Job(3, "c-1", ("0",), "", {}, 1.0))
     file = jobs.folder / "000003.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-    assert jobs.add("a-1", ("0",), {}).number == 1
+    assert jobs.add("a-1", ("0",), {}).number == 4, "the file that is passed over keeps its number"
     assert [job.run for job in jobs.all()] == ["a-1"]
-    assert jobs.new_run("a") == "a-2"
+    assert jobs.reserve("a") == "a-2"
 
 
 def test_a_process_that_has_no_number_is_not_stopped(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def _with_preprocess(plan: Plan, named: PreprocessLike) -> Plan:
     assumption, so that another is worth a warning.
     """
     settings = settings_of(named, plan.preprocess)
-    preprocess = dataclasses.replace(plan.preprocess, unknown="", **settings)
+    preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     if (open_text := assumed.pop("preprocess", None)) is not None and leaves_open(settings):
         assumed["preprocess"] = f"{open_text}; but for {', '.join(settings)}, as was said"

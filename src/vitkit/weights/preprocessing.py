@@ -43,7 +43,7 @@ def preprocess_of(named: PreprocessLike, own: Preprocess) -> Preprocess:
     Raises:
         VitkitError: it is none of these, a value is not allowed, or it is for another size.
     """
-    return dataclasses.replace(own, unknown="", **settings_of(named, own))
+    return dataclasses.replace(own, **{"unknown": "", **settings_of(named, own)})
 
 
 def settings_of(named: PreprocessLike, own: Preprocess) -> dict[str, Any]:
