@@ -80,7 +80,7 @@ def copies(*images: int, kind: str = "exact", leak: bool = False, conflict: bool
 
 def test_no_copies_no_words() -> None:
     assert told(findings.of_copies(table_of({"a": 6}), [])) == []
-    assert told(findings.of_likeness(could_tell=True, opposite=0)) == []
+    assert told(findings.of_likeness("altered", 0)) == []
 
 
 def test_leaks_count_what_is_held_out_and_name_two_images_of_different_splits() -> None:
@@ -115,12 +115,12 @@ def test_harmless_copies_are_counted_by_kind() -> None:
 
 
 def test_likeness_is_warned_of_and_mirror_images_noted() -> None:
-    (warning,) = told(findings.of_likeness(could_tell=False, opposite=0))
+    (warning,) = told(findings.of_likeness("exact", 0))
     assert warning.startswith("warning: the images are too alike")
-    assert told(findings.of_likeness(could_tell=True, opposite=1)) == [
+    assert told(findings.of_likeness("altered", 1)) == [
         "note: 1 image is the mirror image of one in another class; where left and right matter, train with --no-hflip"
     ]
-    assert len(told(findings.of_likeness(could_tell=False, opposite=2))) == 2
+    assert len(told(findings.of_likeness("exact", 2))) == 2
 
 
 # --- Classes and splits ----------------------------------------------------------------------------

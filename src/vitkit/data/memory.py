@@ -25,8 +25,8 @@ from vitkit.data.opening import decoders
 from vitkit.system.cache import cache_folder
 from vitkit.system.files import to_json
 
-_VERSION = 5  # of what is kept, and of how pictures are compared
-_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt"
+_VERSION = 6  # of what is kept, and of how pictures are compared
+_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
 CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
@@ -70,6 +70,7 @@ class Facts:
     is_animated: bool = False
     thumbnail: bytes = b""
     doubt: str | None = None
+    keypoints: bytes = b""
 
 
 row_of = attrgetter(*_FACTS.split(", "))
@@ -152,7 +153,7 @@ class Memory:
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(row_of, facts)))
+            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(row_of, facts)))
             self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
 
     def _ask(self, question: str, keys: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Which images of a table are pictures that a record knows, and what follows from that for the split.
 
-Known are the same file under any name, and the same picture resized, recompressed or mirrored
-(docs/decisions/0009-duplicates.md); a mirror image in another class is not.
+Known are the same file under any name, and the same picture resized, recompressed, altered (cropped, captioned,
+recoloured and the like) or mirrored (docs/decisions/0009-duplicates.md); a mirror image in another class is not.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
-from vitkit.data.doctor.duplicates import Kind, find_known
+from vitkit.data.doctor.altered import Described
+from vitkit.data.doctor.duplicates import Kind, LookedFor, find_known
 from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.pictures import DIGEST, ROLES, UNLABELLED, PictureRecord
@@ -25,18 +26,18 @@ class Overlap:
 
     Attributes:
         roles: what became of the picture, the most that any of its copies was used for; None: it is not known.
-        kinds: how it is known: `exact`, `near` or `mirrored`.
+        kinds: how it is known: `exact`, `near`, `altered` or `mirrored`.
         touched: all that became of its copies; of the same file its own role alone.
         relabelled: the images that are known with other labels than they have now.
-        could_tell: near copies were looked for. They are not where the images are too alike, as from a camera that
-            never moves, or where the record holds no thumbnails.
+        looked_for: what copies could be told from other images: not altered ones, or not even near ones, where the
+            images are too alike, as from a camera that never moves, or where the record does not hold what it takes.
     """
 
     roles: tuple[str | None, ...]
     kinds: tuple[Kind | None, ...]
     touched: tuple[frozenset[str], ...]
     relabelled: frozenset[int] = frozenset()
-    could_tell: bool = True
+    looked_for: LookedFor = "altered"
 
     @property
     def known(self) -> int:
@@ -53,7 +54,7 @@ class Overlap:
             tuple(self.kinds[i] for i in indices),
             tuple(self.touched[i] for i in indices),
             frozenset(new for new, i in enumerate(indices) if i in self.relabelled),
-            self.could_tell,
+            self.looked_for,
         )
 
 
@@ -76,18 +77,22 @@ def find_overlap(
     kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
     touched: list[set[str]] = [set() if role is None else {role} for role in roles]
     rest = [i for i, role in enumerate(roles) if role is None]
-    could_tell = not rest or not len(record) or record.has_thumbnails
-    if rest and len(record) and could_tell:
-        pairs, could_tell = find_known([facts[i].thumbnail for i in rest], record.thumbnails(), progress)
+    looked_for: LookedFor = "altered"
+    if rest and len(record) and not record.has_thumbnails:
+        looked_for = "exact"
+    elif rest and len(record):
+        pairs, looked_for = find_known(Described.of([facts[i] for i in rest]), record.described(), progress)
+        if looked_for == "altered" and not record.has_keypoints:
+            looked_for = "near"
         for number, j, kind in pairs:
             i, role = rest[number], ROLES[record.roles[j]]
             if kind == "mirrored" and record.label_of(j) not in (table.name_of(i), UNLABELLED):
                 continue
             touched[i].add(role)
-            kinds[i] = "near" if "near" in (kind, kinds[i]) else "mirrored"
+            kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)
             roles[i] = highest(role, roles[i])
     return Overlap(
-        tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), _relabelled(record, table, facts), could_tell
+        tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), _relabelled(record, table, facts), looked_for
     )
 
 

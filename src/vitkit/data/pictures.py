@@ -2,7 +2,8 @@
 
 It is made when a run begins, travels with the weights (beside them in a model folder, inside a converted or exported
 file), and grows with every run that starts from them. For each picture it holds what became of it, its label, the
-hash of its file, and a 16 x 16 thumbnail in about 300 bytes: docs/decisions/0013-what-weights-have-seen.md.
+hash of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes:
+docs/decisions/0013-what-weights-have-seen.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.data.doctor.altered import Described, ends_of
+from vitkit.data.doctor.keypoints import MOST
 from vitkit.data.doctor.likeness import THUMBNAIL, cosines
 from vitkit.data.memory import Facts
 from vitkit.errors import VitkitError
@@ -46,6 +49,9 @@ class PictureRecord:
         codes: cosine coefficients of the thumbnails in those steps, (n, 768); (0, 768) where they were left out.
         is_whole: whether all that the weights were ever trained on is in here. It is not where they began from
             weights that have no record.
+        counts: keypoints of each picture, (n,); (0,) where thumbnails were left out.
+        words, places: of the keypoints, picture by picture, as `keypoints.unpack` returns them.
+        aspects: width / height, (n,); 0 where an earlier vitkit wrote the record, which knew no keypoints.
     """
 
     digests: npt.NDArray[np.uint8]
@@ -55,6 +61,10 @@ class PictureRecord:
     scales: npt.NDArray[np.float16]
     codes: npt.NDArray[np.int8]
     is_whole: bool
+    counts: npt.NDArray[np.uint8]
+    words: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.uint16]
+    aspects: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -62,6 +72,11 @@ class PictureRecord:
     @property
     def has_thumbnails(self) -> bool:
         return len(self.codes) == len(self)
+
+    @property
+    def has_keypoints(self) -> bool:
+        """Whether altered copies of every picture can be looked for."""
+        return len(self.aspects) == len(self) and bool((self.aspects > 0).all())
 
     @property
     def seen(self) -> int:
@@ -84,6 +99,27 @@ class PictureRecord:
         pixels = np.moveaxis(channels, 1, -1) @ np.linalg.inv(_TO_YCC).T.astype(np.float32)
         return np.round(pixels).clip(0, 255).astype(np.uint8)
 
+    def described(self) -> Described:
+        """What there is to compare other pictures with."""
+        aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
+        return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
+
+    def without_looks(self) -> PictureRecord:
+        """The hashes, roles and labels alone."""
+        return replace(
+            self.without_keypoints(),
+            scales=self.scales[:0],
+            codes=self.codes[:0],
+            counts=self.counts[:0],
+            aspects=self.aspects[:0],
+        )
+
+    def without_keypoints(self) -> PictureRecord:
+        """As an earlier vitkit would have written it."""
+        return replace(
+            self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
+        )
+
     def merge(self, later: PictureRecord) -> PictureRecord:
         """Both records as one; a picture in both was at least as much used as either says."""
         places: dict[bytes, list[int]] = {}
@@ -97,15 +133,22 @@ class PictureRecord:
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
         own = np.array([number[name] for name in self.names], np.int32)
-        has_thumbnails = self.has_thumbnails and later.has_thumbnails
+        looks = [later, self] if self.has_thumbnails and later.has_thumbnails else []
+        first, second = looks or [later.without_looks(), self.without_looks()]
+        rest_of = rest if looks else []
+        own_keypoints = np.repeat(np.isin(np.arange(len(second.counts)), rest_of), second.counts)
         return PictureRecord(
             digests=np.concatenate([later.digests, self.digests[rest]]),
             roles=np.concatenate([roles, self.roles[rest]]),
             labels=np.concatenate([later.labels, own[self.labels[rest]] if rest else self.labels[:0]]),
             names=names,
-            scales=np.concatenate([later.scales, self.scales[rest]]) if has_thumbnails else later.scales[:0],
-            codes=np.concatenate([later.codes, self.codes[rest]]) if has_thumbnails else later.codes[:0],
+            scales=np.concatenate([first.scales, second.scales[rest_of]]),
+            codes=np.concatenate([first.codes, second.codes[rest_of]]),
             is_whole=self.is_whole and later.is_whole,
+            counts=np.concatenate([first.counts, second.counts[rest_of]]),
+            words=np.concatenate([first.words, second.words[own_keypoints]]),
+            places=np.concatenate([first.places, second.places[own_keypoints]]),
+            aspects=np.concatenate([first.aspects, second.aspects[rest_of]]),
         )
 
     def to_bytes(self) -> bytes:
@@ -118,6 +161,10 @@ class PictureRecord:
             "labels": self.labels,
             "scales": self.scales,
             "codes": np.ascontiguousarray(self.codes.T),  # high frequencies are mostly zeros, side by side
+            "counts": self.counts,
+            "words": self.words,
+            "places": self.places,
+            "aspects": self.aspects,
         }
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)
@@ -136,6 +183,8 @@ class PictureRecord:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
                     raise VitkitError(f"the picture record of {source} is by a later vitkit: upgrade vitkit to read it")
+                n = file["codes"].shape[-1]  # 0 without thumbnails
+                has_keypoints = "words" in file  # an earlier vitkit knew none
                 record = cls(
                     digests=file["digests"],
                     roles=file["roles"],
@@ -144,6 +193,10 @@ class PictureRecord:
                     scales=file["scales"],
                     codes=np.ascontiguousarray(file["codes"].T),
                     is_whole=bool(about["is_whole"]),
+                    counts=file["counts"] if has_keypoints else np.zeros(n, np.uint8),
+                    words=file["words"] if has_keypoints else np.zeros(0, np.uint64),
+                    places=file["places"] if has_keypoints else np.zeros((0, 2), np.uint16),
+                    aspects=file["aspects"] if has_keypoints else np.zeros(n, np.float32),
                 )
             record._check()
         except VitkitError:
@@ -160,12 +213,26 @@ class PictureRecord:
             (self.labels.shape, (n,)),
             (self.scales.shape, (len(self.codes), 6)),
             (self.codes.shape, (len(self.codes), 3 * _PIXELS)),
+            (self.counts.shape, (len(self.codes),)),
+            (self.aspects.shape, (len(self.codes),)),
+            (self.words.shape, (int(self.counts.sum(dtype=np.int64)),)),
+            (self.places.shape, (len(self.words), 2)),
         ]
         wrong = [f"{have} in place of {want}" for have, want in shapes if have != want]
         if wrong or len(self.codes) not in (0, n):
             raise ValueError(f"its parts do not fit together: {', '.join(wrong) or len(self.codes)}")
         if n and (self.roles.max() >= len(ROLES) or self.labels.max() >= len(self.names) or self.labels.min() < 0):
             raise ValueError("it numbers roles or labels that there are not")
+        types = [
+            (self.counts.dtype, "u1"),
+            (self.words.dtype, "<u8"),
+            (self.places.dtype, "<u2"),
+            (self.aspects.dtype, "<f4"),
+        ]
+        if any(have != want for have, want in types) or self.counts.max(initial=0) > MOST:
+            raise ValueError("its keypoints are none")
+        if not (np.isfinite(self.aspects) & (self.aspects >= 0)).all():
+            raise ValueError("it says of pictures that they are of no width or height")
 
 
 def _check_size(data: bytes) -> None:
@@ -204,6 +271,7 @@ def make_record(
     pixels = np.frombuffer(b"".join(facts[i].thumbnail for i in order), np.uint8)
     scales, codes = _encode(pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3))
     own = [facts[i].digest[:DIGEST] for i in order]
+    described = Described.of([facts[i] for i in order])
     return PictureRecord(
         digests=np.frombuffer(b"".join(own), np.uint8).reshape(-1, DIGEST),
         roles=np.array([highest[digest] for digest in own], np.uint8),
@@ -212,15 +280,25 @@ def make_record(
         scales=scales,
         codes=codes,
         is_whole=is_whole,
+        counts=np.diff(described.ends).astype(np.uint8),
+        words=described.words,
+        places=described.places,
+        aspects=described.aspects.astype(np.float32),
     )
 
 
 def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
-    """A record's bytes as text, for the metadata of a file; where that is too long, without thumbnails."""
+    """A record's bytes as text, for the metadata of a file.
+
+    Where that is too long, without keypoints; where that is too long still, without thumbnails.
+    """
     text = base64.b64encode(data).decode()
     if len(text) > most:
         whole = PictureRecord.from_bytes(data, "this model")
-        text = base64.b64encode(replace(whole, scales=whole.scales[:0], codes=whole.codes[:0]).to_bytes()).decode()
+        for less in (whole.without_keypoints(), whole.without_looks()):
+            text = base64.b64encode(less.to_bytes()).decode()
+            if len(text) <= most:
+                break
     return text
 
 

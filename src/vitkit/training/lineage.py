@@ -239,9 +239,12 @@ def of_ancestry(divided: Divided, recipe: Recipe) -> list[Finding]:
                 f"{source} had seen {len(overlap.seen())} of these {len(table)} images, none of them held out here",
             )
         )
-    if not overlap.could_tell:
+    if overlap.looked_for == "exact":
         text = "the images are too alike to be told from near copies of what the weights had seen"
         found.append(Finding("warning", f"{text}; only files that are the same were looked for"))
+    elif overlap.looked_for == "near":
+        text = "altered copies (cropped, captioned, recoloured) of what the weights had seen could not be looked for"
+        found.append(Finding("warning", f"{text}; the same files, and resized, recompressed or mirrored ones, were"))
     return found
 
 

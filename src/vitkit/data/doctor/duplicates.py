@@ -1,7 +1,8 @@
-"""Photographs that are there more than once: the same file, or the same picture resized, recompressed or mirrored.
+"""Photographs that are there more than once: the same file, the same picture resized or recompressed, or altered.
 
 Two pictures are taken for one when their 16 x 16 thumbnails agree in structure (correlation of the greys) and in
-colour. Both limits were measured: docs/decisions/0009-duplicates.md.
+colour, or when their keypoints lie in the same arrangement. The limits were measured:
+docs/decisions/0009-duplicates.md.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from vitkit.data.doctor.likeness import Pairs, as_pixels, find_pairs
+from vitkit.data.doctor.altered import Described, find_altered
+from vitkit.data.doctor.likeness import Pairs, find_pairs
 from vitkit.data.memory import Facts
 
-Kind = Literal["exact", "near", "mirrored"]
+Kind = Literal["exact", "near", "altered", "mirrored"]
+LookedFor = Literal[
+    "altered", "near", "exact"
+]  # copies of this kind and of those before it in `Kind`, and mirrored ones
 # Where this part of the images are near copies of one another, the likeness is of the scene, not of the pictures.
 LARGEST_GROUP, LEAST_LARGE = 0.25, 20
-_MOST_PAIRS = 100  # for each image, before giving up
+_MOST_PAIRS = 100  # of a kind, for each image, before giving up
 
 
 @dataclass(frozen=True)
 class Link:
-    """Two images, by index, that show one picture. `exact`: equal bytes; `mirrored`: left and right are swapped."""
+    """Two images, by index, that show one picture.
+
+    `exact`: equal bytes; `near`: resized or recompressed; `altered`: cropped, captioned, recoloured and the like;
+    `mirrored`: left and right are swapped, whatever else was done.
+    """
 
     first: int
     second: int
@@ -34,31 +40,55 @@ class Link:
 
 
 def find_known(
-    new: Sequence[bytes], known: npt.NDArray[np.uint8], progress: Callable[[int, int], None] | None = None
-) -> tuple[list[tuple[int, int, Kind]], bool]:
-    """Which pictures show one that is known: resized, recompressed or mirrored.
+    new: Described, known: Described, progress: Callable[[int, int], None] | None = None
+) -> tuple[list[tuple[int, int, Kind]], LookedFor]:
+    """Which pictures show one that is known: resized, recompressed, altered or mirrored.
 
     Args:
-        new: thumbnails.
-        known: thumbnails, (m, 16, 16, 3).
+        new: pictures.
+        known: pictures.
         progress: told how many of how many have been compared.
 
     Returns:
-        Number of a new picture, number of the known one and kind (near, mirrored), and whether that could be told:
-        where a large part of the new ones show the same as one another, as from a camera that never moves, nothing is.
+        Number of a new picture, number of the known one and kind (near, altered, mirrored), and what could be looked
+        for: where a large part of the new ones show the same as one another, as from a camera that never moves,
+        altered copies or even near ones are not told from others.
     """
-    pairs = find_pairs(as_pixels(list(new)), known, _MOST_PAIRS * (len(new) + len(known)), progress)
+    first, second = _halves(progress)
+    pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
     if pairs is None:
-        return [], False
-    kinds: tuple[Kind, Kind] = ("near", "mirrored")
-    found = [(i, j, kind) for kind, own in zip(kinds, pairs, strict=True) for i, j in own]
-    forest = Forest(len(new) + len(known))
+        return [], "exact"
+    found = _with_kinds(pairs, "near")
+    altered = find_altered(new, known, second)
+    if altered is not None:
+        there = {(i, j) for i, j, _ in found}
+        more = found + [own for own in _with_kinds(altered, "altered") if own[:2] not in there]
+        if not _are_alike(more, len(new), len(known)):
+            return more, "altered"
+    return ([], "exact") if _are_alike(found, len(new), len(known)) else (found, "near")
+
+
+def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
+    """Progress of two searches, one after the other, each of which tells how many of how many it has done."""
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total)
+
+    return (lambda done, total: tell(done // 2, total)), (lambda done, total: tell((total + done) // 2, total))
+
+
+def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
+    return [*((i, j, kind) for i, j in pairs[0]), *((i, j, "mirrored") for i, j in pairs[1])]
+
+
+def _are_alike(found: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
+    """Whether a large part of the new pictures would be copies of one another."""
+    forest = Forest(new + known)
     for i, j, _ in found:
-        forest.join(i, len(new) + j)
-    alike = Counter(forest.find(i) for i in range(len(new)))
-    if found and max(alike.values()) > max(LEAST_LARGE, LARGEST_GROUP * len(new)):
-        return [], False
-    return found, True
+        forest.join(i, new + j)
+    largest = max(Counter(forest.find(i) for i in range(new)).values(), default=0)
+    return bool(found) and largest > max(LEAST_LARGE, LARGEST_GROUP * new)
 
 
 @dataclass(frozen=True)
@@ -67,12 +97,14 @@ class Compared:
 
     Attributes:
         digests: of the contents, in order.
-        pairs: those that agree, by their places among the contents, the lower first; None where there are too many to
-            mean anything.
+        pairs: those whose thumbnails agree, by their places among the contents, the lower first; None where there are
+            too many to mean anything.
+        altered: others whose keypoints do; None likewise.
     """
 
     digests: tuple[bytes, ...]
     pairs: Pairs | None
+    altered: Pairs | None
 
 
 def compare(
@@ -85,30 +117,48 @@ def compare(
         before: contents that have been compared, of which any may be among these.
         progress: told how many of how many images have been compared.
     """
-    content = {fact.digest: fact.thumbnail for fact in facts}
+    content = {fact.digest: fact for fact in facts}
     digests = tuple(sorted(content))
     known: frozenset[bytes] = frozenset()
-    kept: Pairs = ([], [])
-    if before is not None and before.pairs is not None:
+    kept, kept_altered = _none(), _none()
+    if before is not None and before.pairs is not None and before.altered is not None:
         known = frozenset(before.digests)
-        kept = _kept(before.pairs, before.digests, digests)
+        kept, kept_altered = (_kept(own, before.digests, digests) for own in (before.pairs, before.altered))
     there = [i for i, digest in enumerate(digests) if digest in known]
     new = [i for i, digest in enumerate(digests) if digest not in known]
-    if not new:
-        return Compared(digests, kept if sum(map(len, kept)) <= _MOST_PAIRS * len(digests) else None)
-    most = _MOST_PAIRS * len(digests) - sum(map(len, kept))
-    fresh, old = (as_pixels([content[digests[i]] for i in own]) for own in (new, there))
-    among = find_pairs(fresh, None, most, progress)
-    across: Pairs | None = ([], [])
-    if there and among is not None:
-        across = find_pairs(fresh, old, most - sum(map(len, among)), progress)
-    if among is None or across is None:
-        return Compared(digests, None)
-    near, mirrored = (
-        sorted([*old_ones, *((new[i], new[j]) for i, j in own), *(_sorted(new[i], there[j]) for i, j in beside)])
-        for old_ones, own, beside in zip(kept, among, across, strict=True)
-    )
-    return Compared(digests, (near, mirrored))
+    fresh, old = (Described.of([content[digests[i]] for i in own]) for own in (new, there))
+    most = _MOST_PAIRS * len(digests)
+    first_half, second_half = _halves(progress)
+
+    def near(some: Described, others: Described | None) -> Pairs | None:
+        return find_pairs(some.pixels, None if others is None else others.pixels, most, first_half)
+
+    def altered(some: Described, others: Described | None) -> Pairs | None:
+        return find_altered(some, others, second_half)
+
+    def all_of(search: Callable[[Described, Described | None], Pairs | None], kept: Pairs) -> Pairs | None:
+        among = search(fresh, None) if new else _none()
+        across = search(fresh, old) if new and there and among is not None else _none()
+        if among is None or across is None:
+            return None
+        first, second = (
+            sorted([*old_ones, *((new[i], new[j]) for i, j in own), *(_sorted(new[i], there[j]) for i, j in beside)])
+            for old_ones, own, beside in zip(kept, among, across, strict=True)
+        )
+        return (first, second) if len(first) + len(second) <= most else None
+
+    pairs = all_of(near, kept)
+    if pairs is None:
+        return Compared(digests, None, None)
+    more = all_of(altered, kept_altered)
+    if more is not None:
+        linked = {pair for own in pairs for pair in own}
+        more = ([pair for pair in more[0] if pair not in linked], [pair for pair in more[1] if pair not in linked])
+    return Compared(digests, pairs, more)
+
+
+def _none() -> Pairs:
+    return [], []
 
 
 def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
@@ -133,7 +183,7 @@ def find_duplicates(
     facts: Sequence[Facts],
     progress: Callable[[int, int], None] | None = None,
     compared: Compared | None = None,
-) -> tuple[list[Link], bool]:
+) -> tuple[list[Link], LookedFor]:
     """Every picture that is there more than once.
 
     Args:
@@ -142,8 +192,9 @@ def find_duplicates(
         compared: what `compare` says of them, where that is known.
 
     Returns:
-        Links that connect all copies of a picture, mirrored ones last, and whether near copies could be told: where a
-        large part of the images are alike, as from a camera that never moves, only exact ones are linked.
+        Links that connect all copies of a picture, mirrored ones last, and what could be looked for: where a large part
+        of the images are alike, as from a camera that never moves, altered copies, or even near ones, are not told from
+        other images.
     """
     first_of: dict[bytes, int] = {}
     exact = []
@@ -153,20 +204,37 @@ def find_duplicates(
             exact.append(Link(first, i, "exact"))
     compared = compare(facts, None, progress) if compared is None else compared
     if compared.pairs is None:
-        return exact, False
-    digests = compared.digests
-    near_pairs, mirrored_pairs = (
-        sorted(_sorted(first_of[digests[i]], first_of[digests[j]]) for i, j in own) for own in compared.pairs
-    )
-    forest = Forest(len(facts))
-    near = [Link(i, j, "near") for i, j in near_pairs if forest.join(i, j)]
-    apart = [(i, j) for i, j in mirrored_pairs if forest.find(i) != forest.find(j)]
-    near += [Link(i, j, "mirrored") for i, j in apart]  # all: the reader may leave some out
-    for i, j in apart:
-        forest.join(i, j)
-    if near and max(Counter(forest.roots()).values()) > max(LEAST_LARGE, LARGEST_GROUP * len(digests)):
-        return exact, False
-    return exact + near, True
+        return exact, "exact"
+
+    def placed(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        digests = compared.digests
+        return sorted(_sorted(first_of[digests[i]], first_of[digests[j]]) for i, j in pairs)
+
+    near, mirrored = map(placed, compared.pairs)
+    if compared.altered is not None:
+        altered, turned = map(placed, compared.altered)
+        links = _links(len(facts), near, altered, sorted([*mirrored, *turned]))
+        if not _is_one_scene(links, len(facts), len(compared.digests)):
+            return exact + links, "altered"
+    links = _links(len(facts), near, [], mirrored)
+    return (exact, "exact") if _is_one_scene(links, len(facts), len(compared.digests)) else (exact + links, "near")
+
+
+def _links(
+    images: int,
+    near: Sequence[tuple[int, int]],
+    altered: Sequence[tuple[int, int]],
+    mirrored: Sequence[tuple[int, int]],
+) -> list[Link]:
+    """As few as connect the pairs, but all mirrored ones that the others leave apart: the reader may omit some."""
+    forest = Forest(images)
+    links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
+    links += [Link(i, j, "altered") for i, j in altered if forest.join(i, j)]
+    return links + [Link(i, j, "mirrored") for i, j in mirrored if forest.find(i) != forest.find(j)]
+
+
+def _is_one_scene(links: Sequence[Link], images: int, contents: int) -> bool:
+    return bool(links) and max(Counter(connect(links, images)).values()) > max(LEAST_LARGE, LARGEST_GROUP * contents)
 
 
 class Forest:

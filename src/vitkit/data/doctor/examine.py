@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from vitkit.data.doctor import findings
-from vitkit.data.doctor.duplicates import Compared, Kind, Link, compare, connect, find_duplicates
+from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
 from vitkit.data.doctor.findings import Copies, Finding
 from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
@@ -96,14 +96,14 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, progress: P
         unreadable = {table.paths[i]: fact.error for i, fact in enumerate(everything) if fact.error is not None}
         readable = _readable(table, unreadable)
         facts = [fact for fact in everything if fact.error is None]
-        links, could_tell = _compare(facts, memory, tell("comparing images"))
+        links, looked_for = _compare(facts, memory, tell("comparing images"))
     links, opposite = _set_opposites_apart(links, readable, facts)
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
     found = [
         *findings.of_files(table, unreadable),
         *findings.of_copies(readable, copies),
-        *findings.of_likeness(could_tell=could_tell, opposite=opposite),
+        *findings.of_likeness(looked_for, opposite),
         *findings.of_sets(readable),
         *findings.of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
         *findings.of_splits(readable),
@@ -127,14 +127,14 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     return tuple(connect(links, len(facts)))
 
 
-def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], bool]:
+def _compare(facts: list[Facts], memory: Memory, progress: Callable[[int, int], None]) -> tuple[list[Link], LookedFor]:
     """What is new is compared with all; what has been compared with one another before is not again."""
     digests = tuple(sorted({fact.digest for fact in facts}))
     before = memory.compared(digests)
-    compared = None if before is None else Compared(*before)
+    compared = None if before is None else Compared(before[0], *before[1])
     if compared is None or compared.digests != digests:
         compared = compare(facts, compared, progress)
-        memory.learn_compared(compared.digests, compared.pairs)
+        memory.learn_compared(compared.digests, [compared.pairs, compared.altered])
     return find_duplicates(facts, compared=compared)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitkit.data.doctor.duplicates import Kind
+from vitkit.data.doctor.duplicates import Kind, LookedFor
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import ImageTable
@@ -75,10 +75,15 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Pictures that are there more than once; those that spoil the result by name."""
     conflicts, leaks = [own for own in copies if own.is_conflict], [own for own in copies if own.is_leak]
-    if conflicts:
-        shown = _list([_pair(table, own, table.labels) for own in conflicts], "; ", 3)
-        what = "there with different classes" if table.is_multi else "in more than one class"
-        yield Finding("problem", f"{_pictures(conflicts)} {what}, and one label at most is right: {shown}")
+    what = "there with different classes" if table.is_multi else "in more than one class"
+    same = [own for own in conflicts if own.kind != "altered"]
+    if same:
+        shown = _list([_pair(table, own, table.labels) for own in same], "; ", 3)
+        yield Finding("problem", f"{_pictures(same)} {what}, and one label at most is right: {shown}")
+    if altered := [own for own in conflicts if own.kind == "altered"]:
+        shown = _list([_pair(table, own, table.labels) for own in altered], "; ", 3)
+        text = f"{_pictures(altered)} {what}, altered or in parts; look whether each label is right"
+        yield Finding("warning", f"{text}: {shown}")
     if leaks:
         held_out = Counter(str(table.splits[i]) for own in leaks for i in own.images if table.splits[i] != "train")
         counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
@@ -93,10 +98,12 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
         yield Finding("note", f"{_pictures(harmless)} there more than once ({kinds}){kept}")
 
 
-def of_likeness(*, could_tell: bool, opposite: int) -> Iterator[Finding]:
+def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
     """What the search for copies could not decide."""
-    if not could_tell:
-        text = "the images are too alike to tell near copies from other images, so only exact copies were looked for"
+    if looked_for != "altered":
+        left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
+        kind = {"exact": "near", "near": "altered"}[looked_for]
+        text = f"the images are too alike to tell {kind} copies from other images, so only {left} were looked for"
         yield Finding(
             "warning", f"{text}; if they are frames of a few scenes, keep each scene in one split: --group-by"
         )

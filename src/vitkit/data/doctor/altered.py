@@ -1,0 +1,570 @@
+"""Which pictures show one, though it was cropped, captioned, recoloured, framed, turned a little or put into a collage.
+
+Keypoints that look alike are found by a hash of the signs of their descriptions. Where three or more of two pictures
+lie in the same arrangement, all of both are matched, and counted are those that one movement of the plane explains. As
+in `likeness`, whether two pictures are altered copies depends on the two alone: docs/decisions/0009-duplicates.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits  # scikit-learn brings it
+
+from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies, unpack
+from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels, as_pixels
+from vitkit.data.memory import Facts
+
+LEAST_SCORE = 4.5
+PRECISE, DEARER = 0.0035, 1300.0  # the score must be so much more for each short side that matches are off beyond that
+LEAST_AGREEING = 8
+LEAST_REACHED = 0.4
+LEAST_CORRELATION = 0.25
+_ALIKE = 0.7  # cosine of two keypoints' descriptions from which on they may be the same place
+_PROBES = 96  # hashes that each keypoint is looked up by
+_UNSURE = 10  # signs of a hash that may be the other way: those of the numbers nearest to zero
+_LEAST_HITS = 3
+_MANY_HITS = 5  # from which on it does not matter how many others there are
+_ARRANGED = 16  # hits of two pictures whose arrangement is looked at
+_MATCHES, _BASES = 48, 12  # matches that are counted, and those among them that movements are taken from
+_SHORTEST = 0.08  # between two keypoints that a movement is taken from; lengths are in short sides of the picture
+_TURN = 0.36  # tangent of the angle that two pictures may be turned against each other
+_SCALE = 3.0  # factor of area by which the sizes of two keypoints may contradict their distances
+_NEAR = 0.02  # between where a keypoint is and where it should be
+_ROUGH = 0.03  # likewise, before the movement is fitted
+_AROUND = 0.2  # between a keypoint and one that agrees, for a part of the picture to count as reached
+_FINE = 3  # places along a thumbnail's pixel that are looked up in the other thumbnail
+_LEAST_CELLS = 12  # of a thumbnail, that must be on the other picture
+_HITS = 1 << 19  # that are looked at at a time
+_MOST_HITS = 4_000_000  # of a picture, before giving up
+_MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # of a picture and in all, before giving up
+_PART = 128  # pairs of pictures that are matched at a time
+_AT_ONCE = 1024  # and whose arrangement is looked at
+_BLOCK = 128  # pictures whose keypoints are looked up at a time
+_TOLD = 2048  # pictures between two words of progress
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_LUMA = np.array([0.299, 0.587, 0.114])
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is known of n pictures' looks.
+
+    Attributes:
+        words: descriptions of their keypoints, picture by picture, (keypoints,): `keypoints.find_keypoints`.
+        places: x and y of each, in 4095ths of the picture, (keypoints, 2).
+        ends: where each picture's keypoints begin, and where the last one's end, (n + 1,).
+        aspects: width / height, (n,).
+        pixels: thumbnails, (n, 16, 16, 3).
+    """
+
+    words: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.uint16]
+    ends: Ints
+    aspects: Floats
+    pixels: Pixels
+
+    @classmethod
+    def of(cls, facts: Sequence[Facts]) -> Described:
+        """What the doctor has read."""
+        counts = [len(fact.keypoints) // BYTES for fact in facts]
+        aspects = np.array([fact.width / fact.height for fact in facts], np.float64)
+        words, places = unpack([fact.keypoints for fact in facts])
+        return cls(words, places, ends_of(counts), aspects, as_pixels([fact.thumbnail for fact in facts]))
+
+    def __len__(self) -> int:
+        return len(self.aspects)
+
+    @cached_property
+    def has_much(self) -> Bools:
+        """Whether there is as much in a picture as in photographs: two drawings or digits may share all they have."""
+        return np.diff(self.ends) == MOST
+
+    @cached_property
+    def owner(self) -> Ints:
+        """The picture of each keypoint."""
+        return np.repeat(np.arange(len(self)), np.diff(self.ends))
+
+    @cached_property
+    def codes(self) -> npt.NDArray[np.int8]:
+        """(keypoints, 20) odd numbers of -7 to 7."""
+        shifts = 3 * np.arange(COEFFICIENTS, dtype=np.uint64)
+        found = np.empty((len(self.words), COEFFICIENTS), np.int8)
+        for start in range(0, len(found), 1 << 16):
+            part = self.words[start : start + (1 << 16), None] >> shifts & np.uint64(7)
+            found[start : start + (1 << 16)] = 2 * part.astype(np.int8) - 7
+        return found
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.float32]:
+        """Of the codes."""
+        return np.sqrt((self.codes.astype(np.float32) ** 2).sum(axis=1))
+
+    @cached_property
+    def is_bright(self) -> npt.NDArray[np.uint8]:
+        return (self.words >> np.uint64(60) & np.uint64(1)).astype(np.uint8)
+
+    @cached_property
+    def levels(self) -> npt.NDArray[np.uint8]:
+        return (self.words >> np.uint64(61)).astype(np.uint8)
+
+    @cached_property
+    def points(self) -> npt.NDArray[np.complex128]:
+        """Where each keypoint is, x + y i in short sides of its picture."""
+        wide = self.aspects / np.minimum(self.aspects, 1)
+        high = 1 / np.minimum(self.aspects, 1)
+        x, y = self.places.T
+        return (x * wide[self.owner] + y * high[self.owner] * 1j) / PLACES
+
+    @cached_property
+    def tags(self) -> npt.NDArray[np.uint64]:
+        """A number for each picture, which says which of two is laid upon the other."""
+        sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
+        return sums[self.ends[1:]] - sums[self.ends[:-1]]
+
+
+_MIRROR = np.where(frequencies()[1] % 2, -1, 1).astype(np.int8)
+# What a blob has of the even frequencies, bright ones; dark ones the opposite. Measured on photographs.
+_BLOB = np.array(
+    [
+        {(0, 2): -2, (2, 0): -2, (2, 2): 2, (0, 4): 2, (4, 0): 2}.get(own, 0)
+        for own in zip(*(each.tolist() for each in frequencies()), strict=True)
+    ],
+    np.int8,
+)
+# How far the numbers commonly are from that.
+_SPREAD = np.array([4, 4, 3.3, 3.5, 3.5, 3.3, 3.3, 2.3, 3.3, 3.3, 2.7, 2.7, 1.9, 1.9, 2.6, 2.6, 2.1, 2.1, 1.7, 1.7])
+
+
+def ends_of(counts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ints:
+    """Where each picture's keypoints begin, and where the last one's end."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What speaks for pairs of pictures showing one, an entry each.
+
+    Attributes:
+        matches: keypoints of the first that are most like one of the second, and the other way round.
+        agreeing: those of them that the best movement explains.
+        off: how far those commonly are from where they should be, in short sides of the picture that is shown larger.
+        reached: part of the keypoints of either, where the pictures overlap, that have one of those nearby; the
+            lesser of the two.
+        correlation: of the thumbnails' greys where the pictures overlap; -1 where that is too little, or flat.
+    """
+
+    matches: Ints
+    agreeing: Ints
+    off: Floats
+    reached: Floats
+    correlation: Floats
+
+    @property
+    def score(self) -> Floats:
+        """How many agree times what part of the matches those are."""
+        return self.agreeing**2 / np.maximum(self.matches, 1)
+
+    @property
+    def is_enough(self) -> Bools:
+        least = LEAST_SCORE + DEARER * (self.off.clip(max=1) - PRECISE).clip(min=0)
+        return (
+            (self.agreeing >= LEAST_AGREEING)
+            & (self.score >= least)
+            & (self.reached >= LEAST_REACHED)
+            & (self.correlation >= LEAST_CORRELATION)
+        )
+
+
+def find_altered(
+    pictures: Described, others: Described | None, progress: Callable[[int, int], None] | None = None
+) -> Pairs | None:
+    """Every pair of altered copies, as they are and mirrored; None where too many look alike to tell.
+
+    Args:
+        pictures: some.
+        others: what they are compared with; None for one another, each pair once, the lower first.
+        progress: told how many of how many pictures have been looked up.
+    """
+    if not (pictures.has_much.any() or (others is not None and others.has_much.any())):
+        if progress is not None:
+            progress(len(pictures), len(pictures))
+        return [], []
+    search = _Search(pictures, others)
+    near: list[tuple[int, int]] = []
+    mirrored: list[tuple[int, int]] = []
+    looked = told = done = 0
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        waiting = [pool.submit(search.block, task) for task in search.tasks]
+        for task, block in zip(search.tasks, waiting, strict=True):
+            found, looks = block.result()
+            looked += looks
+            done += task.stop - task.start
+            if found is not None:
+                near += found[0]
+                mirrored += found[1]
+            if (
+                found is None
+                or len(near) + len(mirrored) > _MOST_COPIES * done + _ALLOWED
+                or _is_too_many(looked, done)
+            ):
+                for own in waiting:
+                    own.cancel()
+                return None
+            if progress is not None and (done >= told + _TOLD or done == search.size):
+                told = done
+                progress(done, search.size)
+    return sorted(near), sorted(mirrored)
+
+
+def _is_too_many(looks: int, pictures: int) -> bool:
+    return looks > _MOST_LOOKS * pictures + _ALLOWED
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Pictures from `start` to `stop` of one set, to be looked up in the other."""
+
+    is_swapped: bool  # the `others` are looked up
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Keypoints of pictures that have much in them, in order of their hashes.
+
+    Attributes:
+        starts: where each hash begins.
+        numbers: of the keypoints, in that order, (keypoints,).
+        codes, lengths: theirs.
+        ranks: those of their pictures, of which the lower one is looked up.
+    """
+
+    starts: Ints
+    numbers: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int8]
+    lengths: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, side: Described, ranks: npt.NDArray[np.int32]) -> _Index:
+        there = np.flatnonzero(side.has_much[side.owner])
+        keys = _keys(side, slice(None), 1, is_mirrored=False)[there, 0]
+        order = there[np.argsort(keys, kind="stable")].astype(np.int32)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=2 ** (COEFFICIENTS + 1)))])
+        return cls(starts, order, side.codes[order], side.lengths[order], ranks[side.owner[order]])
+
+
+class _Search:
+    """Keypoints by their hash.
+
+    Of two pictures the one that has less in it is looked up, or else the one with the lower tag, so that it does not
+    matter which set it is in. Two that have little are not compared.
+
+    Args:
+        pictures, others: as for `find_altered`.
+    """
+
+    def __init__(self, pictures: Described, others: Described | None) -> None:
+        sides = [pictures] if others is None else [pictures, others]
+        self._within = others is None
+        self._sides = sides
+        tags, has_much = (np.concatenate([getattr(side, name) for side in sides]) for name in ("tags", "has_much"))
+        order = np.lexsort((tags, has_much))
+        ranks = np.empty(len(order), np.int32)
+        ranks[order] = np.arange(len(order))
+        self._ranks = [ranks[: len(pictures)], ranks[len(pictures) :]]
+        self._indices = [_Index.of(side, own) for side, own in zip(sides, self._ranks, strict=False)]
+        self.tasks = [
+            _Task(bool(side), start, min(start + _BLOCK, len(sides[side])))
+            for side in range(len(sides))
+            for start in range(0, len(sides[side]), _BLOCK)
+        ]
+        self.size = sum(map(len, sides))
+
+    def block(self, task: _Task) -> tuple[Pairs | None, int]:
+        """The pairs of a task's pictures, None where too many are alike; and how many were looked at closely."""
+        source = self._sides[task.is_swapped]
+        target = 0 if self._within or task.is_swapped else 1
+        side = self._sides[target]
+        found: Pairs = ([], [])
+        looks = 0
+        for kind, is_mirrored in enumerate((False, True)):
+            hits = self._hits(source, self._indices[target], task, is_mirrored=is_mirrored)
+            if hits is None:
+                return None, looks
+            i, j = _arranged(source, side, *hits, is_mirrored=is_mirrored)
+            looks += len(i)
+            if _is_too_many(looks, task.stop - task.start):
+                return None, looks
+            for start in range(0, len(i), _PART):
+                own = slice(start, start + _PART)
+                accepted = compare_closely(source, side, i[own], j[own], is_mirrored=is_mirrored).is_enough
+                pairs = zip(i[own][accepted].tolist(), j[own][accepted].tolist(), strict=True)
+                found[kind].extend((b, a) if task.is_swapped or (self._within and b < a) else (a, b) for a, b in pairs)
+        return found, looks
+
+    def _hits(self, source: Described, index: _Index, task: _Task, *, is_mirrored: bool) -> tuple[Ints, Ints] | None:
+        """Keypoints of a task's pictures, and those of pictures of higher rank that are like them, by number.
+
+        None where there are too many.
+        """
+        ends = source.ends[task.start : task.stop + 1]
+        own = slice(int(ends[0]), int(ends[-1]))
+        keys = _keys(source, own, _PROBES, is_mirrored=is_mirrored)
+        codes = source.codes[own] * _MIRROR if is_mirrored else source.codes[own]
+        least = np.float32(_ALIKE) * source.lengths[own]
+        ranks = self._ranks[task.is_swapped][task.start : task.stop]
+        picture = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(ends))
+        lows = index.starts[keys]
+        counts = index.starts[keys + 1] - lows  # (keypoints, probes)
+        together = counts.sum(axis=1)
+        total = np.concatenate([[0], np.cumsum(together)])[ends - own.start]
+        if total[-1] > _MOST_HITS * len(ranks):
+            return None
+        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        borders = np.searchsorted(total, np.arange(_HITS, total[-1], _HITS))
+        for start, stop in pairwise(np.unique([0, *borders, len(ranks)]).tolist()):
+            low, high = (int(ends[at]) - own.start for at in (start, stop))
+            first = np.repeat(np.arange(low, high, dtype=np.int32), together[low:high])
+            count = counts[low:high].reshape(-1)
+            place = np.arange(len(first)) + np.repeat(lows[low:high].reshape(-1) - np.cumsum(count) + count, count)
+            rank, row = index.ranks.take(place), picture.take(first)
+            later = np.flatnonzero(rank > ranks.take(row))
+            pair = (row.take(later) - start) * np.int64(self.size) + rank.take(later)
+            often = later[np.bincount(pair).take(pair) >= _LEAST_HITS] if len(pair) else later
+            first, place = first.take(often), place.take(often)
+            a, b = codes.take(first, axis=0).astype(np.float32), index.codes.take(place, axis=0).astype(np.float32)
+            sure = np.einsum("ij,ij->i", a, b) >= least.take(first) * index.lengths.take(place)
+            found.append((first[sure].astype(np.int64) + own.start, index.numbers[place[sure]].astype(np.int64)))
+        return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+
+
+def _keys(side: Described, own: slice, probes: int, *, is_mirrored: bool) -> Ints:
+    """(keypoints, probes) hashes: the signs, and with the least certain ones turned, the likely ones first."""
+    codes = side.codes[own] * (_MIRROR if is_mirrored else np.int8(1))
+    bright = side.is_bright[own]
+    codes = codes - np.where(bright[:, None], _BLOB, -_BLOB)
+    bits = 1 << np.arange(COEFFICIENTS)
+    keys = (codes > 0) @ bits + (bright.astype(np.int64) << COEFFICIENTS)
+    choices = _choices(probes)
+    nearest = np.argsort(np.abs(codes) / _SPREAD, axis=1, kind="stable")[:, : choices.shape[1]]
+    return keys[:, None] ^ (bits[nearest] @ choices.T)
+
+
+@cache
+def _choices(probes: int) -> Ints:
+    """(probes, 10): which of the signs nearest to zero are turned; few before many, and near ones before others."""
+    sets = [own for size in range(5) for own in combinations(range(_UNSURE), size)]
+    likely = sorted(sets, key=lambda own: (sum((i + 1) * (i + 2) for i in own), own))[:probes]
+    return np.array([[i in own for i in range(_UNSURE)] for own in likely], np.int64)
+
+
+def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
+    """The pairs of pictures of which three hits or more lie in the same arrangement."""
+    pair = source.owner[first] * len(side) + side.owner[second]
+    order = np.argsort(pair, kind="stable")
+    starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
+    counts = np.diff(starts, append=len(order))
+    starts, counts = starts[counts >= _LEAST_HITS], counts[counts >= _LEAST_HITS]
+    kept = np.zeros(len(starts), bool)
+    for low in range(0, len(starts), _AT_ONCE):
+        part = slice(low, low + _AT_ONCE)
+        there = np.arange(_ARRANGED) < counts[part, None]
+        hits = order[np.where(there, starts[part, None] + np.arange(_ARRANGED), 0)]  # (pairs, 16)
+        a, b = _laid(source, first[hits], is_mirrored=is_mirrored), side.points[second[hits]]
+        grown = side.levels[second[hits]].astype(np.int64) - source.levels[first[hits]]
+        p, q = np.triu_indices(_ARRANGED, 1)
+        movement, fits = _movements(a, b, grown, p, q)
+        fits &= there[:, p] & there[:, q]
+        row, base = np.nonzero(fits & (fits.sum(axis=1, keepdims=True) >= _LEAST_HITS))
+        turn, own = movement[row, base][:, None], np.arange(len(row))
+        off = turn * (a[row] - a[row][own, p[base], None]) + b[row][own, p[base], None] - b[row]
+        near = (np.abs(off) < _ROUGH * np.maximum(np.abs(turn), 1)) & there[row]
+        agreeing = np.minimum(_distinct(first[hits[row]], near), _distinct(second[hits[row]], near))
+        most = np.zeros(len(hits), np.int64)
+        np.maximum.at(most, row, agreeing)
+        few = (most >= _LEAST_HITS) & (2 * most**2 >= 3 * counts[part])
+        kept[part] = (most >= _MANY_HITS) | few
+    return np.divmod(pair[order[starts[kept]]], len(side))
+
+
+def _distinct(numbers: Ints, which: Bools) -> Ints:
+    """How many different numbers of each row are chosen, (rows,)."""
+    ordered = np.sort(np.where(which, numbers, -1), axis=1)
+    return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
+
+
+def _laid(side: Described, own: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
+    """Where keypoints are, in the picture or its mirror image."""
+    points = side.points[own]
+    if not is_mirrored:
+        return points
+    wide = (side.aspects / np.minimum(side.aspects, 1))[side.owner[own]]
+    return wide - points.real + 1j * points.imag
+
+
+def _movements(
+    a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
+) -> tuple[npt.NDArray[np.complex128], Bools]:
+    """For pairs of matches, (..., m) and p, q of them: turn and growth as one number, and whether it can be."""
+    before = a[..., q] - a[..., p]
+    movement = (b[..., q] - b[..., p]) / np.where(before == 0, 1, before)
+    area = movement.real**2 + movement.imag**2
+    fits = (np.abs(before) > _SHORTEST) & (movement.real > 0) & (np.abs(movement.imag) < _TURN * movement.real)
+    for own in (p, q):
+        by_level = 2.0 ** grown[..., own]
+        fits &= (area < _SCALE * by_level) & (area * _SCALE > by_level)
+    return movement, fits
+
+
+def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
+    """What speaks for pictures i of the one being altered copies of pictures j of the other."""
+    n = len(i)
+    first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
+    a_codes, b_codes = (
+        own.codes[numbers].astype(np.float32) / own.lengths[numbers][:, :, None]
+        for own, numbers in ((source, first), (side, second))
+    )
+    if is_mirrored:
+        a_codes = a_codes * _MIRROR
+    cosine = np.matmul(a_codes, b_codes.transpose(0, 2, 1))  # (n, 96, 96)
+    cosine[source.is_bright[first][:, :, None] != side.is_bright[second][:, None, :]] = -1
+    cosine[first < 0] = -1
+    cosine.transpose(0, 2, 1)[second < 0] = -1
+    best = cosine.argmax(axis=2)
+    value = np.take_along_axis(cosine, best[:, :, None], 2)[:, :, 0]
+    back = np.take_along_axis(cosine.argmax(axis=1), best, 1)
+    is_match = (value > _ALIKE) & (back == np.arange(MOST))
+    order = np.argsort(np.where(is_match, -value, 1), axis=1, kind="stable")[:, :_MATCHES]
+    there = np.take_along_axis(is_match, order, 1)  # (n, 48)
+    one = np.take_along_axis(first, order, 1)
+    two = np.take_along_axis(second, np.take_along_axis(best, order, 1), 1)
+    a, b = _laid(source, one, is_mirrored=is_mirrored), side.points[two]
+    grown = side.levels[two].astype(np.int64) - source.levels[one]
+    agrees, plane, off = _best_movement(a, b, grown, there)
+    agreeing = agrees.sum(axis=1)
+    reached, correlation = np.zeros(n), np.full(n, -1.0)
+    likely = (agreeing >= LEAST_AGREEING) & (agreeing**2 >= LEAST_SCORE * there.sum(axis=1))
+    for k in np.flatnonzero(likely):
+        aspects = (float(source.aspects[i[k]]), float(side.aspects[j[k]]))
+        own, other = first[k][first[k] >= 0], second[k][second[k] >= 0]
+        onto = plane[k]
+        if abs(np.linalg.det(onto[:2])) < 1e-6:
+            continue
+        reached[k] = min(
+            _reached(_laid(source, own, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
+            _reached(side.points[other], b[k, agrees[k]], _inverse(onto), aspects[0]),
+        )
+        pixels = source.pixels[i[k]]
+        correlation[k] = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], onto, aspects)
+    return Evidence(there.sum(axis=1), agreeing, off, reached, correlation)
+
+
+def _padded(side: Described, pictures: Ints) -> Ints:
+    """The numbers of pictures' keypoints, (n, 96), -1 where they have fewer."""
+    numbers = side.ends[pictures, None] + np.arange(MOST)
+    return np.where(numbers < side.ends[pictures + 1, None], numbers, -1)
+
+
+def _best_movement(
+    a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, there: Bools
+) -> tuple[Bools, Floats, Floats]:
+    """The matches that agree with the movement that most agree with, (n, 48); that, as an affine map, (n, 3, 2); and
+    how far those commonly are off, (n,)."""
+    n, m = a.shape
+    p, q = np.triu_indices(_BASES, 1)
+    movement, fits = _movements(a, b, grown, p, q)
+    fits &= there[:, p] & there[:, q]  # (n, 66)
+    shift = b[:, p] - movement * a[:, p]
+    area = movement.real**2 + movement.imag**2
+    off = movement[:, :, None] * a[:, None] + shift[:, :, None] - b[:, None]  # (n, 66, 48)
+    by_level = 2.0 ** grown[:, None]
+    agrees = (off.real**2 + off.imag**2 < _NEAR**2 * np.maximum(area, 1)[:, :, None]) & there[:, None]
+    agrees &= (area[:, :, None] < _SCALE * by_level) & (area[:, :, None] * _SCALE > by_level) & fits[:, :, None]
+    winner = agrees.sum(axis=2).argmax(axis=1)
+    rows = np.arange(n)
+    kept, best, origin = agrees[rows, winner], movement[rows, winner], shift[rows, winner]
+    plane = np.stack([best.real, best.imag, -best.imag, best.real, origin.real, origin.imag], axis=1).reshape(n, 3, 2)
+    flat = np.stack([a.real, a.imag, np.ones((n, m))], axis=2)  # (n, 48, 3)
+    goal = np.stack([b.real, b.imag], axis=2)
+    for _ in range(2):  # perspective and other aspects
+        weighted = flat * kept[:, :, None]
+        normal = weighted.transpose(0, 2, 1) @ flat + 1e-9 * np.eye(3)
+        fitted = np.linalg.solve(normal, weighted.transpose(0, 2, 1) @ goal)
+        growth = np.abs(np.linalg.det(fitted[:, :2]))
+        distance = ((flat @ fitted - goal) ** 2).sum(axis=2)
+        again = there & (distance < _NEAR**2 * np.maximum(growth, 1)[:, None])
+        again &= (growth[:, None] < _SCALE * 2.0**grown) & (growth[:, None] * _SCALE > 2.0**grown)
+        better = (again.sum(axis=1) >= kept.sum(axis=1)) & (kept.sum(axis=1) >= 4)
+        kept = np.where(better[:, None], again, kept)
+        plane = np.where(better[:, None, None], fitted, plane)
+    growth = np.maximum(np.abs(np.linalg.det(plane[:, :2])), 1)
+    distance = np.sqrt(((flat @ plane - goal) ** 2).sum(axis=2) / growth[:, None])
+    middle = np.minimum(kept.sum(axis=1) // 2, m - 1)
+    off = np.sort(np.where(kept, distance, np.inf), axis=1)[np.arange(n), middle]
+    return kept, plane, off
+
+
+def _inverse(plane: Floats) -> Floats:
+    """The affine map that undoes one, (3, 2) each."""
+    turned = np.linalg.inv(plane[:2])
+    return np.vstack([turned, -plane[2] @ turned])
+
+
+def _extent(aspect: float) -> Floats:
+    """Width and height of a picture in its short sides."""
+    return np.array([aspect, 1.0]) / min(aspect, 1.0)
+
+
+def _reached(
+    points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], onto: Floats, aspect: float
+) -> float:
+    """Part of the keypoints that lie on the other picture that have one nearby that agrees.
+
+    Args:
+        points: keypoints of a picture.
+        agreeing: those that agree.
+        onto: the movement to the other picture.
+        aspect: of the other picture.
+    """
+    there = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ onto
+    inside = ((there >= 0) & (there <= _extent(aspect))).all(axis=1)
+    if not inside.any():
+        return 0.0
+    return float((np.abs(points[inside][:, None] - agreeing).min(axis=1) < _AROUND).mean())
+
+
+def _correlation(a: Pixels, b: Pixels, plane: Floats, aspects: tuple[float, float]) -> float:
+    """Of the greys of two thumbnails where the pictures overlap, the second brought onto the first."""
+    greys = [pixels @ _LUMA for pixels in (a, b)]
+    side = _FINE * THUMBNAIL
+    at = (np.arange(side) + 0.5) / side
+    width, height = _extent(aspects[0])
+    x, y = np.meshgrid(at * width, at * height)
+    onto = np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1) @ plane / _extent(aspects[1])
+    inside = ((onto >= 0) & (onto <= 1)).all(axis=1)
+    cells = inside.reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).all(axis=(1, 3))
+    if cells.sum() < _LEAST_CELLS:
+        return -1.0
+    place = (THUMBNAIL * onto - 0.5).clip(0, THUMBNAIL - 1)
+    corner = np.minimum(place.astype(np.int64), THUMBNAIL - 2)
+    (u, v), (right, down) = corner.T, (place - corner).T
+    upper, lower = (greys[1][row, u] * (1 - right) + greys[1][row, u + 1] * right for row in (v, v + 1))
+    laid = (upper * (1 - down) + lower * down).reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).mean(axis=(1, 3))
+    one, two = (grey[cells] - grey[cells].mean() for grey in (greys[0], laid))
+    lengths = np.sqrt((one**2).sum() * (two**2).sum())
+    return float(one @ two / lengths) if lengths > len(one) else -1.0  # a spread below one level is noise

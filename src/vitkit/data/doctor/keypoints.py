@@ -1,0 +1,320 @@
+"""Keypoints: places in a picture that are recognised again after it was cropped, captioned, recoloured or framed.
+
+A keypoint is a bright or a dark blob (an extremum of a difference of Gaussians: Lowe 2004,
+doi:10.1023/B:VISI.0000029664.99615.94) at one of eight sizes. What surrounds it is described by the 20 lowest cosine
+coefficients of a patch, without mean and contrast, in three bits each. Patches are upright, so that a picture turned by
+more than about 15 degrees is another one; the mirror image's coefficients are the same but for the sign of those that
+are odd from left to right. All arithmetic up to the patches is in whole numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+SHORT = 96  # pixels of the short side, whatever the picture has
+LEVELS = 8  # sizes of blobs, each about 1.4 times the one before
+COEFFICIENTS = 20
+STEP = 0.14  # of a coefficient of unit length, between two of its eight values
+BYTES = 12  # of a keypoint
+PLACES = 4095  # along either side of a picture
+MOST = 96  # keypoints of a picture; of one that has little in it there is one less, however many were found
+_MANY, _CLEAR = 120, 48  # so many blobs of so much contrast make a picture one that has much in it, as photographs do
+_LONGEST = 4 * SHORT  # a picture that is longer is squeezed
+_GRID = 32  # canvases are so many pixels wide and high, or a multiple of it, so that many pictures share a shape
+_FINE = 4  # bits below a grey level
+_LEAST = 6  # of a blob's contrast, in 16ths of a grey level
+_ROUNDEST = 6.0  # ratio of the principal curvatures from which on a blob is an edge
+_CELLS = 4  # along the short side: keypoints are taken from all over a picture
+_PATCH = 8  # samples of a patch's sides
+_PARTS = 16  # of a pixel: how exactly a patch's place is kept to
+
+# Make up for unequal steps between the levels of an octave, and hold back the finest, which JPEG and noise spoil.
+_WEIGHTS = np.array([1.2, 1.0] + [2.0, 1.0] * (LEVELS // 2 - 1))
+
+# Where a patch's samples lie about its keypoint, in pixels, at the two sizes of an octave; and where its border is.
+_SAMPLES = np.array([[-7, -5, -3, -1, 1, 3, 5, 7], [-10, -7, -4, -1, 1, 4, 7, 10]])
+_REACH = (8.0, 8 * 2**0.5)
+
+Ints = npt.NDArray[np.int64]
+Grey = npt.NDArray[np.uint8]
+Fine = npt.NDArray[np.uint16]
+
+
+def working_copy(picture: Image.Image) -> Grey:
+    """The greys of a picture at the size at which keypoints are looked for, (height, width)."""
+    scale = SHORT / min(picture.size)
+    width, height = (min(_LONGEST, max(SHORT, round(side * scale))) for side in picture.size)
+    filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
+    return np.asarray(picture.convert("L").resize((width, height), filter_))
+
+
+def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
+    """The keypoints of each picture, at most 96 of 12 bytes: `unpack` reads them.
+
+    Args:
+        pictures: of `working_copy`. Those of like shape are worked on together, which changes nothing but the time.
+    """
+    found = [b""] * len(pictures)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, picture in enumerate(pictures):
+        alike.setdefault(tuple(-(-side // _GRID) * _GRID for side in picture.shape), []).append(i)
+    for shape, members in alike.items():
+        canvas = np.stack([_on_canvas(pictures[i], shape) for i in members])
+        sizes = np.array([pictures[i].shape for i in members])
+        for i, packed in zip(members, _find(canvas, sizes), strict=True):
+            found[i] = packed
+    return found
+
+
+def unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+    """Descriptions of some pictures' keypoints, (keypoints,), and x and y in 4095ths of the picture, (keypoints, 2)."""
+    counts = [len(own) // BYTES for own in packed]
+    words = [np.frombuffer(own, "<u8", count) for own, count in zip(packed, counts, strict=True)]
+    places = [
+        np.frombuffer(own, "<u2", 2 * count, 8 * count).reshape(2, -1).T
+        for own, count in zip(packed, counts, strict=True)
+    ]
+    return np.concatenate([np.zeros(0, np.uint64), *words]), np.concatenate([np.zeros((0, 2), np.uint16), *places])
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Where the images of one size of blobs lie in `_Pyramid.images`, n of them, and what a pixel of theirs is."""
+
+    start: int
+    height: int
+    width: int
+    pixels: int  # of the canvas
+
+
+@dataclass(frozen=True)
+class _Pyramid:
+    """Pictures at eight blurs, one level after the other, each (n, height, width) and flat.
+
+    Attributes:
+        images: blurred.
+        differences: from the level before.
+        levels: where each begins.
+        extrema: places in `differences` that are larger than all within two pixels.
+    """
+
+    images: Fine
+    differences: npt.NDArray[np.int16]
+    levels: tuple[_Level, ...]
+    extrema: Ints
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Keypoints of several pictures, an entry each.
+
+    Attributes:
+        picture: whose they are.
+        level: which of the eight sizes.
+        row, column: in that level's images.
+        y, x: pixels of the canvas.
+        contrast: how much they stand out, below 2 ** 14.
+        is_bright: than what is around them.
+    """
+
+    picture: Ints
+    level: Ints
+    row: Ints
+    column: Ints
+    y: npt.NDArray[np.float64]
+    x: npt.NDArray[np.float64]
+    contrast: Ints
+    is_bright: npt.NDArray[np.bool_]
+
+    def take(self, which: npt.NDArray[Any]) -> _Points:
+        return _Points(*(getattr(self, name)[which] for name in _Points.__annotations__))
+
+
+def _find(canvas: Grey, sizes: Ints) -> list[bytes]:
+    """The packed keypoints of pictures on a canvas each, (n, H, W); `sizes` are their heights and widths, (n, 2)."""
+    pyramid = _pyramid(canvas)
+    points = _blobs(pyramid)
+    inside = (points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1])
+    points = points.take(inside)
+    has_much = np.bincount(points.picture[points.contrast >= _CLEAR], minlength=len(canvas)) >= _MANY
+    points = _spread(points, sizes, np.where(has_much, MOST, MOST - 1))
+    words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(axis=1, dtype=np.uint64)
+    words |= points.is_bright.astype(np.uint64) << np.uint64(60) | points.level.astype(np.uint64) << np.uint64(61)
+    height, width = sizes[points.picture].T
+    x, y = (
+        np.round(PLACES * at / side).clip(0, PLACES).astype("<u2")
+        for at, side in ((points.x, width), (points.y, height))
+    )
+    ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()
+    return [
+        words[start:end].astype("<u8").tobytes() + x[start:end].tobytes() + y[start:end].tobytes()
+        for start, end in pairwise(ends)
+    ]
+
+
+def _pyramid(canvas: Grey) -> _Pyramid:
+    n, height, width = canvas.shape
+    room = sum(2 * n * (height >> octave) * (width >> octave) for octave in range(LEVELS // 2))
+    blurred, differences = np.empty(room, np.uint16), np.empty(room, np.int16)
+    levels: list[_Level] = []
+    extrema: list[Ints] = []
+    start = 0
+    images = _smooth(canvas.astype(np.uint16) << np.uint16(_FINE))
+    for octave in range(LEVELS // 2):
+        _, h, w = images.shape
+        own = slice(start, start + 2 * images.size)
+        two, change = blurred[own].reshape(2, n, h, w), differences[own].reshape(2, n, h, w)
+        two[0] = _smooth(images)
+        two[1] = _smooth(two[0], 2)
+        np.subtract(two[0], images, out=change[0].view(np.uint16))
+        np.subtract(two[1], two[0], out=change[1].view(np.uint16))
+        extrema.append(_extrema(change.reshape(-1, h, w)) + start)
+        levels += [_Level(start + i * images.size, h, w, 2**octave) for i in range(2)]
+        start = own.stop
+        images = two[1, :, ::2, ::2]
+    return _Pyramid(blurred, differences, tuple(levels), np.concatenate(extrema))
+
+
+def _on_canvas(picture: Grey, shape: tuple[int, ...]) -> Grey:
+    """The picture with its last row and column repeated."""
+    bottom, right = (wide - side for wide, side in zip(shape, picture.shape, strict=True))
+    return np.pad(picture, ((0, bottom), (0, right)), "edge") if bottom or right else picture
+
+
+def _smooth(images: Fine, apart: int = 1) -> Fine:
+    """Images blurred by [1 4 6 4 1] / 16 in both directions, the taps that many pixels apart, (n, h, w)."""
+    n, h, w = images.shape
+    margin = 2 * apart
+    framed = np.empty((n, h + 2 * margin, w + 2 * margin), np.uint16)
+    framed[:, margin:-margin, margin:-margin] = images
+    framed[:, margin:-margin, :margin], framed[:, margin:-margin, -margin:] = images[:, :, :1], images[:, :, -1:]
+    framed[:, :margin], framed[:, -margin:] = framed[:, margin, None], framed[:, -margin - 1, None]
+    rows, columns = framed.shape[1:]
+    flat = framed.reshape(-1)  # sums across the ends of rows land in what is cut off
+    for stride in (apart, apart * columns):
+        for _ in range(4):
+            flat = flat[:-stride] + flat[stride:]
+        flat >>= 4
+    return np.lib.stride_tricks.as_strided(flat, (n, h, w), (2 * rows * columns, 2 * columns, 2), writeable=False)
+
+
+def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
+    """Flat places of (n, h, w) numbers that are larger, with whatever sign, than all within two rows and columns."""
+    _, h, w = differences.shape
+    size = np.abs(differences.reshape(-1))
+    best = size
+    for stride in (1, w):
+        for apart in (stride, 2 * stride, stride):  # the largest of two, of four, of five
+            best = np.maximum(best[:-apart], best[apart:])
+    middle = 2 * w + 2
+    at = np.flatnonzero((best == size[middle : middle + len(best)]) & (best > _LEAST)) + middle
+    row, column = at // w % h, at % w
+    return at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)]
+
+
+def _blobs(pyramid: _Pyramid) -> _Points:
+    """The extrema that are no edges, to a fraction of a pixel."""
+    starts, heights, widths, pixels = (
+        np.array([getattr(level, name) for level in pyramid.levels]) for name in ("start", "height", "width", "pixels")
+    )
+    at = pyramid.extrema
+    level = np.searchsorted(starts, at, side="right") - 1
+    w = widths[level]
+    around = np.stack([0 * w, 0 * w - 1, 0 * w + 1, -w, w, -w - 1, w + 1, 1 - w, w - 1])
+    here, left, right, up, down, *corners = pyramid.differences[at + around].astype(np.int64)
+    xx, yy, xy4 = left + right - 2 * here, up + down - 2 * here, corners[0] + corners[1] - corners[2] - corners[3]
+    determinant = 16 * xx * yy - xy4**2
+    kept = (determinant > 0) & (16 * (xx + yy) ** 2 * _ROUNDEST < determinant * (_ROUNDEST + 1) ** 2)
+    x_off, y_off = (
+        ((before - after)[kept] / (2 * curve[kept])).clip(-0.5, 0.5)
+        for before, after, curve in ((left, right, xx), (up, down, yy))
+    )
+    level = level[kept]
+    picture, place = np.divmod(at[kept] - starts[level], heights[level] * widths[level])
+    row, column = np.divmod(place, widths[level])
+    return _Points(
+        picture,
+        level,
+        row,
+        column,
+        (row + y_off) * pixels[level] + 0.5,
+        (column + x_off) * pixels[level] + 0.5,
+        (_WEIGHTS[level] * np.abs(here[kept])).astype(np.int64),
+        here[kept] < 0,
+    )
+
+
+def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
+    """Those of each picture that stand out most: first one of each cell of a grid, then the second of each, ..."""
+    cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
+    row, column = (
+        (part * at / side).astype(np.int64)
+        for part, at, side in zip(cells.T, (points.y, points.x), sizes[points.picture].T, strict=True)
+    )
+    wide = int(cells.max(initial=1))
+    rank, _ = _ranked((points.picture * wide + row) * wide + column, points.contrast)
+    place, order = _ranked(points.picture, points.contrast + ((31 - rank.clip(max=31)) << 14))
+    return points.take(order[place[order] < most[points.picture[order]]])
+
+
+def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
+    """Each entry's place in its group, the highest merit first, and the order of group and place."""
+    index = np.arange(len(group))
+    order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # much faster than by two keys
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    place = np.empty_like(order)
+    place[order] = index - np.repeat(starts, np.diff(starts, append=len(order)))
+    return place, order
+
+
+def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
+    """(points, 20) values of 0 to 7: what surrounds each."""
+    starts, heights, widths, pixels = (
+        np.array([getattr(level, name) for level in pyramid.levels])[points.level, None]
+        for name in ("start", "height", "width", "pixels")
+    )
+    size = points.level % len(_SAMPLES)
+    around = _SAMPLES[size]  # (points, 8)
+    (row, down), (column, right) = (
+        np.divmod(np.round(_PARTS * (at[:, None] - 0.5) / pixels).astype(np.int64), _PARTS)
+        for at in (points.y, points.x)
+    )
+    patches = np.zeros((len(size), _PATCH, _PATCH))
+    for step, lower in ((0, _PARTS - down), (1, down)):  # between the four pixels, in sixteenths
+        rows = starts + ((row + step + around).clip(0, heights - 1) + points.picture[:, None] * heights) * widths
+        for side, nearer in ((0, _PARTS - right), (1, right)):
+            columns = (column + side + around).clip(0, widths - 1)
+            patches += pyramid.images[rows[:, :, None] + columns[:, None, :]] * (lower * nearer)[:, :, None]
+    flat = patches.reshape(-1, _PATCH**2)
+    spectra = np.empty((len(flat), COEFFICIENTS))
+    for i in range(len(_SAMPLES)):
+        spectra[size == i] = flat[size == i] @ _waves(i)
+    length = np.sqrt((spectra**2).sum(axis=1, keepdims=True)).clip(1)
+    return (np.floor(spectra / (STEP * length)) + 4).clip(0, 7).astype(np.uint64)
+
+
+def frequencies() -> tuple[Ints, Ints]:
+    """Downward and rightward frequency of each coefficient, the lowest first."""
+    down, right = (each.reshape(-1) for each in np.mgrid[:6, :6])
+    low = np.flatnonzero((down + right > 0) & (down + right < 6))
+    order = low[np.argsort(np.hypot(down[low], right[low]), kind="stable")]
+    return down[order], right[order]
+
+
+@cache
+def _waves(size: int) -> npt.NDArray[np.float64]:
+    """(64, 20) whole numbers: the cosines, of which higher ones count for more, as photographs have less of them."""
+    down, right = frequencies()
+    x = np.pi * (_SAMPLES[size] / _REACH[size] + 1) / 2
+    waves = np.cos(down[:, None, None] * x[:, None]) * np.cos(right[:, None, None] * x)  # (20, 8, 8)
+    waves -= waves.mean(axis=(1, 2), keepdims=True)
+    waves *= np.hypot(down, right)[:, None, None] ** 1.2 / np.sqrt((waves**2).sum(axis=(1, 2), keepdims=True))
+    return np.ascontiguousarray(np.round(4096 * waves.reshape(COEFFICIENTS, -1).T))

@@ -1,0 +1,343 @@
+"""Copies that were cropped, captioned, recoloured, framed or put into a collage are recognised; look-alikes are not."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
+
+from photos import save
+from vitkit.data.doctor.altered import Described, find_altered
+from vitkit.data.doctor.duplicates import compare, find_duplicates, find_known
+from vitkit.data.doctor.examine import examine
+from vitkit.data.doctor.keypoints import BYTES, MOST, find_keypoints, working_copy
+from vitkit.data.doctor.likeness import THUMBNAIL
+from vitkit.data.doctor.scan import scan
+from vitkit.data.memory import Facts, Memory
+from vitkit.data.overlap import find_overlap
+from vitkit.data.pictures import PictureRecord, from_text, make_record, to_text
+from vitkit.data.sources import read_source
+from vitkit.data.splits import split
+from vitkit.errors import VitkitError
+
+Change = Callable[[Image.Image], Image.Image]
+
+
+def photograph(seed: int, width: int = 240, height: int = 180) -> Image.Image:
+    """Blobs of all sizes and colours upon one another, as leaves and petals are."""
+    rng = np.random.default_rng(seed)
+    picture = Image.new("RGB", (width, height), tuple(rng.integers(60, 200, 3).tolist()))
+    draw = ImageDraw.Draw(picture)
+    for size in np.geomspace(70, 3, 500):
+        x, y = rng.uniform(-10, width), rng.uniform(-10, height)
+        wide, high = size * rng.uniform(0.5, 1.5, 2)
+        colour = tuple(int(c) for c in rng.normal(128, 55, 3).clip(0, 255))
+        draw.ellipse((x, y, x + wide, y + high), fill=colour)
+    return picture.filter(ImageFilter.GaussianBlur(0.7))
+
+
+def facts_of(picture: Image.Image) -> Facts:
+    """As if the picture had been read from a file of its own."""
+    small = picture.convert("RGB").resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
+    digest = hashlib.sha256(picture.tobytes() + str(picture.size).encode()).digest()
+    (keypoints,) = find_keypoints([working_copy(picture)])
+    return Facts(digest, None, "PNG", "RGB", *picture.size, False, small, None, keypoints)
+
+
+def look(files: Sequence[Path]) -> list[Facts]:
+    with Memory() as memory:
+        return scan(files, memory)
+
+
+def jpeg(picture: Image.Image, quality: int) -> Image.Image:
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=quality)
+    return Image.open(data).convert("RGB")
+
+
+def crop(picture: Image.Image, part: float) -> Image.Image:
+    x, y = round(part * picture.width), round(part * picture.height)
+    return picture.crop((x, y, picture.width - x, picture.height - y))
+
+
+def caption(picture: Image.Image) -> Image.Image:
+    picture = picture.copy()
+    ImageDraw.Draw(picture).rectangle((0, 0, 39, 9), fill="white")
+    return picture
+
+
+def beside_another(picture: Image.Image) -> Image.Image:
+    collage = Image.new("RGB", (2 * picture.width + 4, picture.height), "white")
+    collage.paste(picture, (0, 0))
+    collage.paste(photograph(10_000), (picture.width + 4, 0))
+    return collage
+
+
+ALTERED: dict[str, Change] = {
+    "captioned": caption,
+    "centre square": lambda picture: ImageOps.fit(picture, (min(picture.size),) * 2),
+    "rotated by 2 degrees": lambda picture: picture.rotate(2, Image.Resampling.BICUBIC),
+    "crop 5 %": lambda picture: crop(picture, 0.05),
+    "brighter": lambda picture: ImageEnhance.Brightness(picture).enhance(1.15),
+    "framed": lambda picture: ImageOps.expand(picture, 7, "white"),
+    "crop 2 %": lambda picture: crop(picture, 0.02),
+    "grey": lambda picture: picture.convert("L").convert("RGB"),
+    "sharpened": lambda picture: picture.filter(ImageFilter.UnsharpMask(2, 150, 3)),
+    "resaved": lambda picture: jpeg(picture.resize((180, 135)), 70),
+    "collage": beside_another,
+    "stretched": lambda picture: picture.resize((276, 180)),
+}
+
+
+@pytest.fixture(scope="module")
+def originals() -> list[Image.Image]:
+    return [photograph(seed) for seed in range(20)]
+
+
+@pytest.fixture(scope="module")
+def known(originals: list[Image.Image]) -> list[Facts]:
+    return [facts_of(picture) for picture in originals]
+
+
+def record_of(facts: Sequence[Facts]) -> PictureRecord:
+    return make_record(facts, ["seen"] * len(facts), ["train"] * len(facts), is_whole=True)
+
+
+# --- What is recognised --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
+def test_a_record_alone_recognises_altered_copies(
+    originals: list[Image.Image], known: list[Facts], change: Change
+) -> None:
+    record = PictureRecord.from_bytes(record_of(known).to_bytes(), "a test")
+    pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals]), record.described())
+    assert looked_for == "altered"
+    assert {(i, j) for i, j, _ in pairs} == {(i, i) for i in range(20)}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALTERED if kind != "collage"])
+def test_altered_copies_are_linked_in_one_folder(originals: list[Image.Image], known: list[Facts], kind: str) -> None:
+    links, looked_for = find_duplicates([*known[:6], *(facts_of(ALTERED[kind](own)) for own in originals[:6])])
+    assert looked_for == "altered"
+    assert {(own.first, own.second) for own in links} == {(i, i + 6) for i in range(6)}
+
+
+def test_a_mirrored_and_altered_copy_is_a_mirrored_one(originals: list[Image.Image], known: list[Facts]) -> None:
+    links, _ = find_duplicates([*known[:5], facts_of(ImageOps.mirror(crop(originals[2], 0.05)))])
+    assert [(own.first, own.second, own.kind) for own in links] == [(2, 5, "mirrored")]
+
+
+def test_what_was_found_before_is_kept_and_new_pictures_are_compared_with_all(
+    originals: list[Image.Image], known: list[Facts]
+) -> None:
+    new = [facts_of(caption(crop(own, 0.03))) for own in originals[:8]]
+    whole = compare([*known, *new])
+    assert whole.altered is not None and len(whole.altered[0]) == 8
+    assert compare([*known, *new], compare([*known, *new[:3]])) == whole
+    assert compare([*new[::-1], *known[::-1]]) == whole
+    assert compare(known, whole) == compare(known)
+
+
+def test_files_are_read_with_their_keypoints_once(originals: list[Image.Image], tmp_path: Path) -> None:
+    files = [save(own, tmp_path / f"{i}.jpg", quality=90) for i, own in enumerate(originals[:3])]
+    first = look(files)
+    assert [len(own.keypoints) for own in first] == [MOST * BYTES] * 3
+    for file in files:
+        file.rename(file.with_suffix(".jpeg"))
+    assert look([file.with_suffix(".jpeg") for file in files]) == first
+
+
+def test_the_order_and_company_of_pictures_change_no_keypoint(originals: list[Image.Image]) -> None:
+    greys = [working_copy(own) for own in [*originals[:4], originals[0].resize((180, 240)), photograph(77, 500, 100)]]
+    together = find_keypoints(greys)
+    assert together == [find_keypoints([own])[0] for own in greys]
+    assert find_keypoints(greys[::-1]) == together[::-1]
+
+
+# --- What is not ---------------------------------------------------------------------------------------------
+
+
+def test_other_photographs_are_no_copies(known: list[Facts]) -> None:
+    assert find_altered(Described.of(known), None) == ([], [])
+
+
+def test_small_pictures_have_no_keypoints(originals: list[Image.Image], tmp_path: Path) -> None:
+    (own,) = look([save(originals[0].resize((60, 47)), tmp_path / "small.png")])
+    assert own.keypoints == b""
+
+
+def test_flat_pictures_have_no_keypoints() -> None:
+    assert facts_of(Image.new("RGB", (200, 100), "white")).keypoints == b""
+
+
+def test_drawings_of_the_same_shapes_are_no_copies() -> None:
+    pictures = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        picture = Image.new("RGB", (160, 120), "white")
+        draw = ImageDraw.Draw(picture)
+        for x, y, size in rng.integers((0, 0, 15), (120, 80, 40), (4, 3)).tolist():
+            draw.rectangle((x, y, x + size, y + size), fill="black")
+        pictures.append(facts_of(picture))
+    links, looked_for = find_duplicates(pictures)
+    assert (links, looked_for) == ([], "altered")
+    assert not Described.of(pictures).has_much.any()
+
+
+def test_enlarged_digits_are_no_copies() -> None:
+    from sklearn.datasets import load_digits
+
+    pictures = [Image.fromarray((15 * own).astype(np.uint8)) for own in load_digits().images[:150]]
+    facts = [facts_of(own.resize((96, 96), Image.Resampling.BICUBIC).convert("RGB")) for own in pictures]
+    assert find_altered(Described.of(facts), None) == ([], [])
+
+
+def test_one_bar_of_text_below_all_pictures_makes_no_copies(originals: list[Image.Image]) -> None:
+    def with_bar(picture: Image.Image) -> Image.Image:
+        picture = picture.copy()
+        draw = ImageDraw.Draw(picture)
+        draw.rectangle((0, 160, 240, 180), fill="black")
+        draw.text((4, 164), "CAM04  2026-11-23 12:07  14 C", fill="white")
+        return picture
+
+    assert find_altered(Described.of([facts_of(with_bar(own)) for own in originals]), None) == ([], [])
+
+
+def test_frames_of_one_scene_are_given_up() -> None:
+    scene = np.asarray(photograph(3), float)
+    frames = [
+        Image.fromarray((scene * rng.uniform(0.5, 1.3) + rng.normal(0, 4, scene.shape)).clip(0, 255).astype(np.uint8))
+        for rng in map(np.random.default_rng, range(60))
+    ]
+    links, looked_for = find_duplicates([facts_of(own) for own in frames])
+    assert looked_for != "altered"
+    assert all(own.kind != "altered" for own in links)
+
+
+# --- The record ----------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_small(known: list[Facts]) -> None:
+    assert len(record_of(known).to_bytes()) / len(known) < 2_000
+
+
+def test_records_grow_with_the_keypoints_of_their_own_pictures(known: list[Facts]) -> None:
+    first, second = record_of(known[:8]), record_of(known[5:12])
+    both = first.merge(second)
+    places = {digest.tobytes(): i for i, digest in enumerate(both.digests)}
+    described, expected = both.described(), Described.of(known)
+    assert len(both) == 12
+    for i, fact in enumerate(known[:12]):
+        j = places[fact.digest[:16]]
+        own, want = (
+            (side.words[side.ends[k] : side.ends[k + 1]], side.places[side.ends[k] : side.ends[k + 1]])
+            for side, k in ((described, j), (expected, i))
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(own, want, strict=True))
+        assert described.aspects[j] == pytest.approx(expected.aspects[i], rel=1e-6)
+
+
+def as_before(record: PictureRecord) -> bytes:
+    """A record as an earlier vitkit wrote it."""
+    file = io.BytesIO()
+    with np.load(io.BytesIO(record.to_bytes())) as parts:
+        np.savez_compressed(
+            file, **{k: v for k, v in parts.items() if k not in ("counts", "words", "places", "aspects")}
+        )
+    return file.getvalue()
+
+
+def test_a_record_of_an_earlier_version_is_read_and_what_it_cannot_tell_is_said(
+    originals: list[Image.Image], known: list[Facts], tmp_path: Path
+) -> None:
+    record = PictureRecord.from_bytes(as_before(record_of(known)), "a test")
+    assert record.has_thumbnails and not record.has_keypoints
+    for i, own in enumerate(originals[:4]):
+        save(own.resize((120, 90)), tmp_path / f"{i % 2}" / f"half{i}.png")
+        save(crop(own, 0.05), tmp_path / f"{i % 2}" / f"crop{i}.png")
+    table = read_source(tmp_path)
+    facts = look([table.file(i) for i in range(len(table))])
+    overlap = find_overlap(record, table, facts)
+    assert overlap.looked_for == "near"
+    assert {table.paths[i] for i in overlap.seen()} == {path for path in table.paths if "half" in path}
+    overlap = find_overlap(record_of(known), table, facts)
+    assert overlap.looked_for == "altered" and overlap.known == len(table)
+    assert {kind for path, kind in zip(table.paths, overlap.kinds, strict=True) if "crop" in path} == {"altered"}
+    merged = record.merge(record_of(known[:3]))
+    assert merged.has_thumbnails and not merged.has_keypoints and merged.described().ends[-1] == 3 * MOST
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda own: replace(own, words=own.words[:-1]),
+        lambda own: replace(own, places=own.places.astype(np.int64)),
+        lambda own: replace(own, counts=own.counts[1:]),
+        lambda own: replace(own, aspects=np.full_like(own.aspects, np.nan)),
+        lambda own: replace(own, counts=own.counts + np.uint8(100), words=np.zeros(1, np.uint64)),
+    ],
+)
+def test_a_record_whose_keypoints_do_not_fit_is_refused(
+    known: list[Facts], spoil: Callable[[PictureRecord], PictureRecord]
+) -> None:
+    with pytest.raises(VitkitError, match="the picture record of a test is damaged"):
+        PictureRecord.from_bytes(spoil(record_of(known)).to_bytes(), "a test")
+
+
+def test_a_record_that_is_too_long_for_a_text_loses_keypoints_before_thumbnails(known: list[Facts]) -> None:
+    data = record_of(known).to_bytes()
+    whole = len(to_text(data))
+    parts = [PictureRecord.from_bytes(from_text(to_text(data, most), "it"), "it") for most in (whole, whole - 1, 100)]
+    assert [(own.has_keypoints, own.has_thumbnails) for own in parts] == [(True, True), (False, True), (False, False)]
+
+
+# --- What follows --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twice(originals: list[Image.Image], tmp_path: Path) -> Path:
+    """Every picture and, in the same class, a captioned one."""
+    for i, own in enumerate(originals):
+        save(own, tmp_path / f"{'ab'[i % 2]}" / f"{i}.png")
+        save(caption(own), tmp_path / f"{'ab'[i % 2]}" / f"{i}-captioned.jpg", quality=85)
+    return tmp_path
+
+
+def test_altered_copies_stay_in_one_split(twice: Path) -> None:
+    found = examine(read_source(twice))
+    assert [len(own.images) for own in found.copies] == [2] * 20
+    table = split(found.table, (0.5, 0.25, 0.25), 0, found.twins)
+    of = dict(zip(table.paths, table.splits, strict=True))
+    assert all(of[f"{c}/{i}.png"] == of[f"{c}/{i}-captioned.jpg"] for i in range(20) for c in "ab"[i % 2])
+
+
+def test_altered_copies_in_two_given_splits_are_a_leak(originals: list[Image.Image], tmp_path: Path) -> None:
+    for i, own in enumerate(originals[:8]):
+        save(own, tmp_path / "train" / "ab"[i % 2] / f"{i}.png")
+        save(photograph(100 + i), tmp_path / "val" / "ab"[i % 2] / f"{i}.png")
+    save(crop(originals[0], 0.05), tmp_path / "val" / "a" / "leak.png")
+    found = examine(read_source(tmp_path))
+    assert found.has_problems
+    (problem,) = (line.text for line in found.findings if line.severity == "problem")
+    assert problem.startswith("1 picture is in more than one split (1 val image), which flatters results: ")
+    assert problem.endswith(": train/a/0.png = val/a/leak.png (altered)")
+
+
+def test_parts_of_one_picture_in_two_classes_are_no_certain_error(originals: list[Image.Image], tmp_path: Path) -> None:
+    for i, own in enumerate(originals[:8]):
+        save(own, tmp_path / "ab"[i % 2] / f"{i}.png")
+    save(crop(originals[0], 0.05), tmp_path / "b" / "part.png")
+    found = examine(read_source(tmp_path))
+    assert not found.has_problems
+    assert any(
+        line.severity == "warning"
+        and "in more than one class, altered or in parts; look whether each label is right: a/0.png" in line.text
+        for line in found.findings
+    )
