@@ -27,6 +27,7 @@ _TITLES = {
     **dict.fromkeys(("label", "class", "labels"), "label"),
 }
 _OF_SUSPECTS = frozenset(("suggested", "score"))  # beside path and label, in a run's label_errors.csv
+_MAY_SUSPECTS = _OF_SUSPECTS | {"chance"}  # which older ones have not
 _WAIT = 10.0  # seconds for another process, which takes milliseconds
 
 
@@ -190,7 +191,7 @@ def _parse(name: str, data: bytes) -> LabelFile:
 
 def _check_columns(name: str, found: CsvRows, *, has_suspects: bool) -> None:
     """Refuse what is another kind of list: a split or a prediction that is passed over is wrong without a word."""
-    allowed = {*Edit._fields, *(_OF_SUSPECTS if has_suspects else ())}
+    allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
     if other := [title for title, column in zip(found.titles, found.columns, strict=True) if column not in allowed]:
         raise VitkitError(
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}: a label file has path, "

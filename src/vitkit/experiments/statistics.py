@@ -33,8 +33,8 @@ from vitkit.evaluation.intervals import TAIL, Interval, Units, mean_interval
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
-_DRAWS = 20_000
-_QUANTILES = np.arange(50, _DRAWS, 100)  # of sorted draws
+DRAWS = 20_000  # of what chance may do; p-values are as fine as one in so many
+_QUANTILES = 200  # that stand for all draws of a variance
 _MOST_VARIANCE = 0.25  # of anything between 0 and 1
 # How unlike one another the models' seeds may vary: the standard deviation of the logarithm of their standard
 # deviations, and how probable each is before the first training. 0 is complete pooling.
@@ -108,7 +108,7 @@ class SeedSpread:
         """
         M = len(self.variance)
         if not self.freedom:
-            return np.zeros((_DRAWS, M))
+            return np.zeros((DRAWS, M))
         every = [
             (variance / scale, spread.freedom)
             for spread in (self, *others)
@@ -119,13 +119,13 @@ class SeedSpread:
         true = common[:, None, None] * np.exp(2 * _UNLIKE[:, None] * _NODES)  # (80, 5, nodes)
         likely = np.stack([_likelihood(own, freedom, true) * _WEIGHTS for own, freedom in every])
         posterior = np.exp(np.log(np.maximum(likely.sum(axis=3), 1e-300)).sum(axis=0)) * _PRIOR  # (80, 5)
-        cell = rng.choice(posterior.size, _DRAWS, p=(posterior / posterior.sum()).ravel())
+        cell = rng.choice(posterior.size, DRAWS, p=(posterior / posterior.sum()).ravel())
         place, kind = np.unravel_index(cell, posterior.shape)
-        within = (common[1] / common[0]) ** rng.uniform(-0.5, 0.5, _DRAWS)
-        drawn = np.empty((_DRAWS, M))
+        within = (common[1] / common[0]) ** rng.uniform(-0.5, 0.5, DRAWS)
+        drawn = np.empty((DRAWS, M))
         for m in range(M):
             steps = np.cumsum(likely[m, place, kind], axis=1)
-            node = (steps < rng.random((_DRAWS, 1)) * steps[:, -1:]).sum(axis=1)
+            node = (steps < rng.random((DRAWS, 1)) * steps[:, -1:]).sum(axis=1)
             drawn[:, m] = true[place, kind, node] * within * self.scale[m]
         drawn = np.minimum(drawn, _MOST_VARIANCE)
         return np.maximum(drawn - self.images, 0.0)
@@ -235,16 +235,16 @@ class Family:
     def _image_factors(self) -> Floats:
         """How many times its estimate the variance between images may be, (draws,)."""
         freedom = max(self.units.count - 1, 1)
-        return freedom / np.random.default_rng(1).chisquare(freedom, _DRAWS)
+        return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
 
     def _errors(self, *, of_recipes: bool) -> Floats:
         """How far each model's accuracy may be from the true one, drawn jointly, (draws, M)."""
         rng = np.random.default_rng(2)
         values, vectors = np.linalg.eigh(self._covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        drawn = rng.standard_normal((_DRAWS, self.models)) @ root.T * np.sqrt(self._image_factors)[:, None]
+        drawn = rng.standard_normal((DRAWS, self.models)) @ root.T * np.sqrt(self._image_factors)[:, None]
         if of_recipes:
-            drawn += rng.standard_normal((_DRAWS, self.models)) * np.sqrt(self._seed_variances)
+            drawn += rng.standard_normal((DRAWS, self.models)) * np.sqrt(self._seed_variances)
         return drawn
 
     def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
@@ -336,7 +336,8 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
 
 def _summary(variances: Floats) -> Floats:
     """The standard errors that belong to draws of a variance (draws, m), by some of their quantiles, (quantiles, m)."""
-    return np.sqrt(np.sort(variances, axis=0)[_QUANTILES])
+    step = len(variances) // _QUANTILES
+    return np.sqrt(np.sort(variances, axis=0)[step // 2 :: step])
 
 
 def _p_of(mean: Floats, errors: Floats) -> Floats:

@@ -18,7 +18,7 @@ from vitkit.reporting.report_data import threshold_data
 from vitkit.reporting.report_photographs import FIRST, Explained, Photographs
 from vitkit.reporting.tables import class_table, multi_class_table
 from vitkit.text.html import finding, image, table, wide
-from vitkit.text.words import plural
+from vitkit.text.words import by_chance, plural
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
 _BESIDE = {  # what is said of an evaluation beside its figures
@@ -204,11 +204,13 @@ def doubted(doubts: Sequence[Doubt], photographs: Photographs) -> list[str]:
     """Labels that are likely wrong."""
     if not doubts:
         return []
+    chance = by_chance(len(doubts), sum(own.chance for own in doubts))
     pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
     cells = [(shown, f'data-doubt="{place}"', _doubt(own)) for place, (own, shown) in pairs]
     words = (
-        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. Many of them are "
-        "right and only hard: look before you change one. The run's folder lists all, in label_errors.csv."
+        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. "
+        f"{chance[0].upper()}{chance[1:]}: they are right and only hard, so look before you change one. The run's "
+        "folder lists all, in label_errors.csv."
     )
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 

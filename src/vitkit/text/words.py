@@ -10,6 +10,12 @@ def plural(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 
 
+def by_chance(count: int, expected: float) -> str:
+    """`of these 32 about 21 are expected by chance`."""
+    about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
+    return f"of these {count} about {about} {'is' if about == '1.0' else 'are'} expected by chance"
+
+
 def listed(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -19,8 +19,9 @@ from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import roles_in_run
 from vitkit.errors import VitkitError
+from vitkit.evaluation import doubts as label_errors
 from vitkit.evaluation.chosen import chosen_on
-from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
+from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
@@ -96,12 +97,14 @@ def report(
     spoilt = describe(numbers)
     if spoilt is not None:
         say(f"note: {spoilt}")
-    if not table.is_multi:
-        if seen is not None:
-            say(calibrated(numbers, seen, evaluation))
-        if doubts is None:
-            doubts = from_predictions(own for own in _held_out(evaluation, seen))
-        write_doubts(folder / LABEL_ERRORS, doubts)
+    if not table.is_multi and seen is not None:
+        say(calibrated(numbers, seen, evaluation))
+    if doubts is None:
+        doubts = label_errors.from_predictions(own for own in _held_out(evaluation, seen))
+        if doubts:
+            say(f"{label_errors.in_words(doubts)} (of held-out images, by the model itself)")
+    numbers["label_errors"] = label_errors.summary(doubts)
+    label_errors.write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
     laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
@@ -120,7 +123,7 @@ def report(
         findings=[*([f"problem: {spoilt}"] if spoilt else []), *_findings(folder / FINDINGS)],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         laid_out=laid_out,
-        doubts=doubts or (),
+        doubts=doubts,
         recipe=without_places(recipe).to_toml(),
         explained=_explain_mistakes(classifier, evaluation, table.root, progress),
         tried=_tried(folder / SELECTION),

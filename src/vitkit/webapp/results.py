@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far
 from vitkit.data.split_file import split_from_file
-from vitkit.data.suspects import Suspect, read_suspects
+from vitkit.data.suspects import Suspect, chance_in_words, read_suspects
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import VitkitError
 from vitkit.reporting.report_data import data_of_report
@@ -63,10 +63,12 @@ class _Files:
     Attributes:
         root: their folder.
         places: the file of each, by its path below that.
+        is_multi: whether a photograph may have several classes.
     """
 
     root: Path
     places: dict[str, Path]
+    is_multi: bool
 
 
 def file_of(folder: Path, path: str) -> Path:
@@ -91,7 +93,7 @@ def _files(folder: Path) -> _Files:
 @lru_cache(maxsize=4)
 def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     table = split_from_file(split)
-    return _Files(table.root, {path: table.file(i) for i, path in enumerate(table.paths)})
+    return _Files(table.root, {path: table.file(i) for i, path in enumerate(table.paths)}, table.is_multi)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
@@ -139,7 +141,8 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
         {**own._asdict(), "said": said.get(own.path), "state": _state(own, said.get(own.path))} for own in found[:MOST]
     ]
     why_not, version = _why_not(workspace, folder), stamp_of(folder / LABEL_ERRORS)
-    return {"total": len(found), "suspects": rows, "why_not": why_not, "version": version}
+    chance = chance_in_words(found)
+    return {"total": len(found), "chance": chance, "suspects": rows, "why_not": why_not, "version": version}
 
 
 def decide(
@@ -164,11 +167,11 @@ def decide(
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
     known = {own.path: own.label for own in labels_so_far(workspace.labels).edits}
-    edits = []
+    edits, is_multi = [], _files(folder).is_multi
     for own in (found[i] for i in dict.fromkeys(numbers)):
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
-            new = checked_name(new, is_multi=False)
+            new = checked_name(new, is_multi=is_multi)
         edits.append(Edit(own.path, new, known.get(own.path, own.label)))
     workspace.labels.parent.mkdir(parents=True, exist_ok=True)
     add_edits(workspace.labels, edits)
