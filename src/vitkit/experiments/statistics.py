@@ -35,6 +35,7 @@ Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
 DRAWS = 20_000  # of what chance may do; p-values are as fine as one in so many
 _QUANTILES = 200  # that stand for all draws of a variance
+_STEPS = 8  # of finding the ends of an accuracy's interval
 _MOST_VARIANCE = 0.25  # of anything between 0 and 1
 # How unlike one another the models' seeds may vary: the standard deviation of the logarithm of their standard
 # deviations, and how probable each is before the first training. 0 is complete pooling.
@@ -286,15 +287,20 @@ class Family:
         """95 % interval of the accuracy of trainings like these, on images like these.
 
         With one seed it is that of the images alone, by Clopper and Pearson. With more its ends are moved out by what
-        the seeds add to the variance.
+        the seeds add to the variance, as much as they would if the accuracy were at that end (`SeedSpread.scale`): a
+        model that is mostly right can be unlucky by more than it can be lucky.
         """
         mean, z = float(self.accuracy[model]), float(ndtri(1 - TAIL))
         ends = mean_interval(self._of_image[model], 1.0, self.units)
         if not of_recipe or self.seeds == 1:
             return ends
         images = ((np.array(ends) - mean) / z) ** 2  # of either end
-        low, high = _margin(_summary(self._seed_variances[:, [model]] + images))
-        return max(mean - float(low), 0.0), min(mean + float(high), 1.0)
+        scale, bounds = float(self.spread.scale[model]), np.array(ends)
+        for _ in range(_STEPS):  # until the variance is that at the ends
+            times = np.maximum(bounds * (1 - bounds) / scale, 1.0)
+            low, high = _margin(_summary(self._seed_variances[:, [model]] * times + images))
+            bounds = np.clip([mean - low, mean + high], 0.0, 1.0)
+        return float(bounds[0]), float(bounds[1])
 
     def winner(self) -> Winner:
         """The best model, corrected for having been picked as the best.
@@ -315,9 +321,9 @@ class Family:
         picked = (errors - closer).argmax(axis=1)
         flattery = errors[np.arange(len(errors)), picked]
         plain, selected = (float(np.quantile(own, 1 - TAIL)) for own in (errors[:, best], flattery))
-        low = measured - (measured - low) * max(selected / plain, 1.0)
-        corrected = measured - max(float(np.median(flattery)), 0.0)
-        return Winner(best, measured, corrected, (max(low, 0.0), high))
+        low = max(measured - (measured - low) * max(selected / plain, 1.0), 0.0)
+        corrected = min(max(measured - float(np.median(flattery)), low), measured)
+        return Winner(best, measured, corrected, (low, high))
 
 
 def _step_down(drawn: Floats, seen: Floats) -> Floats:
