@@ -1,18 +1,30 @@
 """Do the intervals cover? `python benchmarks/coverage.py [--smoke]`.
 
 Evaluations are drawn of which the truth is known, and it is counted how often the 95 % intervals of
-`vitkit.evaluation.intervals` hold it: true accuracies .8 to .99, 30 to 500 images, 2 to 10 classes (the last
-three kinds with fewer of them), and four kinds:
+`vitkit.evaluation.intervals` hold it: true accuracies .8 to .99, 30 to 500 images, 2 to 10 classes (kinds after the
+first with fewer of them), and these kinds of one classifier:
 
-    calibrated       a model whose confidences are as they should be
-    overconfident    the same with logits twice as large
-    uneven           classes of unequal size and difficulty
-    groups of five   images in groups of five of one class that share four fifths of their noise's variance
+    calibrated         a model whose confidences are as they should be
+    overconfident      the same with logits twice as large
+    uneven             classes of unequal size and difficulty
+    groups of five     images in groups of five of one class that share four fifths of their noise's variance
+    heavy tails        noise of Student's t with three degrees of freedom in the place of the normal
+    uneven certainty   a calibrated model's logits times a log-normal number of each image
 
 Logits are unit normals, that of the true class higher by what the accuracy asks for. What an interval should hold is
 the figure on 200,000 other images; of the calibration error, the mean over all evaluations of as many images. Balanced
-accuracy and macro F1 are judged by the classes that occur in the evaluation. The table has a row for each setting with
-the coverage and the mean width of each figure's interval; the smallest coverages are printed as Markdown.
+accuracy and macro F1 are judged by the classes that occur in the evaluation.
+
+And these kinds of cross-validation, with 2, 5 and 10 folds of 30 to 300 images, each fold of which is said by a model
+that was fitted to the others:
+
+    folds, nearest     the nearest training image, an unstable method: its folds' errors go together
+    folds, lucky       the nearest mean, in a random two thirds of the features: two trainings on the same images differ
+
+What their intervals should hold is the mean figure of models that are fitted to as many other images.
+
+The table has a row for each setting with the coverage and the mean width of each figure's interval; the smallest
+coverages are printed as Markdown. A row has 1,000 evaluations, so that a coverage of .95 is measured as .93 to .97.
 """
 
 from __future__ import annotations
@@ -20,7 +32,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +43,13 @@ from scipy.special import softmax
 from tables import RESULTS, result_path, write_table
 
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.intervals import intervals
-from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.intervals import Interval, fold_intervals, intervals
+from vitkit.evaluation.metrics import Evaluation, pooled
 
 ACCURACIES, IMAGES, CLASSES = (0.8, 0.9, 0.95, 0.98, 0.99), (30, 50, 100, 200, 500), (2, 5, 10)
 _CORNERS = ((30, 100, 500), (0.8, 0.95, 0.99), (2, 10))  # for the kinds after the first
+_HEAVY = ((30, 100, 500), (0.8, 0.95, 0.99), (3, 10))
+_FOLDS = ((30, 100, 300), (0.8, 0.9, 0.98, 0.99), (2, 5), (2, 5, 10))
 REPEATS, TRUTH = 1000, 200_000
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "top5_accuracy", "loss", "brier", "ece")
 
@@ -47,6 +62,8 @@ class Kind(NamedTuple):
     is_uneven: bool = False
     group: int = 1
     alike: float = 0.0
+    freedom: int = 0  # of the noise; 0 where it is normal
+    uncertainty: float = 0.0  # the standard deviation of the logarithm of each image's scale
 
 
 KINDS = (
@@ -54,79 +71,191 @@ KINDS = (
     Kind("overconfident", scale=2.0),
     Kind("uneven", is_uneven=True),
     Kind("groups of five", group=5, alike=0.8),
+    Kind("heavy tails", freedom=3),
+    Kind("uneven certainty", uncertainty=1.0),
 )
+METHODS = ("folds, nearest", "folds, lucky")
+
+
+class Setting(NamedTuple):
+    """A row of the table."""
+
+    kind: str
+    images: int
+    accuracy_asked: float
+    classes: int
+    folds: int | None = None
+
+
+class Truth(NamedTuple):
+    """What intervals should hold."""
+
+    expected: dict[str, float]
+    recall: np.ndarray[Any, Any]
+    f1: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, many: Evaluation) -> Truth:
+        """The figures of an evaluation of very many images."""
+        rows = many.per_class().values()
+        recall, f1 = (np.array([row[key] for row in rows]) for key in ("recall", "f1"))
+        expected = {name: getattr(many, name) for name in ("accuracy", "loss", "brier")}
+        return cls(expected | {"top5_accuracy": many.top(5)}, recall, f1)
+
+    def held(self, own: Evaluation) -> dict[str, float]:
+        """What the intervals of this evaluation should hold, but for the calibration error."""
+        there = np.unique(own.labels)
+        return self.expected | {"balanced_accuracy": self.recall[there].mean(), "macro_f1": self.f1[there].mean()}
+
+
+class Drawn(NamedTuple):
+    """An evaluation and its intervals."""
+
+    evaluation: Evaluation
+    intervals: dict[str, Interval]
 
 
 class World:
     """A classifier of known accuracy, and images for it."""
 
     def __init__(self, kind: Kind, accuracy: float, classes: int) -> None:
-        noise = np.random.default_rng(0).normal(size=(TRUTH, classes))
+        self.kind, self.classes = kind, classes
+        noise = self._noise(np.random.default_rng(0), TRUTH)
         margin = float(np.quantile(noise[:, 1:].max(axis=1) - noise[:, 0], accuracy))
         easy = np.linspace(-0.8, 0.8, classes) if kind.is_uneven else np.zeros(classes)
         sizes = np.linspace(3, 1, classes)[::-1] if kind.is_uneven else np.ones(classes)
-        self.kind, self.classes, self.margin = kind, classes, margin + easy
+        self.margin = margin + easy
         self.frequency = sizes / sizes.sum()
         labels, probabilities = self._draw(np.random.default_rng(1), TRUTH, group=1)
         self.names = tuple(map(str, range(classes)))
-        truth = Evaluation("test", self.names, (), labels, probabilities)
-        rows = truth.per_class().values()
-        self.recall, self.f1 = (np.array([row[key] for row in rows]) for key in ("recall", "f1"))
-        self.expected = {name: getattr(truth, name) for name in ("accuracy", "loss", "brier")}
-        self.expected["top5_accuracy"] = truth.top(5)
+        self.truth = Truth.of(Evaluation("test", self.names, (), labels, probabilities))
+
+    def _noise(self, rng: np.random.Generator, images: int) -> Any:
+        shape = (images, self.classes)
+        return rng.standard_t(self.kind.freedom, size=shape) if self.kind.freedom else rng.normal(size=shape)
 
     def _draw(self, rng: np.random.Generator, images: int, group: int) -> tuple[Any, Any]:
         labels = np.repeat(rng.choice(self.classes, images // group, p=self.frequency), group)
-        logits = rng.normal(size=(images, self.classes))
+        logits = self._noise(rng, images)
         if group > 1:
             shared = np.repeat(rng.normal(size=(images // group, self.classes)), group, axis=0)
             logits = (1 - self.kind.alike) ** 0.5 * logits + self.kind.alike**0.5 * shared
         logits[np.arange(images), labels] += self.margin[labels]
-        scores = self.kind.scale * self.margin.mean() * logits
-        return labels, np.maximum(softmax(scores, axis=1), 1e-30).astype(np.float32)
+        scale = self.kind.scale * self.margin.mean()
+        if self.kind.uncertainty:
+            scale = scale * np.exp(self.kind.uncertainty * rng.normal(size=(images, 1)))
+        return labels, np.maximum(softmax(scale * logits, axis=1), 1e-30).astype(np.float32)
 
-    def evaluations(self, images: int, repeats: int) -> Iterator[Evaluation]:
+    def drawn(self, images: int, repeats: int) -> Iterator[Drawn]:
+        """Evaluations of other images each."""
         rng = np.random.default_rng([2, images, self.classes])
         groups = tuple((np.arange(images) // self.kind.group).tolist()) if self.kind.group > 1 else ()
         for _ in range(repeats):
-            yield Evaluation("test", self.names, (), *self._draw(rng, images, self.kind.group), groups=groups)
-
-    def held(self, own: Evaluation) -> dict[str, float]:
-        """What the intervals of this evaluation should hold, but for the calibration error."""
-        there = np.unique(own.labels)
-        means = {"balanced_accuracy": self.recall[there].mean(), "macro_f1": self.f1[there].mean()}
-        return self.expected | means
+            labels, probabilities = self._draw(rng, images, self.kind.group)
+            own = Evaluation("test", self.names, (), labels, probabilities, groups=groups)
+            yield Drawn(own, intervals(own))
 
 
-@cache
-def world_of(kind: Kind, accuracy: float, classes: int) -> World:
-    """Made once: its truth takes longest."""
-    return World(kind, accuracy, classes)
+class FoldWorld:
+    """A method of known accuracy when it is fitted to the images of all folds but one."""
+
+    def __init__(self, method: str, images: int, accuracy: float, classes: int, folds: int) -> None:
+        self.is_nearest, self.classes, self.folds = method == METHODS[0], classes, folds
+        self.names, self.images = tuple(map(str, range(classes))), images
+        self.centres = np.eye(classes, 4 * classes)
+        if not self.is_nearest:
+            self.centres = np.random.default_rng(3).normal(size=self.centres.shape) / len(self.centres.T) ** 0.5
+        low, high = 0.1, 40.0
+        for _ in range(16):  # until models are right as often as they should be
+            self.apart = (low + high) / 2
+            own = self._many(np.random.default_rng(0), models=20, images=500)
+            low, high = (self.apart, high) if own.accuracy < accuracy else (low, self.apart)
+        self.truth = Truth.of(self._many(np.random.default_rng(1), models=400, images=500))
+
+    def _draw(self, rng: np.random.Generator, images: int) -> tuple[Any, Any]:
+        labels = rng.integers(self.classes, size=images)
+        return self.apart * self.centres[labels] + rng.normal(size=(images, self.centres.shape[1])), labels
+
+    def _said(self, rng: np.random.Generator, x: Any, labels: Any, asked: Any) -> Any:
+        """The probabilities (n, K) of other images by a model that is fitted to some."""
+        if not self.is_nearest:
+            kept = rng.permutation(x.shape[1])[: 2 * x.shape[1] // 3]
+            x, asked = x[:, kept], asked[:, kept]
+        far = np.full((len(asked), self.classes), np.inf)
+        for k in np.unique(labels):
+            of_class = x[labels == k] if self.is_nearest else x[labels == k].mean(axis=0, keepdims=True)
+            distance = (asked**2).sum(axis=1)[:, None] + (of_class**2).sum(axis=1) - 2 * asked @ of_class.T
+            far[:, k] = distance.min(axis=1)
+        return np.maximum(softmax(-far / 2, axis=1), 1e-30).astype(np.float32)
+
+    def _many(self, rng: np.random.Generator, models: int, images: int) -> Evaluation:
+        """Other images, by models that are fitted to other images each."""
+        fitted = self.images - self.images // self.folds
+        found = []
+        for _ in range(models):
+            (x, labels), (asked, true) = self._draw(rng, fitted), self._draw(rng, images)
+            found.append((true, self._said(rng, x, labels, asked)))
+        true, said = (np.concatenate(rows) for rows in zip(*found, strict=True))
+        return Evaluation("test", self.names, (), true, said)
+
+    def drawn(self, images: int, repeats: int) -> Iterator[Drawn]:
+        """Cross-validations of other images each."""
+        rng = np.random.default_rng([4, images, self.classes, self.folds])
+        for _ in range(repeats):
+            x, labels = self._draw(rng, images)
+            fold = rng.permutation(images) % self.folds
+            found = []
+            for number in range(self.folds):
+                own, rest = fold == number, fold != number
+                said = self._said(rng, x[rest], labels[rest], x[own])
+                found.append(Evaluation("test", self.names, ("",) * int(own.sum()), labels[own], said))
+            yield Drawn(pooled(found), fold_intervals(found))
 
 
-def measure(kind: Kind, accuracy: float, images: int, classes: int, repeats: int = REPEATS) -> dict[str, float]:
-    """Coverage and mean width of each interval."""
-    world = world_of(kind, accuracy, classes)
-    drawn = list(world.evaluations(images, repeats))
-    usual = float(np.mean([Reliability.of(own.probabilities, own.labels).ece for own in drawn]))
-    row: dict[str, float] = {}
+def world_of(setting: Setting) -> World | FoldWorld:
+    if setting.folds is not None:
+        return FoldWorld(setting.kind, setting.images, setting.accuracy_asked, setting.classes, setting.folds)
+    return World(next(kind for kind in KINDS if kind.name == setting.kind), setting.accuracy_asked, setting.classes)
+
+
+def measure(setting: Setting, repeats: int = REPEATS) -> dict[str, Any]:
+    """A row of the table: coverage and mean width of each interval."""
+    world = world_of(setting)
+    drawn = list(world.drawn(setting.images, repeats))
+    usual = float(np.mean([Reliability.of(own.probabilities, own.labels).ece for own, _ in drawn]))
+    widths: dict[str, list[float]] = {}
     held: dict[str, list[bool]] = {}
-    for own in drawn:
-        truth = world.held(own) | {"ece": usual}
-        for name, (low, high) in intervals(own).items():
+    for own, found in drawn:
+        truth = world.truth.held(own) | {"ece": usual}
+        for name, (low, high) in found.items():
             held.setdefault(name, []).append(low - 1e-9 <= truth[name] <= high + 1e-9)
-            row[f"{name}_width"] = row.get(f"{name}_width", 0.0) + (high - low) / repeats
-    return {name: float(np.mean(values)) for name, values in held.items()} | row
+            widths.setdefault(name, []).append(high - low)
+    row: dict[str, Any] = setting._asdict()
+    for name in FIGURES:
+        row[name] = round(float(np.mean(held[name])), 4) if name in held else None
+        row[f"{name}_width"] = round(float(np.mean(widths[name])), 4) if name in held else None
+    return row
+
+
+def settings() -> list[Setting]:
+    """All rows of the table."""
+    first, *others, heavy, uncertain = (kind.name for kind in KINDS)
+    found = [Setting(first, *own) for own in product(IMAGES, ACCURACIES, CLASSES)]
+    found += [Setting(kind, *own) for kind in others for own in product(*_CORNERS)]
+    found += [Setting(kind, *own) for kind in (heavy, uncertain) for own in product(*_HEAVY)]
+    return found + [Setting(method, *own) for method in METHODS for own in product(*_FOLDS)]
 
 
 def least_by_images(rows: list[dict[str, Any]]) -> str:
     """A Markdown table: for each kind and number of images the smallest coverage over accuracies and classes."""
     lines = ["| | images | " + " | ".join(name.replace("_", " ") for name in FIGURES) + " |"]
     lines.append("|---" * (len(FIGURES) + 2) + "|")
-    for kind, images in dict.fromkeys((row["kind"], row["images"]) for row in rows):
-        own = [row for row in rows if (row["kind"], row["images"]) == (kind, images)]
-        least = [min(row[name] for row in own if row[name] is not None) for name in FIGURES]
-        lines.append(f"| {kind} | {images} | " + " | ".join(f"{value:.3f}" for value in least) + " |")
+    for kind, folds, images in dict.fromkeys((row["kind"], row["folds"], row["images"]) for row in rows):
+        own = [row for row in rows if (row["kind"], row["folds"], row["images"]) == (kind, folds, images)]
+        known = [[row[name] for row in own if row[name] is not None] for name in FIGURES]
+        least = [f"{min(values):.3f}" if values else "" for values in known]
+        name = kind if folds is None else f"{folds} {kind}"
+        lines.append(f"| {name} | {images} | " + " | ".join(least) + " |")
     return "\n".join(lines)
 
 
@@ -135,18 +264,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--smoke", action="store_true", help="a few settings and repeats; the figures mean nothing")
     parser.add_argument("--out", type=Path, help="the folder of the table; by default benchmarks/results")
     asked = parser.parse_args(arguments)
-    every = product(KINDS, IMAGES, ACCURACIES, CLASSES)
-    settings = [own for own in every if own[0] == KINDS[0] or own[1:] in product(*_CORNERS)]
-    repeats = REPEATS
+    chosen, repeats = settings(), REPEATS
     if asked.smoke:
-        settings, repeats = [(kind, 30, 0.9, 10) for kind in KINDS], 5
+        chosen = [Setting(kind.name, 30, 0.9, 10) for kind in KINDS] + [Setting(own, 30, 0.9, 2, 2) for own in METHODS]
+        repeats = 5
     rows = []
-    for kind, images, accuracy, classes in settings:
-        found = measure(kind, accuracy, images, classes, repeats)
-        known = {"kind": kind.name, "images": images, "accuracy_asked": accuracy, "classes": classes}
-        columns = [name + end for name in FIGURES for end in ("", "_width")]
-        rows.append({**known, **{name: round(found[name], 4) if name in found else None for name in columns}})
-        print(f"{kind.name}, {images} images, {accuracy}, {classes} classes", file=sys.stderr, flush=True)
+    with ProcessPoolExecutor() as pool:
+        for row in pool.map(partial(measure, repeats=repeats), chosen):
+            rows.append(row)
+            print(", ".join(f"{name} {row[name]}" for name in Setting._fields), file=sys.stderr, flush=True)
     print(least_by_images(rows))
     print(f"smallest of all: {min(row[name] for row in rows for name in FIGURES if row[name] is not None):.3f}")
     write_table(result_path("coverage", "float32", folder=asked.out or RESULTS), rows)

@@ -95,6 +95,22 @@ def test_they_hold_the_truth(images: int, classes: int, sharpness: float) -> Non
         assert held >= 0.93, (name, held)
 
 
+@pytest.mark.parametrize("images", [30, 100])
+def test_that_of_the_log_loss_holds_it_where_few_images_have_most_of_it(images: int) -> None:
+    """Of a model whose certainty has little to do with what it knows; the middle mistake was too cheap to imagine."""
+    rng = np.random.default_rng(0)
+
+    def one(images: int) -> Evaluation:
+        labels = rng.integers(0, 3, images)
+        logits = np.exp(rng.normal(size=(images, 1))) * 1.6 * (rng.normal(size=(images, 3)) + 1.6 * np.eye(3)[labels])
+        rows = np.maximum(softmax(logits, axis=1), 1e-30).astype(np.float32)
+        return Evaluation("test", ("a", "b", "c"), ("",) * images, labels, rows)
+
+    truth = one(200_000).loss
+    found = [intervals(one(images))["loss"] for _ in range(300)]
+    assert np.mean([low <= truth <= high for low, high in found]) >= 0.93
+
+
 @pytest.mark.parametrize("classes", [2, 5])
 def test_with_shuffled_labels_they_hold_chance(classes: int) -> None:
     held = []

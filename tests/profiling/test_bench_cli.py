@@ -259,7 +259,9 @@ def test_folder_measures_end_to_end_and_the_memory_of_many_files(tmp_path: Path)
 def test_coverage_counts_how_often_intervals_hold_the_truth(smoke_here: Any, tmp_path: Path) -> None:
     smoke_here("coverage.py", "--out", tmp_path)
     rows = tables_in(tmp_path)["coverage"]
-    assert [row["kind"] for row in rows] == ["calibrated", "overconfident", "uneven", "groups of five"]
+    kinds = ["calibrated", "overconfident", "uneven", "groups of five", "heavy tails", "uneven certainty"]
+    assert [row["kind"] for row in rows] == [*kinds, "folds, nearest", "folds, lucky"]
+    assert [row["folds"] for row in rows] == [""] * 6 + ["2"] * 2
     assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")
 
 

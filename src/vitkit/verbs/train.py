@@ -99,8 +99,12 @@ class TrainingRun(Result):
     def _outcome(self) -> str:
         figures = self.evaluation
         if self.folds:
-            margin = figures["accuracy"]["margin_95"]
-            return f"accuracy {self.accuracy:.4f} ± {margin:.4f} (95 %) over {len(self.folds)} folds"
+            from vitkit.evaluation.figures import interval_text
+
+            what = "exact match" if "hamming_loss" in figures else "accuracy"
+            bounds = figures["accuracy"].get("interval_95")  # which older ones have not
+            interval = "" if bounds is None else f" (95 %: {interval_text(bounds, 4)})"
+            return f"{what} {self.accuracy:.4f}{interval} over {len(self.folds)} folds"
         what = "exact match" if figures.get("task") == "multi" else "accuracy"
         chosen = figures.get("chosen_on")
         caveat = f" (validation: chosen on these images: {', '.join(chosen)})" if chosen else ""
