@@ -32,6 +32,8 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ from vitkit.experiments.statistics import LEVEL, Family
 MODELS, SEEDS, LUCK, IMAGES = (2, 3, 5, 10), (1, 2, 3, 4, 5), (0.0, 0.01, 0.03, 0.09), 359
 UNLIKE = (0.01, 0.05)  # luck of every other model
 EQUAL, BETTER = 0.8, 0.9
-REPEATS, DRAWS = 500, 2000
+REPEATS, DRAWS = {2: 1000, 3: 1000, 5: 500, 10: 500}, 2000
 Answers = npt.NDArray[np.bool_]
 
 
@@ -123,9 +125,12 @@ def _pairs(models: int) -> list[tuple[int, int]]:
     return list(itertools.combinations(range(models), 2))
 
 
-def measure(models: int, seeds: int, luck: Sequence[float], repeats: int) -> dict[str, Any]:
-    """A row of the table."""
-    found = of_equal(models, seeds, luck, repeats) | of_better(models, seeds, luck, repeats // 2)
+def measure(setting: tuple[int, int, list[float]], is_smoke: bool = False) -> dict[str, Any]:
+    """A row of the table: models, seeds and the luck of each model."""
+    models, seeds, luck = setting
+    repeats = 4 if is_smoke else REPEATS[models]
+    statistics.DRAWS = DRAWS  # the same statistics, with coarser p-values
+    found = of_equal(models, seeds, luck, repeats) | of_better(models, seeds, luck, repeats // 4)
     shown = "/".join(f"{own:g}" for own in dict.fromkeys(luck))
     return {"models": models, "seeds": seeds, "luck": shown, **{name: round(own, 3) for name, own in found.items()}}
 
@@ -145,15 +150,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--smoke", action="store_true", help="a few settings and repeats; the figures mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the table")
     asked = parser.parse_args(arguments)
-    statistics.DRAWS = DRAWS  # the same statistics, with coarser p-values
-    rows = []
-    for setting in [(2, 2, [0.01] * 2), (3, 3, [0.01] * 3)] if asked.smoke else settings():
-        rows.append(measure(*setting, repeats=4 if asked.smoke else REPEATS))
-        if len(rows) == 1:
-            print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
-        print("| " + " | ".join(map(str, rows[-1].values())) + " |", flush=True)
-    path = result_path("comparing", "float64", folder=asked.out)
-    write_table(path, rows)
+    chosen = [(2, 2, [0.01] * 2), (3, 3, [0.01] * 3)] if asked.smoke else settings()
+    path, rows = result_path("comparing", "float64", folder=asked.out), list[dict[str, Any]]()
+    with ProcessPoolExecutor() as pool:
+        for row in pool.map(partial(measure, is_smoke=asked.smoke), chosen):
+            if not rows:
+                print("| " + " | ".join(row) + " |\n" + "|---" * len(row) + "|")
+            rows.append(row)
+            print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+            write_table(path, rows)
     print(path)
 
 
