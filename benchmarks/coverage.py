@@ -15,13 +15,14 @@ Logits are unit normals, that of the true class higher by what the accuracy asks
 the figure on 200,000 other images; of the calibration error, the mean over all evaluations of as many images. Balanced
 accuracy and macro F1 are judged by the classes that occur in the evaluation.
 
-And these kinds of cross-validation, with 2, 5 and 10 folds of 30 to 300 images, each fold of which is said by a model
-that was fitted to the others:
+And these kinds of cross-validation, with 2, 5 and 10 folds of 30 to 300 images in all:
 
-    folds, nearest     the nearest training image, an unstable method: its folds' errors go together
-    folds, lucky       the nearest mean, in a random two thirds of the features: two trainings on the same images differ
+    folds              a calibrated model each
+    folds, lucky       the same, but a training's luck moves its accuracy by three points at .8, one at .98
+    folds, nearest     each image is said to be what the nearest image of the other folds is, a method as unstable as
+                       can be: what its folds have wrong goes together
 
-What their intervals should hold is the mean figure of models that are fitted to as many other images.
+What their intervals should hold is the mean figure of other such models, that are fitted to as many other images.
 
 The table has a row for each setting with the coverage and the mean width of each figure's interval; the smallest
 coverages are printed as Markdown. A row has 1,000 evaluations, so that a coverage of .95 is measured as .93 to .97.
@@ -49,7 +50,7 @@ from vitkit.evaluation.metrics import Evaluation, pooled
 ACCURACIES, IMAGES, CLASSES = (0.8, 0.9, 0.95, 0.98, 0.99), (30, 50, 100, 200, 500), (2, 5, 10)
 _CORNERS = ((30, 100, 500), (0.8, 0.95, 0.99), (2, 10))  # for the kinds after the first
 _HEAVY = ((30, 100, 500), (0.8, 0.95, 0.99), (3, 10))
-_FOLDS = ((30, 100, 300), (0.8, 0.9, 0.98, 0.99), (2, 5), (2, 5, 10))
+_FOLDS = ((30, 100, 300), (0.8, 0.95, 0.99), (2, 5), (2, 5, 10))
 REPEATS, TRUTH = 1000, 200_000
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "top5_accuracy", "loss", "brier", "ece")
 
@@ -64,6 +65,7 @@ class Kind(NamedTuple):
     alike: float = 0.0
     freedom: int = 0  # of the noise; 0 where it is normal
     uncertainty: float = 0.0  # the standard deviation of the logarithm of each image's scale
+    luck: float = 0.0  # that of a training's advantage in logits
 
 
 KINDS = (
@@ -74,7 +76,8 @@ KINDS = (
     Kind("heavy tails", freedom=3),
     Kind("uneven certainty", uncertainty=1.0),
 )
-METHODS = ("folds, nearest", "folds, lucky")
+OF_FOLDS = (Kind("folds"), Kind("folds, lucky", luck=0.15))
+NEAREST = "folds, nearest"
 
 
 class Setting(NamedTuple):
@@ -116,17 +119,17 @@ class Drawn(NamedTuple):
 
 
 class World:
-    """A classifier of known accuracy, and images for it."""
+    """A classifier of known accuracy, or one for each of several folds, and images for it."""
 
-    def __init__(self, kind: Kind, accuracy: float, classes: int) -> None:
-        self.kind, self.classes = kind, classes
-        noise = self._noise(np.random.default_rng(0), TRUTH)
-        margin = float(np.quantile(noise[:, 1:].max(axis=1) - noise[:, 0], accuracy))
+    def __init__(self, kind: Kind, accuracy: float, classes: int, folds: int | None = None) -> None:
+        self.kind, self.classes, self.folds = kind, classes, folds
+        noise, luck = self._noise(np.random.default_rng(0), TRUTH), np.random.default_rng(3).normal(size=TRUTH)
+        margin = float(np.quantile(noise[:, 1:].max(axis=1) - noise[:, 0] - kind.luck * luck, accuracy))
         easy = np.linspace(-0.8, 0.8, classes) if kind.is_uneven else np.zeros(classes)
         sizes = np.linspace(3, 1, classes)[::-1] if kind.is_uneven else np.ones(classes)
         self.margin = margin + easy
         self.frequency = sizes / sizes.sum()
-        labels, probabilities = self._draw(np.random.default_rng(1), TRUTH, group=1)
+        labels, probabilities = self._draw(np.random.default_rng(1), TRUTH, group=1, trainings=TRUTH // 100)
         self.names = tuple(map(str, range(classes)))
         self.truth = Truth.of(Evaluation("test", self.names, (), labels, probabilities))
 
@@ -134,13 +137,16 @@ class World:
         shape = (images, self.classes)
         return rng.standard_t(self.kind.freedom, size=shape) if self.kind.freedom else rng.normal(size=shape)
 
-    def _draw(self, rng: np.random.Generator, images: int, group: int) -> tuple[Any, Any]:
+    def _draw(self, rng: np.random.Generator, images: int, group: int, trainings: int = 1) -> tuple[Any, Any]:
         labels = np.repeat(rng.choice(self.classes, images // group, p=self.frequency), group)
         logits = self._noise(rng, images)
         if group > 1:
             shared = np.repeat(rng.normal(size=(images // group, self.classes)), group, axis=0)
             logits = (1 - self.kind.alike) ** 0.5 * logits + self.kind.alike**0.5 * shared
         logits[np.arange(images), labels] += self.margin[labels]
+        if self.kind.luck:
+            luck = self.kind.luck * rng.normal(size=trainings)
+            logits[np.arange(images), labels] += luck[_fold_of(images, trainings)]
         scale = self.kind.scale * self.margin.mean()
         if self.kind.uncertainty:
             scale = scale * np.exp(self.kind.uncertainty * rng.normal(size=(images, 1)))
@@ -151,71 +157,79 @@ class World:
         rng = np.random.default_rng([2, images, self.classes])
         groups = tuple((np.arange(images) // self.kind.group).tolist()) if self.kind.group > 1 else ()
         for _ in range(repeats):
-            labels, probabilities = self._draw(rng, images, self.kind.group)
-            own = Evaluation("test", self.names, (), labels, probabilities, groups=groups)
-            yield Drawn(own, intervals(own))
+            labels, probabilities = self._draw(rng, images, self.kind.group, self.folds or 1)
+            if self.folds is None:
+                own = Evaluation("test", self.names, (), labels, probabilities, groups=groups)
+                yield Drawn(own, intervals(own))
+            else:
+                yield _of_folds(self.names, labels, probabilities, _fold_of(images, self.folds))
 
 
-class FoldWorld:
-    """A method of known accuracy when it is fitted to the images of all folds but one."""
+def _fold_of(images: int, folds: int) -> Any:
+    """The number of each image's fold, (n,): equal parts, one after the other."""
+    return np.arange(images) * folds // images
 
-    def __init__(self, method: str, images: int, accuracy: float, classes: int, folds: int) -> None:
-        self.is_nearest, self.classes, self.folds = method == METHODS[0], classes, folds
-        self.names, self.images = tuple(map(str, range(classes))), images
-        self.centres = np.eye(classes, 4 * classes)
-        if not self.is_nearest:
-            self.centres = np.random.default_rng(3).normal(size=self.centres.shape) / len(self.centres.T) ** 0.5
+
+def _of_folds(names: tuple[str, ...], labels: Any, probabilities: Any, fold: Any) -> Drawn:
+    """A cross-validation."""
+    parts = [fold == number for number in range(int(fold.max()) + 1)]
+    found = [Evaluation("test", names, ("",) * int(own.sum()), labels[own], probabilities[own]) for own in parts]
+    return Drawn(pooled(found), fold_intervals(found))
+
+
+class NearestImage:
+    """The nearest image as a method, which is right as often as asked with the images of all folds but one."""
+
+    def __init__(self, images: int, accuracy: float, classes: int, folds: int) -> None:
+        self.images, self.classes, self.folds, self.names = images, classes, folds, tuple(map(str, range(classes)))
         low, high = 0.1, 40.0
-        for _ in range(16):  # until models are right as often as they should be
+        for _ in range(16):  # until it is right as often as it should be
             self.apart = (low + high) / 2
-            own = self._many(np.random.default_rng(0), models=20, images=500)
+            own = self._many(np.random.default_rng(0), trainings=100)
             low, high = (self.apart, high) if own.accuracy < accuracy else (low, self.apart)
-        self.truth = Truth.of(self._many(np.random.default_rng(1), models=400, images=500))
+        self.truth = Truth.of(self._many(np.random.default_rng(1), trainings=400))
 
     def _draw(self, rng: np.random.Generator, images: int) -> tuple[Any, Any]:
-        labels = rng.integers(self.classes, size=images)
-        return self.apart * self.centres[labels] + rng.normal(size=(images, self.centres.shape[1])), labels
+        labels = np.arange(images) % self.classes
+        return self.apart * np.eye(self.classes, 4 * self.classes)[labels] + rng.normal(
+            size=(images, 4 * self.classes)
+        ), labels
 
-    def _said(self, rng: np.random.Generator, x: Any, labels: Any, asked: Any) -> Any:
-        """The probabilities (n, K) of other images by a model that is fitted to some."""
-        if not self.is_nearest:
-            kept = rng.permutation(x.shape[1])[: 2 * x.shape[1] // 3]
-            x, asked = x[:, kept], asked[:, kept]
-        far = np.full((len(asked), self.classes), np.inf)
-        for k in np.unique(labels):
-            of_class = x[labels == k] if self.is_nearest else x[labels == k].mean(axis=0, keepdims=True)
-            distance = (asked**2).sum(axis=1)[:, None] + (of_class**2).sum(axis=1) - 2 * asked @ of_class.T
-            far[:, k] = distance.min(axis=1)
+    def _said(self, x: Any, labels: Any, asked: Any) -> Any:
+        """The probabilities (n, K) of images, by the nearest image of each class."""
+        square = (asked**2).sum(axis=1)[:, None] + (x**2).sum(axis=1) - 2 * asked @ x.T
+        far = np.stack([square[:, labels == k].min(axis=1) for k in range(self.classes)], axis=1)
         return np.maximum(softmax(-far / 2, axis=1), 1e-30).astype(np.float32)
 
-    def _many(self, rng: np.random.Generator, models: int, images: int) -> Evaluation:
-        """Other images, by models that are fitted to other images each."""
-        fitted = self.images - self.images // self.folds
+    def _many(self, rng: np.random.Generator, trainings: int) -> Evaluation:
+        """Other images, by trainings on other images each."""
         found = []
-        for _ in range(models):
-            (x, labels), (asked, true) = self._draw(rng, fitted), self._draw(rng, images)
-            found.append((true, self._said(rng, x, labels, asked)))
+        for _ in range(trainings):
+            (x, labels), (asked, true) = self._draw(rng, self.images - self.images // self.folds), self._draw(rng, 500)
+            found.append((true, self._said(x, labels, asked)))
         true, said = (np.concatenate(rows) for rows in zip(*found, strict=True))
         return Evaluation("test", self.names, (), true, said)
 
     def drawn(self, images: int, repeats: int) -> Iterator[Drawn]:
-        """Cross-validations of other images each."""
+        """Cross-validations of other images each, every class in each fold alike."""
         rng = np.random.default_rng([4, images, self.classes, self.folds])
+        fold = np.arange(images) // self.classes % self.folds
         for _ in range(repeats):
             x, labels = self._draw(rng, images)
-            fold = rng.permutation(images) % self.folds
-            found = []
+            said = np.empty((images, self.classes), np.float32)
             for number in range(self.folds):
-                own, rest = fold == number, fold != number
-                said = self._said(rng, x[rest], labels[rest], x[own])
-                found.append(Evaluation("test", self.names, ("",) * int(own.sum()), labels[own], said))
-            yield Drawn(pooled(found), fold_intervals(found))
+                own = fold == number
+                said[own] = self._said(x[~own], labels[~own], x[own])
+            yield _of_folds(self.names, labels, said, fold)
 
 
-def world_of(setting: Setting) -> World | FoldWorld:
-    if setting.folds is not None:
-        return FoldWorld(setting.kind, setting.images, setting.accuracy_asked, setting.classes, setting.folds)
-    return World(next(kind for kind in KINDS if kind.name == setting.kind), setting.accuracy_asked, setting.classes)
+def world_of(setting: Setting) -> World | NearestImage:
+    """The images and models of a row."""
+    kind, images, accuracy, classes, folds = setting
+    if kind == NEAREST:
+        assert folds is not None
+        return NearestImage(images, accuracy, classes, folds)
+    return World(next(own for own in (*KINDS, *OF_FOLDS) if own.name == kind), accuracy, classes, folds)
 
 
 def measure(setting: Setting, repeats: int = REPEATS) -> dict[str, Any]:
@@ -243,7 +257,9 @@ def settings() -> list[Setting]:
     found = [Setting(first, *own) for own in product(IMAGES, ACCURACIES, CLASSES)]
     found += [Setting(kind, *own) for kind in others for own in product(*_CORNERS)]
     found += [Setting(kind, *own) for kind in (heavy, uncertain) for own in product(*_HEAVY)]
-    return found + [Setting(method, *own) for method in METHODS for own in product(*_FOLDS)]
+    return found + [
+        Setting(method, *own) for method in (*(kind.name for kind in OF_FOLDS), NEAREST) for own in product(*_FOLDS)
+    ]
 
 
 def least_by_images(rows: list[dict[str, Any]]) -> str:
@@ -266,7 +282,8 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     chosen, repeats = settings(), REPEATS
     if asked.smoke:
-        chosen = [Setting(kind.name, 30, 0.9, 10) for kind in KINDS] + [Setting(own, 30, 0.9, 2, 2) for own in METHODS]
+        chosen = [Setting(kind.name, 30, 0.9, 10) for kind in KINDS]
+        chosen += [Setting(own, 30, 0.9, 2, 2) for own in (*(kind.name for kind in OF_FOLDS), NEAREST)]
         repeats = 5
     rows = []
     with ProcessPoolExecutor() as pool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, ndtri, stdtrit
 
 from vitkit.evaluation.calibration import BINS, bin_of, blocks
 from vitkit.evaluation.metrics import Evaluation, pooled
@@ -26,7 +26,7 @@ Interval = tuple[float, float]
 TAIL = 0.025
 MOST_BRIER = 2.0
 _CONFIDENT = 0.9  # of the images are less confident than the one whose mistake is imagined for the log loss
-_SHARED = 1.25  # times as far as images by themselves, the figures of folds vary, which share training images
+_SHARED = 1.4  # times as far as images by themselves, the figures of folds vary, which share training images
 _MOST = {"loss": np.inf, "brier": MOST_BRIER}  # of a figure; of others 1
 
 
@@ -88,7 +88,7 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     They are of what trainings like these would give on average on ever more such images. Two things are added to what
     the images bring. Where folds differ by more than their images explain, the rest is how far a training may differ
     from another. And folds are not independent, since they share training images: no estimate knows by how much that
-    moves their mean (Bengio and Grandvalet 2004), so a quarter is added to every margin, which was simulated to be
+    moves their mean (Bengio and Grandvalet 2004), so two fifths are added to every margin, which was simulated to be
     enough (benchmarks/coverage.py).
 
     Args:
@@ -99,16 +99,17 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     rows = {metric.name: metric for metric in metrics_of(task, len(whole.classes))}
     found, z = {}, float(ndtri(1 - TAIL))
     for name, (low, high) in intervals(whole).items():
-        values = [rows[name].of(own) for own in folds]
-        value = rows[name].of(whole)
-        if value is None or None in values:
+        value, values = rows[name].of(whole), [rows[name].of(own) for own in folds]
+        if value is None:
             found[name] = low, high
             continue
-        error = (high - low) / 2 / z
-        between = float(np.var(np.array(values, dtype=np.float64), ddof=1)) / len(folds)
-        more = z * max(between - error**2, 0.0) ** 0.5
-        ends = value - np.hypot(_SHARED * (value - low), more), value + np.hypot(_SHARED * (high - value), more)
-        found[name] = max(float(ends[0]), 0.0), min(float(ends[1]), _MOST.get(name, 1.0))
+        images = (high - low) / 2 / z
+        between = 0.0 if None in values else float(np.var(np.array(values, dtype=np.float64), ddof=1)) / len(folds)
+        more = max(between - images**2, 0.0)
+        all_in_all = (_SHARED * images) ** 2 + more
+        quantile = float(stdtrit((len(folds) - 1) * (all_in_all / more) ** 2, 1 - TAIL)) if more else z
+        below, above = (np.hypot(_SHARED * own / z, more**0.5) * quantile for own in (value - low, high - value))
+        found[name] = max(float(value - below), 0.0), min(float(value + above), _MOST.get(name, 1.0))
     return found
 
 
@@ -253,7 +254,7 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
     part = (right + sure / np.maximum(images, 1)) / (images + 1)
     least = units.effect(is_right) * float((images * part * (1 - part)).sum()) / n**2
     gap = (right - sure) / np.maximum(images, 1)
-    influence = (is_right - confidence - gap[own]) / n
+    influence = (np.sign(gap)[own] * (is_right - confidence) - error) / n
     margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, least) ** 0.5
     return max(error - margin, 0.0), min(error + margin, 1.0)
 
