@@ -64,7 +64,7 @@ def claims_of(figures: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def gap_of(figures: Mapping[str, Any], better: str, worse: str, fraction: float) -> tuple[float, list[float], float]:
-    """How many points one is better than the other, the interval, and p by Holm."""
+    """How many points one is better than the other, the interval, and p among all pairs."""
     for pair in figures["pairs_by_fraction"]:
         if pair["fraction"] == fraction and {pair["a"], pair["b"]} == {better, worse}:
             if pair["a"] == better:

@@ -1,81 +1,150 @@
-"""Does the interval of a difference between two models hold the truth? `python benchmarks/comparing.py [--smoke]`.
+"""Are the verdicts of `vitkit compare` right? `python benchmarks/comparing.py [--smoke]`.
 
-Answers of two models are drawn of which the truth is known: a seed's luck moves all of a training's answers (standard
-deviation of its accuracy: luck), half of what makes an image hard is the same for all, a tenth a model's own over all
-its seeds. Accuracies are .8 and .75 (`held`, `found`), or .8 both (`false`).
+Answers of 2 to 10 models are drawn of which the truth is known: a seed's luck moves all of a training's answers
+(standard deviation of its accuracy: luck), half of what makes an image hard is the same for all, a tenth a model's own
+over all its seeds. `vitkit.experiments.statistics.Family` judges them, as a comparison does, with fewer draws.
 
-    held       the 95 % interval of the difference holds 5 points, by `vitkit.experiments.statistics.difference`
-    accuracy   the interval of a model's own accuracy holds .8
-    bootstrap  as `held`, by percentiles of a bootstrap that draws seeds, then images
-    found      the 5 points are told from none
-    false      two configurations that are as good as one another are told apart
-    points     half of the interval, in points: the median
+Among equal models, all with an accuracy of .8:
+
+    false      any two recipes are told apart: the family-wise error
+    trained    any two trained models are told apart the wrong way round
+    pair       the 95 % interval of a difference between recipes holds 0: the mean over pairs
+    accuracy   the interval of a model's accuracy holds .8
+    best       the interval of the best model's accuracy does
+    measured   by how many points the best model's measured accuracy flatters it: the mean
+    expected   the same of its corrected accuracy
+
+Where one model has .9 and the others .8 (a quarter as many comparisons):
+
+    found        the best recipe is told from at least one of the others
+    found pair   from a certain one of them
+    found trained  the same of the trained models
+    best of      the interval of the best model's accuracy holds its true one
+
+"by Holm" is how a comparison judged before: each pair's own variance, Student's quantile with Satterthwaite's degrees
+of freedom, Holm's correction.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from itertools import product
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtr
 from scipy.stats import norm
 from tables import RESULTS, result_path, write_table
 
 from vitkit.evaluation.intervals import Units
-from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference
+from vitkit.experiments import statistics
+from vitkit.experiments.statistics import LEVEL, Family
 
-SEEDS, IMAGES, LUCK = (1, 2, 3, 5), (60, 400), (0.0, 0.01, 0.03)
-REPEATS, DRAWS = 400, 200
-BETTER, WORSE = 0.8, 0.75
+MODELS, SEEDS, LUCK, IMAGES = (2, 3, 5, 10), (1, 2, 3, 4, 5), (0.0, 0.01, 0.03, 0.09), 359
+UNLIKE = (0.01, 0.05)  # luck of every other model
+EQUAL, BETTER = 0.8, 0.9
+REPEATS, DRAWS = {2: 1000, 3: 1000, 5: 500, 10: 500}, 2000
 Answers = npt.NDArray[np.bool_]
 
 
-def planted(rng: np.random.Generator, accuracies: list[float], seeds: int, images: int, luck: float) -> list[Answers]:
-    """Which images the trainings of each model have right, (S, n)."""
-    shared = rng.normal(0, 0.5**0.5, images)
-    found = []
-    for accuracy in accuracies:
-        width = luck / norm.pdf(norm.ppf(accuracy))
-        shift = norm.ppf(accuracy) * (1 + width**2) ** 0.5
-        own, rest = rng.normal(0, 0.1**0.5, images), rng.normal(0, 0.4**0.5, (seeds, images))
-        found.append(shift + rng.normal(0, width, (seeds, 1)) + shared + own + rest > 0)
-    return found
+def planted(
+    rng: np.random.Generator, accuracies: Sequence[float], seeds: int, luck: Sequence[float]
+) -> tuple[Answers, npt.NDArray[np.float64]]:
+    """Which images the trainings have right, (M, S, n), and each trained model's true accuracy, (M,)."""
+    shape = (len(accuracies), seeds, IMAGES)
+    mean = norm.ppf(accuracies)
+    width = np.array(luck) / norm.pdf(mean)
+    centre = (mean * (1 + width**2) ** 0.5)[:, None] + width[:, None] * rng.normal(size=shape[:2])  # (M, S)
+    shared = rng.normal(0, 0.5**0.5, IMAGES)
+    own, rest = rng.normal(0, 0.1**0.5, (shape[0], 1, IMAGES)), rng.normal(0, 0.4**0.5, shape)
+    return centre[:, :, None] + shared + own + rest > 0, norm.cdf(centre).mean(axis=1)
 
 
-def bootstrapped(rng: np.random.Generator, first: Answers, second: Answers) -> tuple[float, float]:
-    """Percentiles of the difference over seeds and images drawn with replacement, in pairs."""
-    found = first.astype(float) - second
-    S, n = found.shape
-    seeds = rng.multinomial(S, np.full(S, 1 / S), DRAWS) / S  # (draws, S)
-    images = rng.multinomial(n, np.full(n, 1 / n), DRAWS) / n  # (draws, n)
-    low, high = np.quantile(np.einsum("bs,sn,bn->b", seeds, found, images, optimize=True), [0.025, 0.975])
-    return float(low), float(high)
+def by_holm(right: Answers) -> bool:
+    """Whether any two are told apart as it was done before."""
+    (M, S, n), values = right.shape, right.astype(np.float64)
+    p = []
+    for a, b in itertools.combinations(range(M), 2):
+        found = values[a] - values[b]
+        images = float(found.mean(axis=0).var()) / (n - 1) + 2 / (n + 2) ** 2
+        seeds = float(found.mean(axis=1).var(ddof=1)) / S if S > 1 else 0.0
+        freedom = (seeds + images) ** 2 / (images**2 / (n - 1) + (seeds**2 / (S - 1) if S > 1 else 0))
+        p.append(2 * float(stdtr(freedom, -abs(found.mean()) / (seeds + images) ** 0.5)))
+    return min(p) * len(p) < LEVEL
 
 
-def measure(seeds: int, images: int, luck: float, repeats: int) -> dict[str, Any]:
-    """A row of the table."""
-    rng, units = np.random.default_rng([seeds, images, round(1000 * luck)]), Units.of(images, None)
-    counts, halves = dict.fromkeys(("held", "accuracy", "bootstrap", "found", "false"), 0), []
+def of_equal(models: int, seeds: int, luck: Sequence[float], repeats: int) -> dict[str, float]:
+    """How often equal models are judged rightly."""
+    rng, pairs = np.random.default_rng([models, seeds, round(1000 * luck[0])]), _pairs(models)
+    counts: Counter[str] = Counter()
     for _ in range(repeats):
-        first, second, same = planted(rng, [BETTER, WORSE, BETTER], seeds, images, luck)
-        own, (low, high) = difference(first, second, units), bootstrapped(rng, first, second)
-        counts["held"] += own.interval[0] <= BETTER - WORSE <= own.interval[1]
-        counts["bootstrap"] += low <= BETTER - WORSE <= high
-        counts["found"] += own.p < LEVEL
-        counts["false"] += difference(first, same, units).p < LEVEL
-        low, high = accuracy_interval(first, units)
-        counts["accuracy"] += low <= BETTER <= high
-        halves.append(50 * (own.interval[1] - own.interval[0]))
-    row: dict[str, Any] = {"seeds": seeds, "images": images, "luck": luck}
-    return {
-        **row,
-        **{name: own / repeats for name, own in counts.items()},
-        "points": round(float(np.median(halves)), 1),
-    }
+        right, true = planted(rng, [EQUAL] * models, seeds, luck)
+        family = Family(right, Units.of(IMAGES, None))
+        recipes, trained = family.differences(pairs), family.differences(pairs, of_recipes=False)
+        low, high = family.interval(0)
+        best = family.winner()
+        counts["false"] += any(own.is_told_apart for own in recipes)
+        counts["trained"] += any(
+            own.is_told_apart and own.mean * (true[a] - true[b]) <= 0
+            for own, (a, b) in zip(trained, pairs, strict=True)
+        )
+        counts["pair"] += np.mean([own.interval[0] <= 0 <= own.interval[1] for own in recipes])
+        counts["accuracy"] += low <= EQUAL <= high
+        counts["best"] += best.interval[0] <= EQUAL <= best.interval[1]
+        counts["measured"] += 100 * (best.measured - EQUAL)
+        counts["expected"] += 100 * (best.corrected - EQUAL)
+        counts["by Holm"] += by_holm(right)
+    return {name: value / repeats for name, value in counts.items()}
+
+
+def of_better(models: int, seeds: int, luck: Sequence[float], repeats: int) -> dict[str, float]:
+    """How often a model that is ten points better is found."""
+    rng, pairs = np.random.default_rng([1, models, seeds, round(1000 * luck[0])]), _pairs(models)
+    accuracies = [BETTER, *[EQUAL] * (models - 1)]
+    counts: Counter[str] = Counter()
+    for _ in range(repeats):
+        right, _ = planted(rng, accuracies, seeds, luck)
+        family = Family(right, Units.of(IMAGES, None))
+        recipes, trained = (family.differences(pairs, of_recipes=both)[: models - 1] for both in (True, False))
+        best = family.winner()
+        counts["found"] += any(own.is_told_apart and own.mean > 0 for own in recipes)
+        counts["found pair"] += recipes[0].is_told_apart
+        counts["found trained"] += trained[0].is_told_apart
+        counts["best of"] += best.interval[0] <= accuracies[best.index] <= best.interval[1]
+    return {name: value / repeats for name, value in counts.items()}
+
+
+def _pairs(models: int) -> list[tuple[int, int]]:
+    return list(itertools.combinations(range(models), 2))
+
+
+def measure(setting: tuple[int, int, list[float]], is_smoke: bool = False) -> dict[str, Any]:
+    """A row of the table: models, seeds and the luck of each model."""
+    models, seeds, luck = setting
+    repeats = REPEATS[models] if len(set(luck)) == 1 else 1000  # which are the nearest to the limit
+    repeats = 4 if is_smoke else repeats
+    statistics.DRAWS = DRAWS  # the same statistics, with coarser p-values
+    found = of_equal(models, seeds, luck, repeats) | of_better(models, seeds, luck, repeats // 4)
+    shown = "/".join(f"{own:g}" for own in dict.fromkeys(luck))
+    figures = {name: round(own, 3) for name, own in found.items()}
+    return {"models": models, "seeds": seeds, "luck": shown, "comparisons": repeats, **figures}
+
+
+def settings() -> list[tuple[int, int, list[float]]]:
+    """Models, seeds, and the luck of each model. With one seed nothing is said of recipes."""
+    found = []
+    for models, seeds in itertools.product(MODELS, SEEDS):
+        found += [(models, seeds, [luck] * models) for luck in (LUCK if seeds > 1 else LUCK[:1])]
+        if seeds > 1:
+            found.append((models, seeds, [UNLIKE[place % 2] for place in range(models)]))
+    return found
 
 
 def main(arguments: list[str]) -> None:
@@ -83,15 +152,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--smoke", action="store_true", help="a few settings and repeats; the figures mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the table")
     asked = parser.parse_args(arguments)
-    settings = [(2, 60, 0.01), (3, 60, 0.01)] if asked.smoke else list(product(SEEDS, IMAGES, LUCK))
-    rows = []
-    for setting in settings:
-        rows.append(measure(*setting, repeats=20 if asked.smoke else REPEATS))
-        if len(rows) == 1:
-            print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
-        print("| " + " | ".join(map(str, rows[-1].values())) + " |", flush=True)
-    path = result_path("comparing", "float64", folder=asked.out)
-    write_table(path, rows)
+    chosen = [(2, 2, [0.01] * 2), (3, 3, [0.01] * 3)] if asked.smoke else settings()
+    path, rows = result_path("comparing", "float64", folder=asked.out), list[dict[str, Any]]()
+    with ProcessPoolExecutor() as pool:
+        for row in pool.map(partial(measure, is_smoke=asked.smoke), chosen):
+            if not rows:
+                print("| " + " | ".join(row) + " |\n" + "|---" * len(row) + "|")
+            rows.append(row)
+            print("| " + " | ".join(map(str, row.values())) + " |", flush=True)
+            write_table(path, rows)
     print(path)
 
 

@@ -80,7 +80,7 @@ def test_a_list_of_labels_is_read_as_it_was_written(
     if len(set(labels)) < 2 or any("\udc80" <= own <= "\udfff" for label in labels for own in label):
         return
     file = tmp_path_factory.mktemp("labels") / "label_errors.csv"
-    write_doubts(file, [Doubt(f"{label}.png", label, "other", 0.5) for label in labels])
+    write_doubts(file, [Doubt(f"{label}.png", label, "other", 0.5, 0.1) for label in labels])
     table = read_source(file)
     assert [table.name_of(i) for i in range(len(table))] == labels
     assert list(table.paths) == [f"{label}.png".strip() for label in labels]

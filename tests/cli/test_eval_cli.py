@@ -14,8 +14,9 @@ from photos import fingerprint
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_from_file
 from vitkit.evaluation.evaluator import evaluate
-from vitkit.evaluation.figures import figures, interval_text
+from vitkit.evaluation.figures import figures
 from vitkit.evaluation.metrics import Evaluation
+from vitkit.text.words import interval_text
 from vitkit.weights import load
 
 

@@ -16,11 +16,12 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file, groups_to_list
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.figures import figures, interval_text
+from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import Units, intervals, mean_interval
 from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.system.files import write_json
+from vitkit.text.words import interval_text
 
 
 def exact(right: int, images: int) -> tuple[float, float]:
@@ -93,6 +94,22 @@ def test_they_hold_the_truth(images: int, classes: int, sharpness: float) -> Non
     for name, value in truth.items():
         held = np.mean([low <= value <= high for low, high in (one[name] for one in found)])
         assert held >= 0.93, (name, held)
+
+
+@pytest.mark.parametrize("images", [30, 100])
+def test_that_of_the_log_loss_holds_it_where_few_images_have_most_of_it(images: int) -> None:
+    """Of a model whose certainty has little to do with what it knows; the middle mistake was too cheap to imagine."""
+    rng = np.random.default_rng(0)
+
+    def one(images: int) -> Evaluation:
+        labels = rng.integers(0, 3, images)
+        logits = np.exp(rng.normal(size=(images, 1))) * 1.6 * (rng.normal(size=(images, 3)) + 1.6 * np.eye(3)[labels])
+        rows = np.maximum(softmax(logits, axis=1), 1e-30).astype(np.float32)
+        return Evaluation("test", ("a", "b", "c"), ("",) * images, labels, rows)
+
+    truth = one(200_000).loss
+    found = [intervals(one(images))["loss"] for _ in range(300)]
+    assert np.mean([low <= truth <= high for low, high in found]) >= 0.93
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -26,7 +26,7 @@ from vitkit.experiments.compare import compare
 from vitkit.experiments.comparison_figures import Judged, findings_of
 from vitkit.experiments.comparison_result import Comparison
 from vitkit.experiments.judging import JudgingImages
-from vitkit.experiments.statistics import accuracy_interval
+from vitkit.experiments.statistics import Family
 from vitkit.training.divergence import DivergedError
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
@@ -92,6 +92,7 @@ def test_the_figures_are_those_of_the_runs(found: Comparison) -> None:
 
 def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: Comparison) -> None:
     tied, *others = found.pairs
+    assert tied["better"] == {"recipe": None, "trained": None}
     assert (tied["a"], tied["b"]) == (A, f"{A}@none")
     assert (tied["difference"], tied["interval"], tied["p"]) == (0, [0, 0], 1)
     assert "tied, difference exactly 0" in tied["verdict"]
@@ -107,7 +108,15 @@ def test_it_is_shown(found: Comparison) -> None:
     lines = found.lines()
     assert lines[0].endswith("12 test images, 2 seeds")
     assert all(any(name in line for line in lines) for name in (A, B))
-    assert set(found.verdicts) <= set(lines)
+    assert set(found.verdicts) <= set(lines) and set(found.summary) <= set(lines)
+    best, luck = found.figures["best"], found.figures["luck"]
+    assert best["of"] == 2 and best["model"] in (A, B), "two names of one configuration are one model"
+    assert best["interval"][0] <= best["expected"] <= best["measured"] == max(own["accuracy"] for own in found.models)
+    assert luck["trainings"] == 8 and luck["by_model"][A] == luck["by_model"][f"{A}@none"]
+    assert "measured" in found.summary[0] and "picked" in found.summary[0]
+    assert all(
+        text in found.report.read_text(encoding="utf-8") for text in ("to be expected", "A seed moves a training")
+    )
     assert "<table>" in found._repr_html_()
 
 
@@ -170,7 +179,7 @@ def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
     lines: list[str] = []
     left = compare(out=out, resume=True, say=lines.append)
     assert [model["name"] for model in left.models] == [A, f"{A}@none"]
-    assert timeless(left.models) == timeless(found.models[:2])
+    assert [own["runs"] for own in timeless(left.models)] == [own["runs"] for own in timeless(found.models[:2])]
     (told,) = (note for note in left.figures["notes"] if "left out" in note)
     assert told.startswith(f"{B} is left out of what follows: {B}, seed 4") and told.endswith("not finite")
     assert told in lines and told in left.report.read_text(encoding="utf-8")
@@ -382,7 +391,7 @@ def test_a_model_at_chance_is_named() -> None:
     judged = Judged(1.0, tuple(map(str, range(60))), labels, {}, Units.of(60, None))
     assert judged.chance == pytest.approx(2 / 3)
     models = [
-        {"name": name, "interval": list(accuracy_interval(own[None], judged.units))}
+        {"name": name, "interval": list(Family(own[None, None], judged.units).interval(0))}
         for name, own in (("lost", right), ("good", np.ones(60, bool)))
     ]
     judging = JudgingImages("test", 60, {})

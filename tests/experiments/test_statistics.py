@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,7 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
 from vitkit.evaluation.intervals import Units
-from vitkit.experiments.statistics import LEVEL, Difference, accuracy_interval, difference, holm
+from vitkit.experiments import statistics
+from vitkit.experiments.comparison_figures import verdict
+from vitkit.experiments.statistics import LEVEL, Difference, Family, SeedSpread
 
 Answers = npt.NDArray[np.bool_]
 
@@ -43,23 +48,86 @@ def alone(images: int) -> Units:
     return Units.of(images, None)
 
 
-def test_two_seeds_of_one_configuration_cannot_be_told_apart() -> None:
+def family(answers: Sequence[Answers], units: Units | None = None) -> Family:
+    right = np.stack(answers)
+    return Family(right, units or alone(right.shape[2]))
+
+
+def difference(first: Answers, second: Answers, units: Units | None = None) -> Difference:
+    (found,) = family([first, second], units).differences([(0, 1)])
+    return found
+
+
+def all_pairs(models: int) -> list[tuple[int, int]]:
+    return list(itertools.combinations(range(models), 2))
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many evaluations: the p-values are coarser, and as right."""
+    monkeypatch.setattr(statistics, "DRAWS", 2000)
+
+
+# --- Two models -----------------------------------------------------------------------------------------------
+
+
+def test_two_seeds_of_one_configuration_cannot_be_told_apart(few_draws: None) -> None:
     rng = np.random.default_rng(0)
-    found = [difference(*planted(rng, [0.8, 0.8], 3, 500, luck=0.01), alone(500)) for _ in range(20)]
+    found = [difference(*planted(rng, [0.8, 0.8], 3, 500, luck=0.01)) for _ in range(20)]
     assert sum(own.p >= LEVEL for own in found) >= 18
 
 
-def test_a_planted_difference_of_five_points_is_found() -> None:
+def test_a_planted_difference_of_five_points_is_found(few_draws: None) -> None:
     rng = np.random.default_rng(1)
-    found = [difference(*planted(rng, [0.9, 0.85], 5, 1000, luck=0.005), alone(1000)) for _ in range(20)]
+    found = [difference(*planted(rng, [0.9, 0.85], 5, 1000, luck=0.005)) for _ in range(20)]
     assert all(own.p < LEVEL and own.mean > 0 for own in found)
     assert sum(own.interval[0] <= 0.05 <= own.interval[1] for own in found) >= 18
+
+
+def agreeing(rng: np.random.Generator, counts: Sequence[int], images: int) -> Answers:
+    """Which of these images trainings have right that have so many right, and find much the same images hard."""
+    hard = np.arange(images)
+    return np.stack([np.argsort(np.argsort(hard + rng.normal(0, images / 6, images))) < count for count in counts])
+
+
+def test_two_seeds_of_digits_are_told_apart_where_one_model_has_half_of_them_right_and_the_other_nearly_all() -> None:
+    """52.1 and 59.6 % beside 98.9 and 98.9 % of 359 images: a t with one degree of freedom told nothing."""
+    rng = np.random.default_rng(0)
+    weak, strong = agreeing(rng, [187, 214], 359), agreeing(rng, [355, 355], 359)
+    own = difference(strong, weak)
+    assert own.p < 0.02
+    assert own.needed < 0.25
+    (trained,) = family([strong, weak]).differences([(0, 1)], of_recipes=False)
+    text = verdict("large", "small", own, trained, 2, 359, 1)
+    assert text.startswith("large is better than small here, under other seeds too: +43.0 points, 95 % ")
+    assert verdict("small", "large", own.reversed(), trained.reversed(), 2, 359, 1) == text
+
+
+def test_trained_models_differ_where_their_recipes_may_not() -> None:
+    rng = np.random.default_rng(8)
+    better = family([agreeing(rng, [3280, 3600], 4000), agreeing(rng, [3200, 3360], 4000)])
+    (recipe,), (trained,) = (better.differences([(0, 1)], of_recipes=both) for both in (True, False))
+    assert recipe.p > LEVEL > trained.p
+    text = verdict("a", "b", recipe, trained, 2, 4000, 1)
+    assert "a is better than b here, as trained: +" in text and "under other seeds it is open: with 2 seeds" in text
+
+
+def test_with_one_seed_a_verdict_is_of_these_trained_models() -> None:
+    first, second = planted(np.random.default_rng(3), [0.9, 0.7], 1, 400, luck=0.0)
+    pair = family([first, second])
+    recipe, trained = (pair.differences([(0, 1)], of_recipes=both)[0] for both in (True, False))
+    assert recipe == trained
+    few = family([own[:, :2] for own in planted(np.random.default_rng(3), [0.8, 0.8], 1, 400, luck=0.0)])
+    (own,) = few.differences([(0, 1)])
+    assert verdict("a", "b", own, own, 1, 2, 1).startswith("a and b cannot be told apart with 2 test images; one seed")
+    text = verdict("a", "b", recipe, trained, 1, 400, 1)
+    assert "as trained: +" in text and text.endswith("one seed: of these trained models, not of another training")
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_same_answers_differ_by_nothing_and_yet_might(seeds: int) -> None:
     answers = np.random.default_rng(2).random((seeds, 40)) < 0.7
-    own = difference(answers, answers, alone(40))
+    own = difference(answers, answers)
     assert own.mean == 0 and own.p == 1
     assert own.interval[0] < 0 < own.interval[1]  # other images may show what these did not
 
@@ -68,95 +136,182 @@ def covered(seeds: int, images: int, luck: float, trials: int, rng: np.random.Ge
     """Of so many trials: how often the interval of a difference holds the truth, and those of the accuracies."""
     pairs = accuracies = 0
     for _ in range(trials):
-        first, second = planted(rng, [0.8, 0.75], seeds, images, luck=luck)
-        low, high = difference(first, second, alone(images)).interval
+        both = family(planted(rng, [0.8, 0.75], seeds, images, luck=luck))
+        low, high = both.differences([(0, 1)])[0].interval
         pairs += low <= 0.05 <= high
-        for own, truth in ((first, 0.8), (second, 0.75)):
-            low, high = accuracy_interval(own, alone(images))
+        for place, truth in enumerate((0.8, 0.75)):
+            low, high = both.interval(place)
             accuracies += low <= truth <= high
     return pairs, accuracies
 
 
-@pytest.mark.parametrize(
-    ("seeds", "luck", "least"), [(2, 0.02, 0.90), (3, 0.02, 0.92), (5, 0.02, 0.93), (3, 0.0, 0.93)]
-)
-def test_intervals_cover(seeds: int, luck: float, least: float) -> None:
-    trials = 200
+@pytest.mark.parametrize(("seeds", "luck", "least"), [(2, 0.02, 0.93), (3, 0.02, 0.93), (3, 0.0, 0.93)])
+def test_intervals_cover(seeds: int, luck: float, least: float, few_draws: None) -> None:
+    trials = 100
     pairs, accuracies = covered(seeds, 200, luck, trials, np.random.default_rng(3))
     assert binomtest(pairs, trials, least, alternative="less").pvalue > 0.001, pairs
     assert binomtest(accuracies, 2 * trials, least, alternative="less").pvalue > 0.001, accuracies
 
 
 @pytest.mark.accept
-@pytest.mark.parametrize(("seeds", "least"), [(2, 0.90), (3, 0.935), (5, 0.945)])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("images", [60, 400])
-@pytest.mark.parametrize("luck", [0.0, 0.01, 0.03])
-def test_intervals_cover_to_the_point(seeds: int, least: float, images: int, luck: float) -> None:
-    trials = 2000
+@pytest.mark.parametrize("luck", [0.0, 0.01, 0.03, 0.09])
+def test_intervals_cover_to_the_point(seeds: int, images: int, luck: float, few_draws: None) -> None:
+    trials = 1000
     pairs, accuracies = covered(seeds, images, luck, trials, np.random.default_rng(4))
-    assert binomtest(pairs, trials, least, alternative="less").pvalue > 0.001, pairs
-    assert binomtest(accuracies, 2 * trials, least, alternative="less").pvalue > 0.001, accuracies
+    assert binomtest(pairs, trials, 0.94, alternative="less").pvalue > 0.001, pairs
+    assert binomtest(accuracies, 2 * trials, 0.94, alternative="less").pvalue > 0.001, accuracies
 
 
 def test_with_one_seed_the_interval_is_the_proportions() -> None:
     right = np.arange(50) < 43
     expected = binomtest(43, 50).proportion_ci()
-    assert accuracy_interval(right[None], alone(50)) == pytest.approx(tuple(expected), abs=1e-6)
+    assert family([right[None]]).interval(0) == pytest.approx(tuple(expected), abs=1e-6)
 
 
 def test_copies_of_images_are_no_new_images() -> None:
     first, second = planted(np.random.default_rng(5), [0.8, 0.7], 3, 60, luck=0.01)
-    once = difference(first, second, alone(60))
-    twice = difference(np.tile(first, 2), np.tile(second, 2), Units.of(120, np.tile(np.arange(60), 2)))
+    once = difference(first, second)
+    units = Units.of(120, np.tile(np.arange(60), 2))
+    twice = difference(np.tile(first, 2), np.tile(second, 2), units)
     assert twice.mean == pytest.approx(once.mean)
-    assert twice.interval == pytest.approx(once.interval, rel=0.02)
-    unaware = difference(np.tile(first, 2), np.tile(second, 2), alone(120))
-    assert unaware.spread.images < 0.6 * once.spread.images  # what taking copies for images would claim
+    assert twice.interval == pytest.approx(once.interval, rel=0.05)
+    unaware = difference(np.tile(first, 2), np.tile(second, 2))
+    assert unaware.needed < 0.9 * once.needed  # what taking copies for images would claim
 
 
 ANSWERS = st.tuples(st.integers(1, 4), st.integers(2, 30), st.integers(0, 2**32 - 1))
 
 
 @given(ANSWERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_holds_of_any_answers(shape: tuple[int, int, int]) -> None:
     seeds, images, number = shape
-    first, second = np.random.default_rng(number).random((2, seeds, images)) < 0.6
-    own, back = difference(first, second, alone(images)), difference(second, first, alone(images))
-    assert own.mean == -back.mean == pytest.approx(first.mean() - second.mean())
-    assert own.p == back.p and own.interval == pytest.approx((-back.interval[1], -back.interval[0]))
+    right = np.random.default_rng(number).random((3, seeds, images)) < 0.6
+    three = family(right)
+    own, back = three.differences([(0, 1), (1, 0)])
+    assert own.mean == -back.mean == pytest.approx(right[0].mean() - right[1].mean())
+    assert own.p == pytest.approx(back.p) and own.interval == pytest.approx((-back.interval[1], -back.interval[0]))
     assert own.interval[0] <= own.mean <= own.interval[1]
-    assert (own.p < LEVEL) == (not own.interval[0] <= 0 <= own.interval[1])
-    assert (own.p < LEVEL) == (abs(own.mean) > own.needed(1))
-    assert own.needed(3) > own.needed(1)
-    low, high = accuracy_interval(first, alone(images))
-    assert 0 <= low <= first.mean() <= high <= 1
+    if own.interval[0] > -1 and own.interval[1] < 1:
+        assert (own.p_alone < LEVEL) == (not own.interval[0] <= 0 <= own.interval[1])
+    (alone_,), several = three.differences([(0, 1)]), three.differences(all_pairs(3))
+    assert several[0].p >= several[0].p_alone == pytest.approx(alone_.p_alone)
+    assert several[0].needed >= alone_.needed
+    assert all(own.is_told_apart or abs(own.mean) < own.needed for own in several)
+    for place in range(3):
+        low, high = three.interval(place)
+        assert 0 <= low <= right[place].mean() <= high <= 1
+    best = three.winner()
+    assert 0 <= best.interval[0] <= best.corrected <= best.measured <= best.interval[1] <= 1
+    assert best.measured == pytest.approx(right.mean(axis=(1, 2)).max())
 
 
-def test_answers_of_other_shapes_are_no_pairs() -> None:
-    with pytest.raises(ValueError, match="pairs"):
-        difference(np.ones((2, 3), bool), np.ones((3, 3), bool), alone(3))
+def test_answers_of_nothing_are_no_pairs() -> None:
+    assert family([np.ones((2, 3), bool)]).differences([]) == []
 
 
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
-    assert holm([]) == []
+# --- Several models ---------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_rejects_what_its_steps_reject(p: list[float]) -> None:
-    adjusted, left = holm(p), len(p)
-    for own, i in sorted((own, i) for i, own in enumerate(p)):
-        if own * left > LEVEL:
-            assert all(adjusted[j] > LEVEL for j in range(len(p)) if p[j] >= own)
-            break
-        assert adjusted[i] <= LEVEL
-        left -= 1
+def false_verdicts(models: int, seeds: int, luck: float, trials: int, rng: np.random.Generator) -> int:
+    """Of so many comparisons of equal models, those that say of any two that one is better."""
+    pairs = all_pairs(models)
+    return sum(
+        any(own.is_told_apart for own in family(planted(rng, [0.8] * models, seeds, 500, luck=luck)).differences(pairs))
+        for _ in range(trials)
+    )
 
 
-def test_a_difference_knows_what_it_would_take() -> None:
-    own = difference(*planted(np.random.default_rng(6), [0.8, 0.8], 3, 500, luck=0.0), alone(500))
-    assert isinstance(own, Difference)
-    shifted = own.spread.p_of(own.needed(1))
-    assert shifted == pytest.approx(LEVEL)
+@pytest.mark.parametrize(("models", "seeds", "luck"), [(5, 2, 0.023), (5, 2, 0.09)])
+def test_equal_models_are_seldom_told_apart_however_many_pairs_there_are(
+    models: int, seeds: int, luck: float, few_draws: None
+) -> None:
+    """With Holm's correction of each pair's variance, it was .19 and .42 of comparisons."""
+    found = false_verdicts(models, seeds, luck, 60, np.random.default_rng(7))
+    assert binomtest(found, 60, 0.06, alternative="greater").pvalue > 0.001, found
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("models", [2, 5, 10])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("luck", [0.0, 0.023, 0.09])
+def test_the_family_wise_error_is_held(models: int, seeds: int, luck: float, few_draws: None) -> None:
+    found = false_verdicts(models, seeds, luck, 400, np.random.default_rng(9))
+    assert binomtest(found, 400, 0.06, alternative="greater").pvalue > 0.001, found
+
+
+def test_ten_points_are_found_by_three_seeds_that_vary_by_three(few_draws: None) -> None:
+    """A variance of each pair's own found them in half of the comparisons."""
+    rng = np.random.default_rng(11)
+    found = sum(
+        any(
+            own.p < LEVEL
+            for own in family(planted(rng, [0.9, *[0.8] * 4], 3, 359, luck=0.03)).differences(all_pairs(5))[:4]
+        )
+        for _ in range(40)
+    )
+    assert binomtest(found, 40, 0.8, alternative="less").pvalue > 0.001, found
+
+
+def test_the_best_of_equal_models_is_not_flattered(few_draws: None) -> None:
+    rng, measured, expected, held = np.random.default_rng(12), [], [], 0
+    for _ in range(60):
+        own = family(planted(rng, [0.8] * 10, 3, 300, luck=0.02)).winner()
+        measured.append(own.measured - 0.8)
+        expected.append(own.corrected - 0.8)
+        held += own.interval[0] <= 0.8 <= own.interval[1]
+    assert np.mean(measured) > 0.02
+    assert abs(np.mean(expected)) < 0.01
+    assert binomtest(held, 60, 0.93, alternative="less").pvalue > 0.001, held
+
+
+def test_a_clear_winner_keeps_its_accuracy() -> None:
+    own = family(planted(np.random.default_rng(13), [0.95, 0.6, 0.6, 0.6], 3, 400, luck=0.005))
+    best = own.winner()
+    assert (best.index, best.corrected) == (0, pytest.approx(best.measured, abs=0.002))
+    assert best.interval == pytest.approx(own.interval(0), abs=0.005)
+
+
+# --- What is known of seeds -------------------------------------------------------------------------------------
+
+
+def test_trainings_of_all_models_tell_how_far_a_seed_moves_one() -> None:
+    answers = planted(np.random.default_rng(14), [0.8] * 10, 2, 2000, luck=0.03)
+    (pair,) = family(answers[:2]).differences([(0, 1)])
+    (pooled,) = family(answers).differences([(0, 1)])
+    assert pooled.interval[1] - pooled.interval[0] < pair.interval[1] - pair.interval[0]
+    assert family(answers).luck == pytest.approx(np.full(10, 0.03), rel=0.6)
+    more = [SeedSpread.of(np.stack(answers[2:]), alone(2000))]
+    right = np.stack(answers[:2])
+    (by_fractions,) = Family(right, alone(2000), others=more).differences([(0, 1)])
+    assert by_fractions.interval[1] - by_fractions.interval[0] < pair.interval[1] - pair.interval[0]
+
+
+def test_models_whose_seeds_vary_unlike_are_judged_each_by_its_own() -> None:
+    rng = np.random.default_rng(15)
+    calm, wild = planted(rng, [0.8] * 4, 5, 2000, luck=0.002), planted(rng, [0.8] * 2, 5, 2000, luck=0.08)
+    both = family([*calm, *wild])
+    assert both.spread.p_alike is not None and both.spread.p_alike < 0.01
+    assert both.luck[:4].max() < 0.02 < 0.04 < both.luck[4:].min()
+    quiet, loud = both.differences([(0, 1), (4, 5)])
+    assert quiet.needed < 0.25 * loud.needed
+    alike = SeedSpread.of(np.stack(calm), alone(2000)).p_alike
+    assert alike is not None and alike > 0.05
+
+
+def test_what_a_seed_does_to_all_models_alike_is_no_difference_between_them() -> None:
+    rng = np.random.default_rng(16)
+    shift = np.array([0.5, -0.5, 0.2])[:, None]  # the subset that the seed draws is a good one, or a bad one
+    shared = rng.normal(size=600)
+    answers = np.stack([1 + shift + shared + rng.normal(0, 0.3, (3, 600)) > 0 for _ in range(3)])
+    units = alone(600)
+    apart = Family(answers, units).differences([(0, 1)])[0]
+    together = Family(answers, units, SeedSpread.of(answers, units, is_shared=True)).differences([(0, 1)])[0]
+    assert together.needed < 0.3 * apart.needed
+
+
+def test_one_seed_tells_nothing_of_seeds() -> None:
+    own = family(planted(np.random.default_rng(17), [0.8, 0.8], 1, 100, luck=0.0))
+    assert own.spread.p_alike is None and own.luck.tolist() == [0, 0]

@@ -259,15 +259,18 @@ def test_folder_measures_end_to_end_and_the_memory_of_many_files(tmp_path: Path)
 def test_coverage_counts_how_often_intervals_hold_the_truth(smoke_here: Any, tmp_path: Path) -> None:
     smoke_here("coverage.py", "--out", tmp_path)
     rows = tables_in(tmp_path)["coverage"]
-    assert [row["kind"] for row in rows] == ["calibrated", "overconfident", "uneven", "groups of five"]
+    kinds = ["calibrated", "overconfident", "uneven", "groups of five", "heavy tails", "uneven certainty"]
+    assert [row["kind"] for row in rows] == [*kinds, "folds", "folds, lucky", "folds, nearest"]
+    assert [row["folds"] for row in rows] == [""] * 6 + ["2"] * 3
     assert all(0 <= float(value) <= 1 for row in rows for name, value in row.items() if name == "accuracy")
 
 
-def test_comparing_counts_how_often_the_interval_of_a_difference_holds_it(smoke_here: Any, tmp_path: Path) -> None:
+def test_comparing_counts_how_often_verdicts_and_intervals_are_right(smoke_here: Any, tmp_path: Path) -> None:
     smoke_here("comparing.py", "--out", tmp_path)
     rows = tables_in(tmp_path)["comparing"]
-    assert [(row["seeds"], row["images"]) for row in rows] == [("2", "60"), ("3", "60")]
-    assert all(0.7 <= float(row["held"]) <= 1 for row in rows)
+    assert [(row["models"], row["seeds"]) for row in rows] == [("2", "2"), ("3", "3")]
+    assert all(0 <= float(row[name]) <= 1 for row in rows for name in ("false", "pair", "best", "found pair"))
+    assert all(float(row["pair"]) >= 0.5 for row in rows)
 
 
 def test_growth_measures_what_is_asked_for(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def figures(fractions: tuple[float, ...] = (0.1, 1), **more: Any) -> dict[str, A
         "interval": [0.02, 0.18],
         "p": 0.012,
         "needed": 0.07,
+        "trained": {"interval": [0.04, 0.16], "p": 0.001},
         "verdict": f"{NAMES[0]} is better than {NAMES[1]} here: +10.0 points, 95 % 2.0 to 18.0",
     }
     return {
@@ -59,6 +60,15 @@ def figures(fractions: tuple[float, ...] = (0.1, 1), **more: Any) -> dict[str, A
         "split": "test",
         "notes": [],
         "findings": ["!"],
+        "best": {
+            "model": NAMES[0],
+            "of": len(NAMES),
+            "measured": 0.9,
+            "expected": 0.885,
+            "interval": [0.78, 0.94],
+            "sentence": "it is the best",
+        },
+        "luck": {"sentence": "a seed moves a training by 1.2 points"},
         "models": [model(name, 0.9 - 0.1 * place, fractions) for place, name in enumerate(NAMES)],
         "pairs": [{**pair, "fraction": 1}],
         "pairs_by_fraction": [{**pair, "fraction": part} for part in fractions],
@@ -90,7 +100,8 @@ def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
         for run in own["runs"]:
             run.update(curve=[], training_flops=None)
     assert captions(page(tmp_path, found)) == []
-    one = {**found, "models": found["models"][:1], "pairs": [], "pairs_by_fraction": []}
+    one = {**found, "models": found["models"][:1], "pairs": [], "pairs_by_fraction": [], "luck": None}
+    one["best"] = {**found["best"], "of": 1}
     assert "the only model" in page(tmp_path, one)
 
 
@@ -112,7 +123,8 @@ def test_the_page_says_what_picked_the_best_and_what_the_curves_were_trained_on(
     tmp_path: Path, fractions: tuple[float, ...], given: str, drawn_pictures: None
 ) -> None:
     text = page(tmp_path, figures(fractions))
-    assert "picked by these very images" in text
+    assert "88.5 %</span> accuracy to be expected" in text and "It measured 90.0 %" in text
+    assert "picked by these very images" in text and "A seed moves a training by 1.2 points." in text
     assert f"trained on {given}: thin lines" in text
 
 

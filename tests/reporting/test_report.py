@@ -70,7 +70,7 @@ def html(tmp_path: Path, evaluation: Evaluation) -> str:
         facts={"data": f"/photos/{EVIL}", EVIL: "1"},
         findings=[f"3 files are odd: {EVIL}"],
         pictures={"Curves": save(noise(), tmp_path / "a.png").read_bytes(), EVIL: (tmp_path / "a.png").read_bytes()},
-        doubts=[Doubt("a.png", EVIL, "cat", 0.75), Doubt("d.png", "cat", EVIL, 0.5)],
+        doubts=[Doubt("a.png", EVIL, "cat", 0.75, 0.2), Doubt("d.png", "cat", EVIL, 0.5, 0.4)],
         recipe=f'model = "{EVIL}"\n',
     )
     return (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -150,7 +150,7 @@ def test_the_mistakes_and_the_confused_classes_are_shown(html: str) -> None:
 
 def test_the_doubtful_labels_are_shown_in_their_order(html: str) -> None:
     text = "".join(Page(html).text)
-    assert "2 labels do not fit" in text
+    assert "2 labels do not fit" in text and "Of these 2 about 0.6 are expected by chance" in text
     assert text.index("looks like: cat (by 0.75)") < text.index(f"looks like: {EVIL} (by 0.50)")
 
 

@@ -218,6 +218,11 @@ def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
     folds = json.loads((run / "folds.json").read_text())["folds"]
     assert len(folds) == 2 and all(own["task"] == "multi" for own in folds)
     assert sum(own["images"] for own in folds) == 48
+    told = json.loads((run / "folds.json").read_text())
+    weighted = sum(own["images"] * own["accuracy"] for own in folds) / 48
+    assert told["accuracy"]["mean"] == pytest.approx(weighted) and len(told["hamming_loss"]["interval_95"]) == 2
+    assert told["loss"]["interval_95"] is None
+    assert "exact match" in (run / "log.txt").read_text()
 
 
 # --- Choices ---------------------------------------------------------------------------------------

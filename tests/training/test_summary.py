@@ -55,6 +55,10 @@ def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> 
     outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
     numbers = json.loads((finished / "evaluation.json").read_text())
     assert numbers.pop("seen") == {"images": 0, "trained_on": 0, "chosen_by": 0, "paths": []}
+    with (finished / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        chances = [float(row["chance"]) for row in csv.DictReader(file)]
+    listed = numbers.pop("label_errors")
+    assert listed == {"listed": len(chances), "expected_by_chance": pytest.approx(sum(chances), abs=1e-4)}
     assert numbers.pop("headline")["value"] == outcome.accuracy
     assert numbers == figures(outcome) | load(finished).computation
 
@@ -93,14 +97,14 @@ def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(data, weights=str(before), model=None, epochs=1, method="full", **steps)
     folder = train(recipe, tmp_path / "run", say=said.append)
-    assert any("of 36 labels are doubtful" in line for line in said)
+    assert any("look" in line and "(of 36 images, frozen features in " in line for line in said)
     with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
         rows = [tuple(row.values()) for row in csv.DictReader(file)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
     found = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, None)
     assert found is not None
-    assert rows == [(*own[:3], f"{own.score:.6f}") for own in found]
+    assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
 
 
@@ -147,6 +151,7 @@ def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_p
     outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")
     told = json.loads((folder / "evaluation.json").read_text())
     assert told.pop("seen")["images"] == 0
+    assert told.pop("label_errors")["listed"] == 0
     assert told.pop("headline")["interval_95"] == told["intervals_95"]["accuracy"]
     assert told == figures(grouped(outcome, groups)) | load(folder).computation
     assert told["independent_groups"] < told["images"]

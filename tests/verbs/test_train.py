@@ -15,6 +15,7 @@ import vitkit as package
 from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate
+from vitkit.text.words import interval_text
 from vitkit.training.recipe import Recipe
 from vitkit.verbs.train import TrainingRun
 
@@ -105,7 +106,8 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
     run = package.train(data, **runs.quick_fields(epochs=1), folds=2, out=tmp_path / "run", say=silent)
     assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
-    assert run.lines()[0].startswith(f"accuracy {run.accuracy:.4f} ± ")
+    bounds = interval_text(run.evaluation["accuracy"]["interval_95"], 4)
+    assert run.lines()[0].startswith(f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds; report: ")
     assert run.folds[1].classifier.classes == ("blue", "green", "red")
     assert str(run.report) in run._repr_html_()
 

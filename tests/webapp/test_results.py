@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """The studio of these runs, with three labels to look at, whose label file is new."""
     monkeypatch.chdir(tmp_path)
-    doubts = [Doubt(f"red/img{i}.png", "red", "blue", 0.9 - i / 10) for i in (1, 2, 3)]
+    doubts = [Doubt(f"red/img{i}.png", "red", "blue", 0.9 - i / 10, 0.25 * i) for i in (1, 2, 3)]
     write_doubts(trained / "runs" / "first" / LABEL_ERRORS, doubts)
     return open_workspace(trained / "photos", runs=trained / "runs")
 
@@ -187,6 +187,7 @@ def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClie
 def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClient, place: Workspace) -> None:
     address = "/api/results/runs/first/suspects"
     assert [own["state"] for own in client.get(address).json()["suspects"]] == ["open"] * 3
+    assert client.get(address).json()["chance"] == "; of these 3 about 1.5 are expected by chance"
     version = client.get(address).json()["version"]
     client.post(address, json={"version": version, "numbers": [0], "what": "keep"})
     client.post(address, json={"version": version, "numbers": [1], "what": "relabel"})

@@ -30,6 +30,7 @@ _TITLES = {
     **{name: name for name in ("previous", "when", "proposed_by", "suggested", "score")},
 }
 _OF_SUSPECTS = frozenset(("suggested", "score"))  # beside path and label, in a run's label_errors.csv
+_MAY_SUSPECTS = _OF_SUSPECTS | {"chance"}  # which older ones have not
 _WAIT = 10.0  # seconds for another process, which takes milliseconds
 _RECENT = 2**16  # bytes at the end of a file, which hold its last rows
 
@@ -283,7 +284,7 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
 
 def _check_columns(name: str, found: CsvRows, *, has_suspects: bool) -> None:
     """Refuse what is another kind of list: a split or a prediction that is passed over is wrong without a word."""
-    allowed = {*Edit._fields, *(_OF_SUSPECTS if has_suspects else ())}
+    allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
     if other := [title for title, column in zip(found.titles, found.columns, strict=True) if column not in allowed]:
         raise VitkitError(
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}: a label file has path, "

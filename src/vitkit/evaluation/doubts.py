@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from vitkit.data.sources import ImageTable
-from vitkit.evaluation.calibration import blocks
-from vitkit.evaluation.label_errors import find_suspects
+from vitkit.evaluation.label_errors import Suspect, find_suspects, probe_out_of_fold
 from vitkit.evaluation.metrics import Evaluation, held_out_split
 from vitkit.system.files import write_text
-from vitkit.text.cells import harmless
-
-_SORTED = 2**20  # probabilities at a time
+from vitkit.text.cells import JOINT, harmless
+from vitkit.text.words import by_chance, plural
 
 
 class Doubt(NamedTuple):
@@ -27,69 +24,77 @@ class Doubt(NamedTuple):
 
     Attributes:
         path: as the table has it.
-        label: its class.
-        suggested: the class that it looks like.
-        score: how much more probable that one is, in (0, 1].
+        label: its class; several are joined by `;`.
+        suggested: the class that it looks like, or the classes.
+        score: how much more probable what is suggested is than what is given, in (0, 1].
+        chance: how probable it is that the label is right all the same. Over a list they add up to the number of
+            labels that are expected to be right.
     """
 
     path: str
     label: str
     suggested: str
     score: float
+    chance: float
 
 
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[Doubt]:
-    """By probes that did not see the image, the most doubtful first. The labels of test images teach no probe.
+    """By linear probes that did not see the image, the most doubtful first; none where chance explains all.
+
+    The labels of test images teach no probe: what is suggested for others would carry them into the training.
 
     Args:
         table: n images.
         features: (n, D), of a backbone that was not trained on these labels.
-        labels: (n,).
+        labels: (n,), or 1 where an image has a class, (n, K).
         seed: of the folds.
     """
     held_out = held_out_split(table)
     teaches = np.array([name is None or name != held_out for name in table.splits])
-    return [
-        Doubt(table.paths[own.index], table.classes[own.given], table.classes[own.suggested], own.doubt)
-        for own in find_suspects(features, labels, len(table.classes), seed, teaches)
-    ]
+    probabilities = probe_out_of_fold(features, labels, len(table.classes), seed, teaches)
+    if probabilities is None:
+        return []
+    return _named(find_suspects(probabilities, labels.numpy()), table.paths, table.classes)
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[Doubt]:
-    """By what a model says of images that it was not trained on, the most doubtful first.
+    """By what a model says of images that it was not trained on, the most doubtful first."""
+    every = list(evaluations)
+    if not every:
+        return []
+    probabilities, labels = every[0].probabilities, every[0].labels
+    if len(every) > 1:
+        probabilities = np.concatenate([own.probabilities for own in every])
+        labels = np.concatenate([own.labels for own in every])
+    paths = [path for own in every for path in own.paths]
+    return _named(find_suspects(probabilities, labels), paths, every[0].classes)
 
-    A mistake is no doubt: of images whose label has a probability of 0.2 each fifth should have it. Doubtful are
-    those below the highest probability at which twice as many labels are found as the probabilities let expect.
-    """
+
+def _named(suspects: Iterable[Suspect], paths: Sequence[str], classes: Sequence[str]) -> list[Doubt]:
     doubts = []
-    for evaluation in evaluations:
-        images, labels, predicted = np.arange(len(evaluation.labels)), evaluation.labels, evaluation.predicted
-        own, best = (evaluation.probabilities[images, each].astype(np.float64) for each in (labels, predicted))
-        most = _least_expected(evaluation.probabilities, own)
-        for i in evaluation.mistakes(len(labels)):
-            if own[i] <= most:
-                names = evaluation.classes[labels[i]], evaluation.classes[predicted[i]]
-                doubts.append(Doubt(evaluation.paths[i], *names, float(best[i] - own[i])))
-    return sorted(doubts, key=lambda own: -own.score)
+    for own in suspects:
+        given, suggested = (JOINT.join(classes[i] for i in each) or JOINT for each in (own.given, own.suggested))
+        doubts.append(Doubt(paths[own.index], given, suggested, own.doubt, own.chance))
+    return doubts
 
 
-def _least_expected(probabilities: npt.NDArray[np.float32], own: npt.NDArray[np.float64]) -> float:
-    """The highest probability of a label up to which at least twice as many have one as is expected; -1 without any."""
-    given = np.sort(own)
-    expected = np.zeros(len(given))  # the sum of all probabilities up to it
-    for rows in blocks(len(probabilities), probabilities.shape[1], _SORTED):
-        every = np.sort(probabilities[rows], axis=None)
-        mass = np.concatenate([[0.0], np.cumsum(every, dtype=np.float64)])
-        expected += mass[np.searchsorted(every, given, side="right")]
-    found = np.searchsorted(given, given, side="right")
-    supported = given[2 * expected <= found]
-    return float(supported.max()) if len(supported) else -1.0
+def summary(doubts: Sequence[Doubt]) -> dict[str, float]:
+    """How many labels are listed, and how many of them are expected to be right: as evaluation.json has it."""
+    return {"listed": len(doubts), "expected_by_chance": sum(own.chance for own in doubts)}
+
+
+def in_words(doubts: Sequence[Doubt]) -> str:
+    """The same as a clause, without an end."""
+    if not doubts:
+        return "no more labels look wrong than chance explains"
+    looks = plural(len(doubts), "label looks wrong", "labels look wrong")
+    return f"{looks}; {by_chance(len(doubts), sum(own.chance for own in doubts))}"
 
 
 def write_doubts(path: Path, doubts: Sequence[Doubt]) -> None:
-    """A CSV file with the columns path, label, suggested, score."""
+    """A CSV file with the columns path, label, suggested, score, chance."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Doubt._fields)
-    writer.writerows((*map(harmless, own[:3]), f"{own.score:.6f}") for own in doubts)
+    writer.writerows((*map(harmless, own[:3]), f"{own.score:.6f}", f"{own.chance:.6f}") for own in doubts)
     write_text(path, text.getvalue())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,8 +13,6 @@ from vitkit.evaluation.calibration import blocks, most_rise
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
-
-_DASH = "\N{EN DASH}"  # between the ends of an interval
 
 
 def figures(evaluation: Evaluation) -> dict[str, Any]:
@@ -50,13 +47,6 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         ],
         "per_class": rows,
     }
-
-
-def interval_text(bounds: Sequence[float], decimals: int = 3) -> str:
-    """An interval, rounded outwards: no end is shown as certain that is not."""
-    unit = 10**decimals
-    low, high = (round(bound * unit, 6) for bound in bounds)
-    return f"{math.floor(low) / unit:.{decimals}f}{_DASH}{math.ceil(high) / unit:.{decimals}f}"
 
 
 def _intervals(evaluation: Evaluation) -> dict[str, Any]:

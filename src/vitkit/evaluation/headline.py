@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.text.words import listed, plural
+from vitkit.text.words import interval_text, listed, plural
 
 Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_shot", "precision"]
 
@@ -67,6 +67,9 @@ class Headline:
         """The figure with its images and caveats, in one line."""
         if self.value is None:
             return f"no {self.figure} can be given: {'; '.join(caveat.text for caveat in self.caveats)}"
+        if self.folds:
+            interval = "" if self.interval is None else f" (95 %: {interval_text(self.interval, 4)})"
+            return f"{self.figure} {self.value:.4f}{interval} over {self.folds} folds, on {self.described}"
         return f"{self.figure} {self.value:.4f} on {self.described}"
 
     def to_dict(self) -> dict[str, Any]:

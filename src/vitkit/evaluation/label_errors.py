@@ -1,7 +1,11 @@
 """Labels that are likely wrong: what a classifier that has not seen an image says against it.
 
-Every image is judged by a linear probe that was fitted without it, on features of a backbone that never saw the labels
-(cross-validated confident learning: Northcutt et al. 2021, arXiv 1911.00068).
+A mistake is no evidence against a label: of images whose label has a probability of 0.2, each fifth should have it.
+Nor are many mistakes: a probe on features that say nothing disagrees with nearly all labels. So it is asked whether the
+labels disagree with the probabilities *more than the probabilities themselves let expect*, by a model with three
+parameters: each label was drawn by the classifier's probabilities, at a temperature and a weight of the classes'
+frequencies that are fitted with it, but a part of the labels was drawn anew by lot. Is that part told from none, the
+model says of each label how probable it is that it is wrong, and so how many of a list are right by chance.
 """
 
 from __future__ import annotations
@@ -12,14 +16,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from sklearn.model_selection import StratifiedKFold
+from scipy.optimize import minimize
+from scipy.special import chdtrc, expit, logit, softmax
+from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
-from vitkit.evaluation.regression import regress
+from vitkit.evaluation.calibration import blocks
+from vitkit.evaluation.regression import regress, regression_loss
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 FOLDS = 5
+MOST_BY_CHANCE = 2 / 3  # of a list: more would be a list of hard images
+LEVEL = 0.05  # of the test of whether any label is wrong
 _PENALTIES = (0.3, 0.1, 0.03, 0.01)
+_TINY = 1e-12
+_BOUNDS = ((-4.0, 2.0), (-2.0, 2.0), (-12.0, -0.4))  # ln of the inverse temperature, weight of frequencies, logit
+_NUMBERS = 2**18  # probabilities at a time
+_FITTED = 2**20  # probabilities that the parameters are fitted to, at most
 
 
 @dataclass(frozen=True)
@@ -28,73 +42,218 @@ class Suspect:
 
     Attributes:
         index: of the image.
-        given: its label.
-        suggested: the label that the others speak for.
-        doubt: how much more probable the suggested label is than the given one, in (0, 1].
+        given: its classes: one, unless images may have several or none.
+        suggested: those that the classifier speaks for.
+        doubt: how much more probable what is suggested is than what is given, in (0, 1].
+        chance: how probable it is that the label is right all the same.
     """
 
     index: int
-    given: int
-    suggested: int
+    given: tuple[int, ...]
+    suggested: tuple[int, ...]
     doubt: float
+    chance: float
 
 
-def find_suspects(
+@dataclass(frozen=True)
+class LabelNoise:
+    """What a classifier's probabilities say of labels that it has not seen.
+
+    All but the first are of n images, (n,), or of the decisions on each class where an image may have several, (n, K).
+
+    Attributes:
+        p: how probable labels as unlikely as these are if all are right.
+        wrong: how probable it is that a label is wrong.
+        suggested: the most probable other class; of a decision, the one that the classifier speaks for, 0 or 1.
+        doubt: how much more probable that is than the label; below 0 where it is less.
+    """
+
+    p: float
+    wrong: Floats
+    suggested: Ints
+    doubt: Floats
+
+    @classmethod
+    def of(cls, probabilities: npt.NDArray[np.floating], labels: Ints) -> LabelNoise:
+        """Fit the three parameters by maximum likelihood, and once more without a label that is drawn by lot.
+
+        Args:
+            probabilities: of images that the classifier did not learn, (n, K).
+            labels: their classes, (n,), or 1 where an image has a class, (n, K).
+        """
+        most = max(_FITTED // probabilities.shape[1], 1)
+        some: slice | Ints = slice(None)
+        if len(labels) > most:  # as many tell as much of three numbers
+            some = np.sort(np.random.default_rng(0).permutation(len(labels))[:most])
+        model = _Model(probabilities[some], labels[some])
+        without = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
+        found = model.fit([(*without[0], -4.0), (*without[0], -1.5)], is_noisy=True)
+        ratio = max(2 * (without[1] - found[1]), 0.0)
+        # The part is at the edge of what it may be, so the ratio is 0 half of the time (Self and Liang 1987).
+        p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
+        return cls(p, *_Model(probabilities, labels).verdicts(np.array(found[0])))
+
+
+class _Model:
+    """The negative log-likelihood of labels, and its gradient."""
+
+    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints) -> None:
+        self.probabilities, self.labels = probabilities, labels
+        n, K = probabilities.shape
+        self.is_multi = labels.ndim == 2
+        counts = labels.sum(axis=0) if self.is_multi else np.bincount(labels, minlength=K)
+        self.frequency = (counts + 0.5) / (n + (1.0 if self.is_multi else 0.5 * K))
+        self.prior = logit(self.frequency) if self.is_multi else np.log(self.frequency)  # (K,)
+
+    def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
+        """The best parameters from several starts, and what they cost."""
+
+        def cost(parameters: Floats) -> tuple[float, Floats]:
+            value, gradient = self._cost(parameters)
+            return value, gradient[: len(parameters)]
+
+        bounds = _BOUNDS if is_noisy else _BOUNDS[:2]
+        found = [minimize(cost, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in starts]
+        best = min(found, key=lambda own: float(own.fun))
+        return tuple(map(float, best.x)), float(best.fun)
+
+    def verdicts(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
+        """How probable each label is to be wrong, what is suggested, and by how much that is more probable."""
+        part = float(expit(parameters[2]))
+        wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
+        suggested = np.empty(self.labels.shape, dtype=np.int64)
+        for rows in self._blocks():
+            calibrated, _ = self._calibrated(rows, parameters)
+            own, lot = self._own(calibrated, rows)
+            wrong[rows] = part * lot * (1 - own) / np.maximum((1 - part) * own + part * lot, _TINY)
+            if self.is_multi:
+                suggested[rows], doubt[rows] = calibrated > 0.5, 1 - 2 * own
+                continue
+            at = np.arange(len(calibrated))
+            calibrated[at, self.labels[rows]] = -1.0
+            suggested[rows] = calibrated.argmax(axis=1)
+            doubt[rows] = calibrated[at, suggested[rows]] - own
+        return wrong, suggested, doubt
+
+    def _blocks(self) -> list[slice]:
+        images, classes = self.probabilities.shape
+        return list(blocks(images, classes, _NUMBERS))
+
+    def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
+        """Probabilities, and the logits that they had, (rows, K)."""
+        p = np.clip(self.probabilities[rows].astype(np.float64), _TINY, 1 - _TINY if self.is_multi else None)
+        z = logit(p) if self.is_multi else np.log(p)
+        scores = np.exp(parameters[0]) * z + parameters[1] * self.prior
+        return (expit(scores) if self.is_multi else softmax(scores, axis=1)), z
+
+    def _own(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
+        """Of each label, its probability, and the one that it has where it is drawn by lot."""
+        labels = self.labels[rows]
+        if self.is_multi:
+            has = labels == 1
+            return np.where(has, calibrated, 1 - calibrated), np.where(has, self.frequency, 1 - self.frequency)
+        return calibrated[np.arange(len(labels)), labels], 1 / calibrated.shape[1]
+
+    def _cost(self, parameters: Floats) -> tuple[float, Floats]:
+        scale, part = float(np.exp(parameters[0])), float(expit(parameters[2])) if len(parameters) > 2 else 0.0
+        # Weak priors around what the classifier says as it is: a few labels are no reason to rewrite it.
+        value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
+        gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
+        for rows in self._blocks():
+            calibrated, z = self._calibrated(rows, parameters)
+            own, lot = self._own(calibrated, rows)
+            mixed = np.maximum((1 - part) * own + part * lot, 1e-300)
+            value -= float(np.log(mixed).sum())
+            slope = -(1 - part) * own / mixed  # by the logarithm of the label's probability
+            if self.is_multi:
+                towards = slope * (1 - own) * np.where(self.labels[rows] == 1, 1.0, -1.0)
+                gradient[0] += scale * float((towards * z).sum())
+                gradient[1] += float((towards * self.prior).sum())
+            else:
+                at = np.arange(len(z)), self.labels[rows]
+                gradient[0] += scale * float((slope * (z[at] - (calibrated * z).sum(axis=1))).sum())
+                gradient[1] += float((slope * (self.prior[at[1]] - calibrated @ self.prior)).sum())
+            gradient[2] -= float(((lot - own) / mixed).sum()) * part * (1 - part)
+        return value, gradient
+
+
+def find_suspects(probabilities: npt.NDArray[np.floating], labels: Ints) -> list[Suspect]:
+    """The images whose label is likely wrong, the most doubtful first; none where chance explains all.
+
+    Args:
+        probabilities: of images that the classifier did not learn, (n, K).
+        labels: their classes, (n,), or 1 where an image has a class, (n, K).
+
+    Returns:
+        As many as have, all in all, no more than two thirds of right labels among them.
+    """
+    noise = LabelNoise.of(probabilities, labels) if len(labels) else None
+    if noise is None or noise.p >= LEVEL:
+        return []
+    is_doubtful = noise.doubt > 0
+    each = np.where(is_doubtful, noise.wrong, 0.0)  # of a label that is the most probable, nothing is said
+    wrong = each if labels.ndim == 1 else each.max(axis=1)
+    order = np.argsort(-wrong, kind="stable")
+    by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
+    short = np.flatnonzero((by_chance <= MOST_BY_CHANCE) & (wrong[order] > 0))
+    chosen = order[: int(short[-1]) + 1] if len(short) else order[:0]
+    least = float(wrong[chosen].min()) if len(chosen) else 1.0
+    found = []
+    for i in map(int, chosen):
+        if labels.ndim == 1:
+            chance, doubt = 1 - float(wrong[i]), float(noise.doubt[i])
+            found.append(Suspect(i, (int(labels[i]),), (int(noise.suggested[i]),), doubt, chance))
+            continue
+        has, flipped = labels[i] == 1, each[i] >= least  # decisions that are as doubtful as the last of the list
+        given, suggested = (tuple(map(int, np.flatnonzero(own))) for own in (has, has ^ flipped))
+        found.append(Suspect(i, given, suggested, float(noise.doubt[i][flipped].max()), 1 - float(wrong[i])))
+    return found
+
+
+def probe_out_of_fold(
     features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
-) -> list[Suspect]:
-    """The images that a probe without them would call something else, the most doubtful first.
+) -> Floats | None:
+    """(n, K) probabilities, each image's from a linear probe that did not see it (cross-validated).
 
     Args:
         features: (n, D), of a backbone that was not trained on these labels.
-        labels: (n,).
+        labels: (n,), or 1 where an image has a class, (n, K).
         classes: K.
         seed: of the folds.
         teaches: (n,), whether an image's label may be learned from; None: each may. Those of test images may not: what
             is suggested for other images would carry them into the training.
 
     Returns:
-        Nothing where there are too few images to say anything.
+        None where there are too few images to say anything.
     """
-    probabilities = probe_out_of_fold(features, labels, classes, seed, teaches)
-    if probabilities is None:
-        return []
-    rows, given = np.arange(len(labels)), labels.numpy()
-    own = probabilities[rows, given]
-    others = probabilities.copy()
-    others[rows, given] = -1
-    suggested = others.argmax(axis=1)
-    doubt = others[rows, suggested] - own
-    order = [int(i) for i in np.argsort(-doubt, kind="stable") if doubt[i] > 0]
-    return [Suspect(i, int(given[i]), int(suggested[i]), float(doubt[i])) for i in order]
-
-
-def probe_out_of_fold(
-    features: Tensor, labels: Tensor, classes: int, seed: int = 0, teaches: npt.NDArray[np.bool_] | None = None
-) -> npt.NDArray[np.float64] | None:
-    """(n, K) probabilities, each image's from a probe that did not see it; None where there are too few images."""
+    is_multi = labels.ndim == 2
     may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
     taught, others = np.flatnonzero(may_teach), np.flatnonzero(~may_teach)
-    if len(taught) < 2 * FOLDS or int(labels[taught].bincount().max()) < FOLDS:
+    own = labels[taught]
+    if len(taught) < 2 * FOLDS or int((own.sum(dim=0) if is_multi else own.bincount()).max()) < FOLDS:
         return None
     x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # it is judged all the same
-        parts = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(taught, labels[taught])
+        dealer = (KFold if is_multi else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
         folds = [
             (taught[seen], np.concatenate([taught[unseen], others[fold::FOLDS]]))
-            for fold, (seen, unseen) in enumerate(parts)
+            for fold, (seen, unseen) in enumerate(dealer.split(taught, own))
         ]
     weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
+    y = labels.to(x.dtype) if is_multi else labels
     best, least = None, np.inf
     for penalty in _PENALTIES:  # from simple to complex, each from the one before
         logits = torch.zeros(len(x), classes)
         for number, (seen, unseen) in enumerate(folds):
-            weights[number] = regress(x[seen], labels[seen], penalty, *weights[number])
+            weights[number] = regress(x[seen], y[seen], penalty, *weights[number])
             weight, bias = weights[number]
             logits[unseen] = x[unseen] @ weight.T + bias
-        loss = F.cross_entropy(logits[taught], labels[taught]).item()
+        loss = regression_loss(logits[taught], y[taught]).item()
         if loss < least:
             best, least = logits, loss
         else:
             break
-    return None if best is None else best.double().softmax(dim=1).numpy()
+    if best is None:
+        return None
+    return (best.double().sigmoid() if is_multi else best.double().softmax(dim=1)).numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -237,6 +237,28 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
     free = max(some) + 1
     groups = tuple(free + i if number is None else number for i, number in enumerate(known))
     return replace(evaluation, groups=groups)
+
+
+def pooled(folds: Sequence[Evaluation]) -> Evaluation:
+    """The evaluations of other images by models of the same classes, as one. What each model said of its images stays.
+
+    Groups of images lie within one fold.
+    """
+    first, groups, start = folds[0], list[int](), 0
+    for own in folds:
+        _, number = np.unique(own.groups or np.arange(len(own.labels)), return_inverse=True)
+        groups += (start + number).tolist()
+        start += int(number.max()) + 1
+    whole = replace(
+        first,
+        paths=tuple(path for own in folds for path in own.paths),
+        labels=np.concatenate([own.labels for own in folds]),
+        probabilities=np.concatenate([own.probabilities for own in folds]),
+        unreadable={path: reason for own in folds for path, reason in own.unreadable.items()},
+        groups=tuple(groups) if start < len(groups) else (),
+    )
+    whole.__dict__["predicted"] = np.concatenate([own.predicted for own in folds])  # by each model's thresholds
+    return whole
 
 
 def held_out_split(table: ImageTable) -> str:

@@ -10,16 +10,20 @@ from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable
 from vitkit.evaluation.chosen import by_name
-from vitkit.evaluation.figures import figures, interval_text
+from vitkit.evaluation.figures import figures
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.operating import BALANCE, operating_points
 from vitkit.evaluation.registry import METRICS, TASKS
 from vitkit.system.progress import Progress
-from vitkit.text.words import listed
+from vitkit.text.words import interval_text, listed
 
-_TOO_ALIKE = "whether the weights had seen near copies of others cannot be known: the images are too alike"
+_UNKNOWN = {
+    "exact": "whether the weights had seen resized or altered copies of others cannot be known",
+    "near": "whether the weights had seen altered copies of others cannot be known",
+    "altered": "",
+}
 
 
 def find_seen(
@@ -45,7 +49,7 @@ def find_seen(
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows, progress)
     seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
-    return seen, "" if overlap.could_tell else _TOO_ALIKE
+    return seen, _UNKNOWN[overlap.looked_for]
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:

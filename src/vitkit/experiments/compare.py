@@ -197,7 +197,15 @@ def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progress) -> Comparison:
     """Read all runs, compare, and write it down."""
     from vitkit.experiments.comparison_costs import costs_of
-    from vitkit.experiments.comparison_figures import findings_of, of_model, pairs_of, read_judged
+    from vitkit.experiments.comparison_figures import (
+        best_of,
+        families_of,
+        findings_of,
+        luck_of,
+        of_model,
+        pairs_of,
+        read_judged,
+    )
     from vitkit.experiments.judging import after_training
     from vitkit.experiments.stress_answers import stress_figures
     from vitkit.reporting.comparison import write_comparison
@@ -207,8 +215,9 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
     judging.check()
     judged = [read_judged(plan, folder, fraction, judging) for fraction in plan.fractions]
     costs = costs_of(plan, folder, device, progress)
-    models = [of_model(name, plan, folder, judged, costs[name]) for name in plan.models]
-    by_fraction = [pairs_of(plan, own) for own in judged]
+    families = families_of(plan, judged)
+    models = [of_model(name, plan, folder, families, costs[name]) for name in plan.models]
+    by_fraction = [pairs_of(plan, own) for own in families]
     figures = {
         "data": without_place(plan.asked["data"]),
         "vitkit": vitkit.__version__,
@@ -222,6 +231,8 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
         "test_hash": plan.test_hash,
         "chance": judged[-1].chance,
         "models": models,
+        "best": best_of(plan, families[-1]),
+        "luck": luck_of(plan, families[-1], families),
         "pairs": by_fraction[-1],
         "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
         "findings": findings_of(models, judged[-1], judging),

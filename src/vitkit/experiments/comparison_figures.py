@@ -25,11 +25,12 @@ from vitkit.evaluation.registry import read_figures
 from vitkit.experiments.comparison_job import COSTS
 from vitkit.experiments.comparison_plan import Job, Plan, passes_of
 from vitkit.experiments.judging import JudgingImages
-from vitkit.experiments.statistics import LEVEL, Difference, accuracy_interval, difference, holm
+from vitkit.experiments.statistics import LEVEL, Difference, Family, SeedSpread
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
 from vitkit.text.cells import restored
+from vitkit.text.words import interval_text
 from vitkit.training.metrics_file import read_metrics
 
 GOAL = 0.9  # validation accuracy whose first epoch is told
@@ -107,6 +108,39 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
     return tuple(r[0] for r in rows), tuple(r[1] for r in rows), np.array([r[1] == r[2] for r in rows])
 
 
+@dataclass(frozen=True)
+class JudgedFamily:
+    """The models at one fraction, for statistics of all of them together.
+
+    Attributes:
+        judged: what their runs said.
+        family: the models, of which those that share their runs are there once.
+        place: of each model in the family.
+    """
+
+    judged: Judged
+    family: Family
+    place: dict[str, int]
+
+
+def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
+    """The models at each fraction; how far seeds move them is estimated from all models at all fractions."""
+    places, answers, spreads = [], [], []
+    for own in judged:
+        jobs = [job for job in plan.jobs if job.fraction == own.fraction]
+        folders = {name: tuple(sorted(job.folder for job in jobs if job.model == name)) for name in plan.models}
+        name_of = {each: name for name, each in reversed(folders.items())}  # the first of those that share their runs
+        different = list(dict.fromkeys(folders.values()))
+        places.append({name: different.index(each) for name, each in folders.items()})
+        answers.append(np.stack([own.of(name_of[each]) for each in different]))
+        draws_subsets = any(job.fields.get("max_images") for job in jobs)
+        spreads.append(SeedSpread.of(answers[-1], own.units, is_shared=draws_subsets))
+    return [
+        JudgedFamily(own, Family(right, own.units, spread, [other for other in spreads if other is not spread]), place)
+        for own, right, spread, place in zip(judged, answers, spreads, places, strict=True)
+    ]
+
+
 # --- Each run and each model ------------------------------------------------------------------------------
 
 
@@ -169,24 +203,26 @@ _MIDDLES = ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_b
 _MEANS = ("accuracy", "loss", "ece")
 
 
-def of_model(name: str, plan: Plan, out: Path, judged: Sequence[Judged], costs: dict[str, Any]) -> dict[str, Any]:
+def of_model(
+    name: str, plan: Plan, out: Path, families: Sequence[JudgedFamily], costs: dict[str, Any]
+) -> dict[str, Any]:
     """The figures of a model: of its runs on all the data, unless they say another fraction.
 
     Args:
         name: of the model.
         plan: of the comparison.
         out: its folder.
-        judged: the answers at each fraction, the smallest first.
+        families: the models at each fraction, the smallest first.
         costs: what was measured of the model itself.
     """
-    of_fraction = {own.fraction: own for own in judged}
+    of_fraction = {own.judged.fraction: own.judged for own in families}
     runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
     last = [run for run in runs if run["fraction"] == plan.fractions[-1]]
     found: dict[str, Any] = {"name": name}
     for key in _MEANS:
         values = [run[key] for run in last]
         found[key] = None if None in values else statistics.mean(values)
-    found["interval"] = list(accuracy_interval(judged[-1].of(name), judged[-1].units))
+    found["interval"] = list(families[-1].family.interval(families[-1].place[name]))
     found |= costs
     for key in _MIDDLES:
         values = [run[key] for run in last if run[key] is not None]
@@ -198,11 +234,11 @@ def of_model(name: str, plan: Plan, out: Path, judged: Sequence[Judged], costs: 
         found[key] = statistics.median(values) if len(reached) == len(last) and values else None
     found["by_fraction"] = [
         {
-            "fraction": own.fraction,
-            "accuracy": float(own.of(name).mean()),
-            "interval": list(accuracy_interval(own.of(name), own.units)),
+            "fraction": own.judged.fraction,
+            "accuracy": float(own.family.accuracy[own.place[name]]),
+            "interval": list(own.family.interval(own.place[name])),
         }
-        for own in judged
+        for own in families
     ]
     caveats = list(dict.fromkeys(text for run in runs for text in run["caveats"]))
     return {**found, "caveats": caveats, "runs": runs}
@@ -216,64 +252,134 @@ def size_of(folder: Path) -> int:
 # --- Every two models -------------------------------------------------------------------------------------
 
 
-def pairs_of(plan: Plan, judged: Judged) -> list[dict[str, Any]]:
+def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
     """How every two models differ on the same images with the same seeds, in the order of the models."""
-    folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == judged.fraction}
+    judged, family, place = models.judged, models.family, models.place
     twos = list(itertools.combinations(plan.models, 2))
-    tied = [all(folders[a, seed] == folders[b, seed] for seed in plan.seeds) for a, b in twos]
-    found = [difference(judged.of(a), judged.of(b), judged.units) for a, b in twos]
-    compared = [place for place, is_tied in enumerate(tied) if not is_tied]
-    adjusted = dict(zip(compared, holm([found[place].p for place in compared]), strict=True))
+    compared = list(itertools.combinations(range(family.models), 2))  # those that share their runs count once
+    recipes = dict(zip(compared, family.differences(compared), strict=True))
+    trained = dict(zip(compared, family.differences(compared, of_recipes=False), strict=True))
     rows = []
-    for place, (a, b) in enumerate(twos):
-        own, row = found[place], {"a": a, "b": b, "fraction": judged.fraction}
-        if tied[place]:
-            rows.append(
-                {
-                    **row,
-                    "difference": 0.0,
-                    "interval": [0.0, 0.0],
-                    "p": 1.0,
-                    "p_alone": 1.0,
-                    "needed": None,
-                    "verdict": f"{a} and {b} are the same configuration: tied, difference exactly 0",
-                }
-            )
+    for a, b in twos:
+        key, row = (place[a], place[b]), {"a": a, "b": b, "fraction": judged.fraction}
+        if key[0] == key[1]:
+            none = {"interval": [0.0, 0.0], "p": 1.0, "p_alone": 1.0, "needed": None}
+            text = f"{a} and {b} are the same configuration: tied, difference exactly 0"
+            row |= {"difference": 0.0, **none, "trained": none, "better": {"recipe": None, "trained": None}}
+            rows.append({**row, "verdict": text})
             continue
-        is_apart = adjusted[place] < LEVEL
-        rows.append(
-            {
-                **row,
-                "difference": own.mean,
-                "interval": list(own.interval),
-                "p": adjusted[place],
-                "p_alone": own.p,
-                "needed": own.needed(len(compared)),
-                "verdict": verdict(a, b, own, judged.described, len(compared), is_apart=is_apart),
-            }
-        )
+        recipe, of_these = (found[key] if key in found else found[key[::-1]].reversed() for found in (recipes, trained))
+        row |= {"difference": recipe.mean, **numbers_of(recipe), "trained": numbers_of(of_these)}
+        row["better"] = {
+            "recipe": better_of(a, b, recipe) if family.seeds > 1 else None,
+            "trained": better_of(a, b, of_these),
+        }
+        text = verdict(a, b, recipe, of_these, family.seeds, judged.described, len(compared))
+        rows.append({**row, "verdict": text})
     return rows
 
 
-def verdict(a: str, b: str, own: Difference, images: str, pairs: int, *, is_apart: bool) -> str:
-    low, high = (_POINTS * end for end in own.interval)
-    alone = "; one seed: of these images alone, not of another training" if own.spread.of_seeds == 1 else ""
-    if is_apart and own.mean > 0:
-        return f"{a} is better than {b} here: +{_POINTS * own.mean:.1f} points, 95 % {low:.1f} to {high:.1f}{alone}"
-    if is_apart:
-        return f"{b} is better than {a} here: +{-_POINTS * own.mean:.1f} points, 95 % {-high:.1f} to {-low:.1f}{alone}"
+def numbers_of(own: Difference) -> dict[str, Any]:
+    """What is stored of a difference, but for its mean."""
+    return {"interval": list(own.interval), "p": own.p, "p_alone": own.p_alone, "needed": own.needed}
+
+
+def better_of(a: str, b: str, own: Difference) -> str | None:
+    """The better one of two models; None where they cannot be told apart."""
+    return (a if own.mean > 0 else b) if own.is_told_apart else None
+
+
+def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
+    """Both verdicts on two models, in a sentence: on these trained ones, and on what other seeds would give.
+
+    Args:
+        a: the first model.
+        b: the second.
+        recipe: how they differ over seeds and images.
+        trained: how these trained models differ over images.
+        seeds: how many there are.
+        images: that judged, in words.
+        pairs: that were compared.
+    """
+    first, second, of_recipe, of_trained = (a, b, recipe, trained)
+    if recipe.mean < 0:
+        first, second, of_recipe, of_trained = (b, a, recipe.reversed(), trained.reversed())
+    better, needed = f"{first} is better than {second} here", _POINTS * recipe.needed
+    alone = "" if seeds > 1 else "; one seed: of these trained models, not of another training"
+    if seeds > 1 and recipe.is_told_apart:
+        return f"{better}, under other seeds too: {_gain(of_recipe)}"
+    if seeds > 1 and trained.is_told_apart:
+        rest = f"under other seeds it is open: with {seeds} seeds that takes {needed:.1f} points"
+        if recipe.needed >= 1:
+            rest = "their seeds differ too much to say it of other trainings: take more --seeds"
+        return f"{better}, as trained: {_gain(of_trained)}; {rest}"
+    if trained.is_told_apart:
+        return f"{better}, as trained: {_gain(of_trained)}{alone}"
     given = [images]
-    if own.spread.of_seeds > 1:
-        given.append(f"{own.spread.of_seeds} seeds")
+    if seeds > 1:
+        given.append(f"{seeds} seeds")
     if pairs > 1:
         given.append(f"{pairs} pairs compared")
-    if own.needed(pairs) >= 1:
-        return f"{a} and {b} cannot be told apart: their {own.spread.of_seeds} seeds differ too much; take more --seeds"
     told = ", ".join(given[:-1]) + " and " + given[-1] if len(given) > 1 else given[0]
-    return (
-        f"{a} and {b} cannot be told apart with {told}: they would have to differ by "
-        f"{_POINTS * own.needed(pairs):.1f} points{alone}"
-    )
+    if trained.needed < 1 <= recipe.needed:
+        return f"{a} and {b} cannot be told apart: their {seeds} seeds differ too much; take more --seeds"
+    least = f": they would have to differ by {needed:.1f} points" if recipe.needed < 1 else ""
+    return f"{a} and {b} cannot be told apart with {told}{least}{alone}"
+
+
+def _gain(own: Difference) -> str:
+    low, high = (_POINTS * end for end in own.interval)
+    return f"+{_POINTS * own.mean:.1f} points, 95 % {low:.1f} to {high:.1f}"
+
+
+# --- All models together ----------------------------------------------------------------------------------
+
+
+def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
+    """The model with the highest accuracy, and the accuracy to expect of it.
+
+    Its measured accuracy flatters it, because the images and seeds that measured it also picked it.
+    """
+    found, family = models.family.winner(), models.family
+    name = next(name for name in plan.models if models.place[name] == found.index)
+    shown = f"{name} is the best here: {_POINTS * found.measured:.1f} %"
+    bounds = interval_text([_POINTS * end for end in found.interval], 1)
+    if family.models > 1:
+        shown += (
+            f" measured, {_POINTS * found.corrected:.1f} % to be expected (95 %: {bounds}), as the best of "
+            f"{family.models} is flattered by having been picked"
+        )
+    else:
+        shown += f" (95 %: {bounds})"
+    return {
+        "model": name,
+        "of": family.models,
+        "measured": found.measured,
+        "expected": found.corrected,
+        "interval": list(found.interval),
+        "sentence": shown,
+    }
+
+
+def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
+    """How far its seed moves a training's accuracy, and from which trainings that is known; None with one seed."""
+    family = models.family
+    if family.seeds == 1:
+        return None
+    each = family.luck  # (M,)
+    trainings = sum(own.family.models * own.family.seeds for own in families)
+    p = family.spread.p_alike
+    shown = f"a seed moves a training by {_POINTS * float((each**2).mean() ** 0.5):.1f} points (standard deviation)"
+    if family.models * len(families) > 1:
+        shown += f", estimated from all {trainings} trainings"
+    if p is not None and p < LEVEL:
+        shown += f"; the models differ in it (p = {p:.3f}), so each one's trainings count most for itself"
+    return {
+        "by_model": {name: float(each[models.place[name]]) for name in plan.models},
+        "trainings": trainings,
+        "p_alike": p,
+        "sentence": shown,
+    }
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:

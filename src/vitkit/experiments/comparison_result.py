@@ -42,7 +42,7 @@ class Comparison(Result):
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
-        """How every two models differ on all the data: difference (0-1), 95 % interval, p by Holm, verdict."""
+        """How every two models differ on all the data: difference (0-1), 95 % interval, p among all pairs, verdict."""
         return list(self.figures["pairs"])
 
     @property
@@ -54,6 +54,12 @@ class Comparison(Result):
     def verdicts(self) -> list[str]:
         """Of every two models, in words."""
         return [pair["verdict"] for pair in self.pairs]
+
+    @property
+    def summary(self) -> list[str]:
+        """The best model with the accuracy to expect of it, and how far a seed moves a training, in words."""
+        luck = self.figures["luck"]
+        return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, as comparison.json has them."""
@@ -68,6 +74,7 @@ class Comparison(Result):
             f"{len(self.models)} models on {self.figures['data']}: {judged}",
             *aligned(rows),
             "",
+            *self.summary,
             *self.verdicts,
             *self.figures["findings"],
             f"page: {self.report}",
@@ -77,7 +84,7 @@ class Comparison(Result):
         from vitkit.text.html import table
 
         rows = [[escape(cell) for cell in cells(model)] for model in self.models]
-        said = "".join(f"<p>{escape(line)}</p>" for line in [*self.verdicts, *self.figures["findings"]])
+        said = "".join(f"<p>{escape(line)}</p>" for line in [*self.summary, *self.verdicts, *self.figures["findings"]])
         return f"<p>{escape(self.lines()[0])}</p>{table(rows, list(HEADINGS.values()))}{said}"
 
 
@@ -107,7 +114,7 @@ def cells(model: dict[str, Any]) -> list[str]:
 
 
 def _cell(key: str, model: dict[str, Any]) -> str:
-    from vitkit.evaluation.figures import interval_text
+    from vitkit.text.words import interval_text
 
     value = model[key]
     if key == "caveats":

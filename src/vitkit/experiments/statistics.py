@@ -1,11 +1,18 @@
 """Whether one configuration is better than another, by what each of its trainings said of the same images.
 
-Two things of chance are in an accuracy: which images it was measured on, and the seed of the training. An interval that
-holds for both needs both: the images and the seeds are two crossed random factors, in pairs where two models are
-compared. The variance of the difference is estimated for each factor; the one between seeds, of which there are few, is
-taken S / (S - 1) times, and the quantile is Student's with the degrees of freedom of Satterthwaite (1946). A bootstrap
-that draws seeds, then images, has the variance between S seeds (S - 1) / S times and normal quantiles, which misses the
-truth too often with two or three (docs/decisions/0027-comparing.md has the coverage of both).
+Two sources of chance are in an accuracy: which images it was measured on, and the seed of the training. So there are
+two questions. *Are these trained models better on such images?* is about the images alone. *Is the recipe better, under
+another seed?* is about both: images and seeds are crossed random factors.
+
+The variance between images is known well, for there are many. That between seeds is not, for there are few: one
+model's three trainings say next to nothing about it. It is therefore pooled over all models (and fractions of the
+data) by a hierarchical model, `SeedSpread.pooled`: as far as the models' seeds vary alike, all trainings count for
+each model, and as far as they do not, each model's own do. What is not known about the variance is integrated over,
+which is Student's t where only the seeds matter and all vary alike, and normal where only the images do.
+
+Several pairs are judged jointly. Errors of all models are drawn from their joint distribution, and a pair is told apart
+where no more than 5 % of the draws have a pair that looks as different (max-t, step-down: Westfall and Young 1993).
+The same draws say by how much the best of several models is flattered by having been picked.
 
 Two imagined images, one that only the first model has right and one that only the second has, keep an interval from
 being empty where nothing differs (Agresti and Min 2005).
@@ -14,134 +21,357 @@ being empty where nothing differs (Agresti and Min 2005).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import chdtrc, ndtr, ndtri
 
 from vitkit.evaluation.intervals import TAIL, Interval, Units, mean_interval
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
+DRAWS = 20_000  # of what chance may do; p-values are as fine as one in so many
+_QUANTILES = 200  # that stand for all draws of a variance
+_STEPS = 8  # of finding the ends of an accuracy's interval
+_CLOSE = 1e-10  # to the level: the p-value at the end of an interval
+_MOST_VARIANCE = 0.25  # of anything between 0 and 1
+# How unlike one another the models' seeds may vary: the standard deviation of the logarithm of their standard
+# deviations, and how probable each is before the first training. 0 is complete pooling.
+_UNLIKE = np.array([0.0, 0.3, 0.6, 1.0, 1.5])
+_PRIOR = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
+_NODES = np.linspace(-3.5, 3.5, 29)  # of the normal distribution
+_WEIGHTS = np.exp(-(_NODES**2) / 2)
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How far chance may have moved a mean over seeds and images.
+class SeedSpread:
+    """How far the accuracies of several configurations vary between seeds.
 
     Attributes:
-        seeds: variance of the mean that comes of the seeds, 0 with one seed.
-        images: variance of the mean that comes of the images.
-        of_seeds, of_images: how many there are, of images those that are independent.
+        variance: the sample variance of each configuration's accuracies between seeds, (M,).
+        scale: what the variances are proportional to if all configurations are alike, (M,): p (1 - p), so that a model
+            that is nearly always right varies less than one that is right half of the time.
+        freedom: degrees of freedom of each variance; 0 with one seed.
+        images: the part of each variance that comes of the images, (M,): a training is right on some and wrong on
+            others by chance, which averages out over ever more images.
     """
 
-    seeds: float
-    images: float
-    of_seeds: int
-    of_images: int
+    variance: Floats
+    scale: Floats
+    freedom: float
+    images: Floats
+
+    @classmethod
+    def of(cls, right: Bools, units: Units, *, is_shared: bool = False) -> SeedSpread:
+        """The spread of M configurations, each trained with the same S seeds.
+
+        Args:
+            right: which images each training of each configuration has right, (M, S, n).
+            units: the images, or the groups of them that are independent of one another.
+            is_shared: what a seed decides moves all configurations alike, as the subset of the images does that it
+                draws: that part is taken out, because it leaves their differences as they are.
+        """
+        M, S, n = right.shape
+        accuracy = right.mean(axis=2, dtype=np.float64)  # (M, S)
+        rate = (accuracy.mean(axis=1) * n + 1) / (n + 2)
+        if S == 1:
+            return cls(np.zeros(M), rate * (1 - rate), 0.0, np.zeros(M))
+        moved = accuracy - accuracy.mean(axis=1, keepdims=True)
+        freedom = float(S - 1)
+        if is_shared and M > 1:
+            moved = moved - moved.mean(axis=0)
+            freedom *= (M - 1) / M
+        imagined = (units.imagined / (n + 2 * units.imagined)) ** 2
+        images = np.array([_image_part(own.astype(np.float64), units) for own in right])
+        return cls((moved**2).sum(axis=1) / freedom + imagined, rate * (1 - rate), freedom, images)
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean."""
-        return float((self.seeds + self.images) ** 0.5)
+    def p_alike(self) -> float | None:
+        """How probable variances as unlike as these are if all configurations are alike (Bartlett 1937)."""
+        M, relative = len(self.variance), self.variance / self.scale
+        if not self.freedom or M == 1:
+            return None
+        ratio = float(self.freedom * (M * np.log(relative.mean()) - np.log(relative).sum()))
+        return float(chdtrc(M - 1, ratio / (1 + (M + 1) / (3 * M * self.freedom))))
 
-    @property
-    def freedom(self) -> float:
-        """Degrees of freedom of the error (Satterthwaite 1946)."""
-        parts = self.images**2 / max(self.of_images - 1, 1)
-        if self.of_seeds > 1:
-            parts += self.seeds**2 / (self.of_seeds - 1)
-        return float((self.seeds + self.images) ** 2 / parts) if parts else float(max(self.of_images - 1, 1))
+    def pooled(self, others: Sequence[SeedSpread], rng: np.random.Generator) -> Floats:
+        """What the variance that comes of each configuration's seed may be, (draws, M).
 
-    def margin(self, level: float = LEVEL) -> float:
-        """Half of the interval that misses the truth with this probability."""
-        return float(stdtrit(self.freedom, 1 - level / 2)) * self.error
+        They are drawn from the posterior of a hierarchical model: the logarithms of the variances, relative to their
+        scale, are normal around a common value, of which nothing is assumed, and how far they lie around it is weighed
+        by what the trainings say. So the test of whether pooling is justified is part of the estimate.
 
-    def p_of(self, mean: float) -> float:
-        """How probable a mean at least as far from 0 is where the truth is 0."""
-        return min(float(2 * stdtr(self.freedom, -abs(mean) / self.error)), 1.0) if self.error else 1.0
+        Args:
+            others: of other fractions of the data, which say more of the common value.
+            rng: draws.
+        """
+        M = len(self.variance)
+        if not self.freedom:
+            return np.zeros((DRAWS, M))
+        every = [
+            (variance / scale, spread.freedom)
+            for spread in (self, *others)
+            for variance, scale in zip(spread.variance.tolist(), spread.scale.tolist(), strict=True)
+        ]
+        least, most = min(relative for relative, _ in every) / 100, _MOST_VARIANCE / float(self.scale.min())
+        common = np.geomspace(least, most, 80)
+        true = common[:, None, None] * np.exp(2 * _UNLIKE[:, None] * _NODES)  # (80, 5, nodes)
+        likely = np.stack([_likelihood(own, freedom, true) * _WEIGHTS for own, freedom in every])
+        posterior = np.exp(np.log(np.maximum(likely.sum(axis=3), 1e-300)).sum(axis=0)) * _PRIOR  # (80, 5)
+        cell = rng.choice(posterior.size, DRAWS, p=(posterior / posterior.sum()).ravel())
+        place, kind = np.unravel_index(cell, posterior.shape)
+        within = (common[1] / common[0]) ** rng.uniform(-0.5, 0.5, DRAWS)
+        drawn = np.empty((DRAWS, M))
+        for m in range(M):
+            steps = np.cumsum(likely[m, place, kind], axis=1)
+            node = (steps < rng.random((DRAWS, 1)) * steps[:, -1:]).sum(axis=1)
+            drawn[:, m] = true[place, kind, node] * within * self.scale[m]
+        drawn = np.minimum(drawn, _MOST_VARIANCE)
+        return np.maximum(drawn - self.images, 0.0)
 
 
-def spread_of(values: Floats, units: Units) -> Spread:
-    """Of the mean of `values` (S, n): S seeds, n images.
+def _image_part(right: Floats, units: Units) -> float:
+    """The variance of the accuracy of one of several trainings (S, n) that only the finite number of images brings."""
+    S, n = right.shape
+    rest = right - right.mean(axis=0) - right.mean(axis=1, keepdims=True) + right.mean()
+    squares = sum(float((np.bincount(units.group, row) ** 2).sum()) for row in rest)
+    return squares / (S - 1) / n**2 * units.count / max(units.count - 1, 1)
 
-    Args:
-        values: of each seed's training for each image.
-        units: the images, or the groups of them that are independent of one another.
-    """
-    S, n = values.shape
-    mean, of_image = values.mean(), values.mean(axis=0)
-    sums = np.bincount(units.group, of_image - mean)
-    images = float((sums**2).sum()) / n**2 * units.count / max(units.count - 1, 1)
-    seeds = float(values.mean(axis=1).var()) / (S - 1) if S > 1 else 0.0  # of the mean of S
-    return Spread(seeds * (S / (S - 1) if S > 1 else 1.0), images, S, units.count)
+
+def _likelihood(sampled: float, freedom: float, true: Floats) -> Floats:
+    """How likely a sample variance is where the true one is as given, up to a factor."""
+    logarithm = -freedom / 2 * (np.log(true) + sampled / true)
+    return np.exp(logarithm - logarithm.max())
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better the first of two models is than the second, paired over seeds and images.
+    """How much better the first of two models is than the second.
 
     Attributes:
         mean: accuracy of the first less that of the second.
         interval: 95 %, of this pair alone.
-        p: of no difference, of this pair alone.
-        spread: what the interval is made of.
+        p_alone: of no difference, of this pair alone.
+        p: the same among all pairs that are compared; below LEVEL, the two are told apart.
+        needed: the least difference that would be told from none among so many pairs.
     """
 
     mean: float
     interval: Interval
+    p_alone: float
     p: float
-    spread: Spread
+    needed: float
 
-    def needed(self, pairs: int) -> float:
-        """The least difference that would be told from none among so many pairs."""
-        return self.spread.margin(LEVEL / pairs)
+    def reversed(self) -> Difference:
+        """The second compared with the first."""
+        return replace(self, mean=-self.mean, interval=(-self.interval[1], -self.interval[0]))
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the first is better or worse by more than chance, among all pairs that are compared."""
+        return self.p < LEVEL
 
 
-def difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], units: Units) -> Difference:
-    """Compare two models by which images they have right, each (S, n): S seeds, n images, in the same order.
+@dataclass(frozen=True)
+class Winner:
+    """The best of several models, without what it is flattered by because these images and seeds picked it.
 
-    Raises:
-        ValueError: the two have other shapes.
+    Attributes:
+        index: which it is.
+        measured: its accuracy.
+        corrected: the same less what the best of such models has by luck.
+        interval: 95 %, of its true accuracy.
     """
-    if first.shape != second.shape:
-        raise ValueError(f"pairs are compared: {first.shape} is not {second.shape}")
-    found = first.astype(np.float64) - second.astype(np.float64)  # (S, n)
-    plain = spread_of(found, units)
-    imagined = 2 * (units.imagined / (found.shape[1] + 2 * units.imagined)) ** 2
-    spread = Spread(plain.seeds, plain.images + imagined, plain.of_seeds, plain.of_images)
-    mean, margin = float(found.mean()), spread.margin()
-    return Difference(mean, (max(mean - margin, -1.0), min(mean + margin, 1.0)), spread.p_of(mean), spread)
+
+    index: int
+    measured: float
+    corrected: float
+    interval: Interval
 
 
-def accuracy_interval(is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
-    """95 % interval of the accuracy of trainings like these, on images like these.
-
-    With one seed it is that of the images alone, by Clopper and Pearson. With more its ends are moved out by what the
-    seeds add to the variance.
+class Family:
+    """Several models that the same images judge, each trained with the same seeds.
 
     Args:
-        is_right: which images each seed's training has right, (S, n).
+        right: which images each training of each model has right, (M, S, n).
         units: the images, or the groups of them that are independent of one another.
+        spread: of the models between seeds; computed if it is not given.
+        others: the spread of these models between seeds at other fractions of the data.
+
+    Attributes:
+        models, seeds, images: how many there are.
+        accuracy: of each model, over its seeds, (M,).
     """
-    values = is_right.astype(np.float64)
-    mean, z = float(values.mean()), float(ndtri(1 - TAIL))
-    low, high = mean_interval(values.mean(axis=0), 1.0, units)
-    seeds = spread_of(values, units).seeds
-    if not seeds:
-        return low, high
-    ends = []
-    for end in (low, high):
-        own = Spread(seeds, ((end - mean) / z) ** 2, len(values), units.count)
-        ends.append(own.margin())
-    return max(mean - ends[0], 0.0), min(mean + ends[1], 1.0)
+
+    def __init__(
+        self, right: Bools, units: Units, spread: SeedSpread | None = None, others: Sequence[SeedSpread] = ()
+    ) -> None:
+        self.models, self.seeds, self.images = right.shape
+        self.units, self.spread, self._others = units, spread or SeedSpread.of(right, units), others
+        self._of_image = right.mean(axis=1, dtype=np.float64)  # (M, n)
+        self.accuracy = self._of_image.mean(axis=1)
+
+    @cached_property
+    def luck(self) -> Floats:
+        """The standard deviation of each model's accuracy that its seed brings, (M,): the middle of what it may be."""
+        return np.sqrt(np.median(self._seed_variances, axis=0) * self.seeds)
+
+    @cached_property
+    def _covariance(self) -> Floats:
+        """Of the accuracies of these trained models, over such images, (M, M)."""
+        n, count = self.images, self.units.count
+        rest = self._of_image - self.accuracy[:, None]
+        sums = np.stack([np.bincount(self.units.group, row) for row in rest])  # (M, units)
+        imagined = (self.units.imagined / (n + 2 * self.units.imagined)) ** 2
+        return sums @ sums.T / n**2 * count / max(count - 1, 1) + imagined * np.eye(self.models)
+
+    @cached_property
+    def _seed_variances(self) -> Floats:
+        """Of the mean over seeds, what it may be, (draws, M)."""
+        return self.spread.pooled(self._others, np.random.default_rng(0)) / self.seeds
+
+    @cached_property
+    def _image_factors(self) -> Floats:
+        """How many times its estimate the variance between images may be, (draws,)."""
+        freedom = max(self.units.count - 1, 1)
+        return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
+
+    def _errors(self, *, of_recipes: bool) -> Floats:
+        """How far each model's accuracy may be from the true one, drawn jointly, (draws, M)."""
+        rng = np.random.default_rng(2)
+        values, vectors = np.linalg.eigh(self._covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        drawn = rng.standard_normal((DRAWS, self.models)) @ root.T * np.sqrt(self._image_factors)[:, None]
+        if of_recipes:
+            drawn += rng.standard_normal((DRAWS, self.models)) * np.sqrt(self._seed_variances)
+        return drawn
+
+    def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
+        """How the models of each pair differ, judged jointly.
+
+        Args:
+            pairs: of models.
+            of_recipes: of what other seeds would give, too; else of these trained models alone. With one seed
+                nothing is known of others.
+        """
+        if not pairs:
+            return []
+        first, second = np.array(pairs).T
+        covariance = self._covariance
+        images = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
+        variances = np.outer(self._image_factors, images)  # (draws, pairs)
+        if of_recipes:
+            variances += self._seed_variances[:, first] + self._seed_variances[:, second]
+        mean = self.accuracy[first] - self.accuracy[second]
+        errors = self._errors(of_recipes=of_recipes)
+        size = np.median(variances, axis=0) ** 0.5  # what makes pairs comparable
+        drawn, seen = np.abs(errors[:, first] - errors[:, second]) / size, np.abs(mean) / size
+        summary = _summary(variances)
+        alone, margin = _p_of(mean, summary), _margin(summary)
+        joint = np.maximum(_step_down(drawn, seen), alone)
+        needed = np.maximum(float(np.quantile(drawn.max(axis=1), 1 - LEVEL)) * size, margin)
+        return [
+            Difference(
+                mean=float(mean[i]),
+                interval=(max(float(mean[i] - margin[i]), -1.0), min(float(mean[i] + margin[i]), 1.0)),
+                p_alone=float(alone[i]),
+                p=float(joint[i]),
+                needed=float(needed[i]),
+            )
+            for i in range(len(pairs))
+        ]
+
+    def interval(self, model: int, *, of_recipe: bool = True) -> Interval:
+        """95 % interval of the accuracy of trainings like these, on images like these.
+
+        With one seed it is that of the images alone, by Clopper and Pearson. With more its ends are moved out by what
+        the seeds add to the variance, as much as they would if the accuracy were at that end (`SeedSpread.scale`): a
+        model that is mostly right can be unlucky by more than it can be lucky.
+        """
+        mean, z = float(self.accuracy[model]), float(ndtri(1 - TAIL))
+        ends = mean_interval(self._of_image[model], 1.0, self.units)
+        if not of_recipe or self.seeds == 1:
+            return ends
+        images = ((np.array(ends) - mean) / z) ** 2  # of either end
+        scale, bounds = float(self.spread.scale[model]), np.array(ends)
+        for _ in range(_STEPS):  # until the variance is that at the ends
+            times = np.maximum(bounds * (1 - bounds) / scale, 1.0)
+            low, high = _margin(_summary(self._seed_variances[:, [model]] * times + images))
+            bounds = np.clip([mean - low, mean + high], 0.0, 1.0)
+        return float(bounds[0]), float(bounds[1])
+
+    def winner(self) -> Winner:
+        """The best model, corrected for having been picked as the best.
+
+        The truth is imagined where the models lie closer together than they were measured, since chance drives them
+        apart: every gap to the best loses what chance alone would make of it. Around it evaluations are drawn, and it
+        is seen by how much their best is flattered.
+        """
+        best = int(self.accuracy.argmax())
+        low, high = self.interval(best)
+        measured = float(self.accuracy[best])
+        if self.models == 1:
+            return Winner(best, measured, measured, (low, high))
+        errors = self._errors(of_recipes=True)
+        gaps = measured - self.accuracy
+        chance = np.median(np.abs(errors[:, [best]] - errors), axis=0) / ndtri(0.75)  # a standard deviation
+        closer = gaps * np.maximum(1 - (chance / np.maximum(gaps, 1e-12)) ** 2, 0.0)
+        picked = (errors - closer).argmax(axis=1)
+        flattery = errors[np.arange(len(errors)), picked]
+        plain, selected = (float(np.quantile(own, 1 - TAIL)) for own in (errors[:, best], flattery))
+        low = max(measured - (measured - low) * max(selected / plain, 1.0), 0.0)
+        corrected = min(max(measured - float(np.median(flattery)), low), measured)
+        return Winner(best, measured, corrected, (low, high))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Each p-value as it counts among all of them (Holm 1979): below a level, it is told apart at that level."""
-    order, adjusted, largest = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min((len(p) - rank) * p[i], 1.0))
-        adjusted[i] = largest
-    return adjusted
+def _step_down(drawn: Floats, seen: Floats) -> Floats:
+    """The p-value of each pair among all (Westfall and Young 1993, their free step-down).
+
+    Args:
+        drawn: how far apart chance alone brings each pair, (draws, pairs).
+        seen: how far apart each is, (pairs,).
+    """
+    order = np.argsort(-seen, kind="stable")
+    largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the pairs from each step on
+    found = np.empty(len(seen))
+    found[order] = np.maximum.accumulate((largest >= seen[order]).mean(axis=0))
+    return found
+
+
+def _summary(variances: Floats) -> Floats:
+    """The standard errors that belong to draws of a variance (draws, m), by some of their quantiles, (quantiles, m)."""
+    step = len(variances) // _QUANTILES
+    return np.sqrt(np.sort(variances, axis=0)[step // 2 :: step])
+
+
+def _p_of(mean: Floats, errors: Floats) -> Floats:
+    """How probable means at least as far from 0 are where the truth is 0, (m,).
+
+    Args:
+        mean: (m,).
+        errors: what the standard error of each may be, (quantiles, m).
+    """
+    return 2 * ndtr(-np.abs(mean) / np.maximum(errors, 1e-30)).mean(axis=0)
+
+
+def _margin(errors: Floats) -> Floats:
+    """Half of the 95 % interval of each mean, (m,), over what its standard error may be, (quantiles, m).
+
+    Newton's method, within bounds that bisection narrows.
+    """
+    errors = np.maximum(errors, 1e-30)
+    low, high = np.zeros(errors.shape[1]), 40 * errors.max(axis=0)
+    found = np.sqrt((errors**2).mean(axis=0)) * ndtri(1 - TAIL)
+    for _ in range(60):
+        scaled = np.minimum(found / errors, 40.0)
+        over = 2 * ndtr(-scaled).mean(axis=0) - LEVEL
+        if (np.abs(over) < _CLOSE).all():
+            break
+        low, high = np.where(over > 0, found, low), np.where(over > 0, high, found)
+        slope = (np.exp(-(scaled**2) / 2) / errors).mean(axis=0) * (2 / np.pi) ** 0.5
+        found = found + over / np.maximum(slope, 1e-300)
+        found = np.where((found > low) & (found < high), found, (low + high) / 2)
+    return found

@@ -14,7 +14,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_figures import Judged
 from vitkit.experiments.comparison_plan import Plan
-from vitkit.experiments.statistics import accuracy_interval
+from vitkit.experiments.statistics import Family
 from vitkit.experiments.stress import at_one_size, variants
 from vitkit.experiments.stress_kinds import STRESSES
 from vitkit.model_folder import read_description
@@ -53,19 +53,23 @@ def stress_figures(
             progress(f"stress, run {number} of {len(distinct)}: {what}", done, total)
 
         answers[folder] = _answers(out, folder, judged.paths, names, side, plan.seeds[0], device, tell)
+    trainings = {model: tuple(folders[model, seed] for seed in plan.seeds) for model in plan.models}
+    different = list(dict.fromkeys(trainings.values()))  # models that share their runs count once
     rows = []
     for name in names:
-        own, models = STRESSES[name], {}
-        for model in plan.models:
-            of_seeds = [answers[folders[model, seed]] for seed in plan.seeds]
-            found = [
-                np.stack([each["" if place == 0 else f"{name} {strength:g}"] for each in of_seeds])  # (S, n)
-                for place, strength in enumerate(own.strengths)
-            ]
-            models[model] = {
-                "accuracy": [float(each.mean()) for each in found],
-                "interval": [list(accuracy_interval(each, judged.units)) for each in found],
+        own = STRESSES[name]
+        families = []
+        for place, strength in enumerate(own.strengths):
+            key = "" if place == 0 else f"{name} {strength:g}"
+            right = np.array([[answers[folder][key] for folder in each] for each in different])  # (M, S, n)
+            families.append(Family(right, judged.units))
+        models = {
+            model: {
+                "accuracy": [float(family.accuracy[different.index(each)]) for family in families],
+                "interval": [list(family.interval(different.index(each))) for family in families],
             }
+            for model, each in trainings.items()
+        }
         told = {"kind": name, "title": own.title, "unit": own.unit, "about": own.about}
         rows.append({**told, "short_side": side, "strengths": list(own.strengths), "models": models})
     return rows

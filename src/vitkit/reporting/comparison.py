@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitkit.evaluation.figures import interval_text
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting import comparison_plots as plots
 from vitkit.text.html import figure, finding, table, to_png, wide, write_page
+from vitkit.text.words import interval_text
 
 _POINTS = 100  # in 1
 
@@ -62,14 +62,23 @@ _ABOUT = (
 
 
 def _headline(figures: Mapping[str, Any]) -> str:
-    best = max(figures["models"], key=lambda model: float(model["accuracy"]))
+    best, luck = figures["best"], figures["luck"]
     bounds = interval_text([_POINTS * end for end in best["interval"]], 1)
-    models = len(figures["models"])  # the highest of several flatters: what picked it is what it was measured on
-    of = f"the highest of {models} models, picked by these very images" if models > 1 else "the only model"
+    of = "the only model"
+    if best["of"] > 1:
+        of = (
+            f"the best of {best['of']}. It measured {_POINTS * best['measured']:.1f} %, which flatters it: "
+            "it was picked by these very images"
+        )
+    moved = "" if luck is None else f'<p class="soft">{escape(_sentence(luck["sentence"]))}</p>'
     return (
-        f'<p><span class="figure">{_POINTS * best["accuracy"]:.1f} %</span> accuracy of {escape(best["name"])}, {of} '
-        f'<span class="soft">(95 %: {bounds})</span></p>'
+        f'<p><span class="figure">{_POINTS * best["expected"]:.1f} %</span> accuracy to be expected of '
+        f'{escape(best["model"])}, {of} <span class="soft">(95 %: {bounds})</span></p>{moved}'
     )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _judged(figures: Mapping[str, Any]) -> str:
@@ -78,7 +87,8 @@ def _judged(figures: Mapping[str, Any]) -> str:
     over = f"the {seeds} seeds and these images" if seeds > 1 else "these images, with one seed,"
     return (
         f"All are judged by the same {images}{chosen}. Intervals are over {over} together; "
-        "p is by Holm for all pairs of a row's fraction, below 0.05 two are told apart."
+        "p is among all pairs of a row's fraction, below 0.05 two are told apart. "
+        "“As trained” is of these trained models on other such images, whatever another seed would give."
     )
 
 
@@ -96,10 +106,16 @@ def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
                 f"{low:+.1f} to {high:+.1f}",
                 needed,
                 f"{pair['p']:.3f}",
+                *_as_trained(pair["trained"]),
             ]
         )
     heading = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
-    return table(rows, heading)
+    return table(rows, [*heading, "as trained: 95 %", "p"])
+
+
+def _as_trained(own: Mapping[str, Any]) -> list[str]:
+    low, high = (_POINTS * end for end in own["interval"])
+    return [f"{low:+.1f} to {high:+.1f}", f"{own['p']:.3f}"]
 
 
 def _run_table(models: Sequence[Mapping[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.system.files import from_json, read_text
+from vitkit.text.cells import JOINT
 from vitkit.text.html import DATA
 
 Numbers = npt.NDArray[np.int64]
@@ -169,11 +170,15 @@ def doubts_data(
     if not doubts:
         return None
     number = {name: i for i, name in enumerate(classes)}
+
+    def numbers(label: str) -> int | list[int]:  # a list where an image may have several classes
+        return number[label] if label in number else [number[name] for name in label.split(JOINT) if name]
+
     return {
         "photographs": photographs,
         "path": [_text(own.path) for own in doubts],
-        "label": [number[own.label] for own in doubts],
-        "suggested": [number[own.suggested] for own in doubts],
+        "label": [numbers(own.label) for own in doubts],
+        "suggested": [numbers(own.suggested) for own in doubts],
         "score": [round(own.score, 6) for own in doubts],
     }
 

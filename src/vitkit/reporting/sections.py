@@ -9,7 +9,7 @@ from typing import Any
 
 from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import LaidOut
-from vitkit.evaluation.figures import calibration_rise, interval_text
+from vitkit.evaluation.figures import calibration_rise
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
@@ -19,7 +19,7 @@ from vitkit.reporting.report_data import threshold_data
 from vitkit.reporting.report_photographs import FIRST, Explained, Photographs
 from vitkit.reporting.tables import class_table, multi_class_table
 from vitkit.text.html import decimals, finding, image, table, wide
-from vitkit.text.words import plural
+from vitkit.text.words import by_chance, interval_text, plural
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
 _BESIDE = {  # what is said of an evaluation beside its figures
@@ -223,11 +223,13 @@ def doubted(doubts: Sequence[Doubt], photographs: Photographs) -> list[str]:
     """Labels that are likely wrong."""
     if not doubts:
         return []
+    chance = by_chance(len(doubts), sum(own.chance for own in doubts))
     pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
     cells = [(shown, f'data-doubt="{place}"', _doubt(own)) for place, (own, shown) in pairs]
     words = (
-        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. Many of them are "
-        "right and only hard: look before you change one. The run's folder lists all, in label_errors.csv."
+        f"{len(doubts)} labels do not fit what the other images teach; the most doubtful come first. "
+        f"{chance[0].upper()}{chance[1:]}: they are right and only hard, so look before you change one. The run's "
+        "folder lists all, in label_errors.csv."
     )
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from vitkit.data.suspects import Suspect
+from vitkit.data.suspects import Suspect, chance_in_words
 from vitkit.reporting.gallery import gallery, thumbnails
 from vitkit.text.html import write_page
 
@@ -28,9 +28,10 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         for own, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
     ]
     more = f"; the first {SHOWN} are shown" if len(suspects) > SHOWN else ""
+    told = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
     body = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}.</p>",
+        f"<p>{told}{chance_in_words(suspects)}.</p>",
         f"<p>{escape(advice)}</p>",
         gallery(photographs),
     ]

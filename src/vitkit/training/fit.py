@@ -8,6 +8,7 @@ from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
 from vitkit.data.whereabouts import images_of_run
 from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.metrics import Evaluation
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.system.files import from_json
 from vitkit.system.run_files import REPORT, SPLIT
@@ -22,8 +23,12 @@ from vitkit.training.suspects import doubt_labels
 from vitkit.training.teacher import Teacher, teacher_of_run
 
 
-def fit_and_report(run: Run, recipe: Recipe) -> None:
-    """Everything after the data is settled; what it reads is what a resumed run reads."""
+def fit_and_report(run: Run, recipe: Recipe) -> Evaluation | None:
+    """Do everything after the data is settled, reading what a resumed run reads.
+
+    Returns:
+        The evaluation of the held-out images that count; None where the weights had seen all.
+    """
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     classifier, teacher = before_training(run, recipe, table, data_hash)
@@ -41,7 +46,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> None:
     else:
         learn(run, recipe, table, classifier, teacher)
     with reporting(run):
-        _conclude(run, recipe, table, known)
+        return _conclude(run, recipe, table, known)
 
 
 def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
@@ -63,10 +68,11 @@ def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str)
     return classifier, teacher
 
 
-def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> None:
+def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation | None:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
-    numbers = run.team.by_first(
+    numbers, evaluation = run.team.by_first(
         lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
+    return evaluation

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation.figures import interval_text
-from vitkit.text.words import aligned, listed, plural
+from vitkit.text.words import aligned, interval_text, listed, plural
 
 _ALIKE = 0.05  # a p-value, above which two are not told apart
 

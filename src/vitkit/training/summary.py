@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,14 +20,15 @@ from vitkit.data.splits import SPLITS
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.data.whereabouts import look_over, read_contents, roles_in_run
 from vitkit.errors import VitkitError
+from vitkit.evaluation import doubts as label_errors
 from vitkit.evaluation.chosen import chosen_on
-from vitkit.evaluation.doubts import Doubt, from_predictions, write_doubts
+from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.evaluation.proposed import evaluate_before, proposal_figures
-from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
+from vitkit.evaluation.unseen import all_figures, describe, seen_of, that_count
 from vitkit.explanation import can_explain
 from vitkit.explanation.mistakes import explain_mistake
 from vitkit.reporting import plots
@@ -78,6 +79,18 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
     plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
 
 
+class Reported(NamedTuple):
+    """What a run says of its model.
+
+    Attributes:
+        numbers: what evaluation.json holds.
+        evaluation: of the images that count; None where the weights had seen all.
+    """
+
+    numbers: dict[str, Any]
+    evaluation: Evaluation | None
+
+
 def report(
     folder: Path,
     recipe: Recipe,
@@ -85,7 +98,7 @@ def report(
     say: Say,
     progress: Progress,
     doubts: Sequence[Doubt] | None = None,
-) -> dict[str, Any]:
+) -> Reported:
     """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
 
     Args:
@@ -95,9 +108,6 @@ def report(
         say: takes what is worth a line.
         progress: told what is being done, how many are done, of how many.
         doubts: labels that are likely wrong; None to go by what the model says of held-out images.
-
-    Returns:
-        What evaluation.json holds.
     """
     held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
     table, changes = look_over(table, read_contents(folder / SPLIT), held_out, progress)
@@ -119,13 +129,16 @@ def report(
     for told in filter(None, (proposed, spoilt)):
         say(f"note: {told}")
     write_predictions(folder / PREDICTIONS, evaluation)
-    evaluation = counted_in(evaluation, numbers)
-    if not table.is_multi:
-        if seen is not None and numbers["ece"] is not None:
-            say(calibrated(numbers, seen, evaluation))
-        if doubts is None:
-            doubts = from_predictions(own for own in _held_out(judged.now or evaluation, seen))
-        write_doubts(folder / LABEL_ERRORS, doubts)
+    counted = that_count(evaluation, seen_before)
+    evaluation = evaluation if counted is None else counted
+    if not table.is_multi and seen is not None and numbers["ece"] is not None:
+        say(calibrated(numbers, seen, evaluation))
+    if doubts is None:
+        doubts = label_errors.from_predictions(own for own in _held_out(judged.now or evaluation, seen))
+        if doubts:
+            say(f"{label_errors.in_words(doubts)} (of held-out images, by the model itself)")
+    numbers["label_errors"] = label_errors.summary(doubts)
+    label_errors.write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
     laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
@@ -147,12 +160,12 @@ def report(
         ],
         pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
         laid_out=laid_out,
-        doubts=doubts or (),
+        doubts=doubts,
         recipe=without_places(recipe).to_toml(),
         explained=_explain_mistakes(classifier, evaluation, table.root, progress),
         tried=_tried(folder / SELECTION),
     )
-    return numbers
+    return Reported(numbers, counted)
 
 
 def _tried(path: Path) -> Tried | None:

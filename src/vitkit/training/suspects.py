@@ -17,7 +17,7 @@ from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation.doubts import Doubt, from_features
+from vitkit.evaluation.doubts import Doubt, from_features, in_words
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import RECIPE
 from vitkit.training.architecture import weights_of
@@ -45,9 +45,9 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
 
     Returns:
         None where they cannot be looked for: the run began from nothing, or from weights that know these labels and
-        have none before them at hand; or its images have several classes each.
+        have none before them at hand.
     """
-    if recipe.weights == "none" or table.is_multi:
+    if recipe.weights == "none":
         return None
     if len(table) > MOST:
         run.say(f"label errors are looked for among held-out images only: there are more than {MOST:,} images")
@@ -72,9 +72,11 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
-    doubts = from_features(table, features, torch.tensor(table.labels), recipe.seed)
+    targets = [table.target(i) for i in range(len(table))] if table.is_multi else table.labels
+    doubts = from_features(table, features, torch.tensor(targets, dtype=torch.int64), recipe.seed)
     seconds = time.monotonic() - started
-    run.say(f"{len(doubts)} of {len(table)} labels are doubtful (frozen features in {precision}, {seconds:.0f} s)")
+    about = f"of {len(table)} images, frozen features in {precision}, {seconds:.0f} s"
+    run.say(f"{in_words(doubts)} ({about})")
     return doubts
 
 

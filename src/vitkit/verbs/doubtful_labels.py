@@ -60,18 +60,24 @@ class DoubtfulLabels(Result):
     def to_dict(self) -> dict[str, Any]:
         """The suspects and their number."""
         rows = [own._asdict() for own in self.suspects]
-        counts = {"images": self.images, "decided": self.decided, "held_out": self.held_out}
+        from vitkit.data.suspects import expected_by_chance
+
+        counts: dict[str, Any] = {"images": self.images, "decided": self.decided, "held_out": self.held_out}
+        counts |= {"expected_by_chance": expected_by_chance(self.suspects)}
         changed = {"changed": self.changed} if self.changed else {}
         told = {**counts, **changed, "notes": list(self.notes)}
         return {"run": str(self.run), "data": self.data, **told, "suspects": rows}
 
     def lines(self) -> list[str]:
         """The first of them, and what to do."""
+        from vitkit.data.suspects import chance_in_words
+
         rows = [(own.score, f"{own.label} -> {own.suggested}", own.path) for own in self.suspects[:_LISTED]]
         more = len(self.suspects) - len(rows)
         done = f", {self.decided} more decided already" if self.decided else ""
+        looks = plural(len(self.suspects), "label looks", "labels look")
         return [
-            f"{self.file}: {plural(len(self.suspects), 'label looks', 'labels look')} wrong, of {self.images}{done}",
+            f"{self.file}: {looks} wrong, of {self.images}{done}{chance_in_words(self.suspects)}",
             *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
             *([f"and {more} more"] if more > 0 else []),
             *([f"note: {self.changed}: their labels were doubted for other pictures"] if self.changed else []),

@@ -85,7 +85,7 @@ class EvaluationResult(Result):
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
         """Each of the main figures with its 95 % interval, if it has one."""
-        from vitkit.evaluation.figures import interval_text
+        from vitkit.text.words import interval_text
 
         for name in self.evaluation.summary():
             if isinstance(value := self.figures[name], float):

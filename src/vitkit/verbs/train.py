@@ -116,10 +116,6 @@ class TrainingRun(Result):
         return [f"{self._outcome()}; report: {self.report}"]
 
     def _outcome(self) -> str:
-        figures = self.evaluation
-        if self.folds:
-            margin = figures["accuracy"]["margin_95"]
-            return f"accuracy {self.accuracy:.4f} ± {margin:.4f} (95 %) over {len(self.folds)} folds"
         return self.headline.words
 
     def _repr_html_(self) -> str:

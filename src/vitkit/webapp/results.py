@@ -12,7 +12,7 @@ from typing import Any, Literal
 from vitkit.data.label_file import EXCLUDED, Edit
 from vitkit.data.proposals import read_proposals
 from vitkit.data.split_file import split_from_file
-from vitkit.data.suspects import Suspect, read_suspects
+from vitkit.data.suspects import Suspect, chance_in_words, read_suspects
 from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
@@ -79,11 +79,13 @@ class _Files:
         root: their folder.
         places: the file of each, by its path below that.
         contents: the digest that each had when the run began, by the same path.
+        is_multi: whether a photograph may have several classes.
     """
 
     root: Path
     places: dict[str, Path]
     contents: dict[str, str]
+    is_multi: bool
 
 
 def file_of(folder: Path, path: str) -> Path:
@@ -118,7 +120,7 @@ def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     for own in read_proposals(split.parent):  # those that were left out are tested all the same
         if (file := table.root / own.path).resolve().is_relative_to(root):
             places.setdefault(own.path, file)
-    return _Files(table.root, places, read_contents(split))
+    return _Files(table.root, places, read_contents(split), table.is_multi)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
@@ -175,7 +177,8 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
         {**own._asdict(), "said": said.get(own.path), "state": _state(own, said.get(own.path))} for own in found[:MOST]
     ]
     why_not, version = _why_not(workspace, folder), stamp_of(folder / LABEL_ERRORS)
-    return {"total": len(found), "suspects": rows, "why_not": why_not, "version": version}
+    chance = chance_in_words(found)
+    return {"total": len(found), "chance": chance, "suspects": rows, "why_not": why_not, "version": version}
 
 
 def decide(
@@ -200,13 +203,13 @@ def decide(
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(found) for i in numbers):
         raise VitkitError("the list of doubtful labels has changed: look at it anew")
     known = {own.path: own.label for own in workspace.said.read().edits}
-    chosen, edits = [found[i] for i in dict.fromkeys(numbers)], []
+    chosen, edits, is_multi = [found[i] for i in dict.fromkeys(numbers)], [], _files(folder).is_multi
     check_there([workspace.photographs / own.path for own in chosen])
     for own in chosen:
         file_of(folder, own.path)  # which must still be the photograph whose label was doubted
         new = {"keep": own.label, "relabel": label or own.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
-            new = checked_name(new, is_multi=False)
+            new = checked_name(new, is_multi=is_multi)
         by = folder.name if what != "keep" and new in (own.suggested, EXCLUDED) else ""
         edits.append(Edit(own.path, new, known.get(own.path, own.label), proposed_by=by))
     workspace.said.add(edits)

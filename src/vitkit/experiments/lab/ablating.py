@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.evaluation.registry import read_figures
-from vitkit.experiments.comparison_figures import Judged, read_judged, verdict
+from vitkit.experiments.comparison_figures import Judged, numbers_of, read_judged, verdict
 from vitkit.experiments.comparison_plan import Job, Plan
 from vitkit.experiments.judging import after_training, before_training, hash_of_images
 from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.experiments.lab.presets import Preset, base_config, base_fields, pretraining_fields, variant_fields
-from vitkit.experiments.statistics import LEVEL, accuracy_interval, difference, holm
+from vitkit.experiments.statistics import Family
 from vitkit.profiling.model_info import describe
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import EVALUATION
@@ -118,14 +120,15 @@ def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]]
     judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
     judging.check()
     judged = read_judged(plan, out, 1.0, judging)
+    labels = [own["label"] for own in told]
+    family = family_of(labels, judged)
     variants = []
-    for own in told:
-        right = judged.of(own["label"])
+    for place, own in enumerate(told):
         jobs = [job for job in plan.jobs if job.model == own["label"]]
         runs = [{"seed": job.seed, "folder": job.folder, **_of_run(job, out / job.folder, judged)} for job in jobs]
-        interval = [float(end) for end in accuracy_interval(right, judged.units)]
-        variants.append({**own, "accuracy": float(right.mean()), "interval": interval, "runs": runs})
-    pairs = pairs_against(ablation.against, [own["label"] for own in told], judged)
+        interval = [float(end) for end in family.interval(place)]
+        variants.append({**own, "accuracy": float(family.accuracy[place]), "interval": interval, "runs": runs})
+    pairs = pairs_against(ablation.against, labels, judged)
     return {
         "variants": variants,
         "pairs": pairs,
@@ -149,22 +152,31 @@ def _of_run(job: Job, folder: Path, judged: Judged) -> dict[str, Any]:
     return {"accuracy": float(judged.answers[job.model, job.seed].mean()), "loss": loss}
 
 
+def family_of(labels: Sequence[str], judged: Judged) -> Family:
+    """The variants, for statistics of all of them together."""
+    return Family(np.stack([judged.of(label) for label in labels]), judged.units)
+
+
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
-    """How each variant differs from one of them, with Holm's correction over these pairs alone."""
-    others = [label for label in labels if label != against]
-    found = [difference(judged.of(label), judged.of(against), judged.units) for label in others]
-    adjusted = holm([own.p for own in found])
-    return [
-        {
-            "a": label,
-            "b": against,
-            "difference": own.mean,
-            "interval": list(own.interval),
-            "p": p,
-            "verdict": verdict(label, against, own, judged.described, len(others), is_apart=p < LEVEL),
-        }
-        for label, own, p in zip(others, found, adjusted, strict=True)
-    ]
+    """How each variant differs from one of them, judged jointly with the other variants."""
+    family, last = family_of(labels, judged), labels.index(against)
+    compared = [(place, last) for place in range(len(labels)) if place != last]
+    rows = []
+    for (place, _), recipe, trained in zip(
+        compared, family.differences(compared), family.differences(compared, of_recipes=False), strict=True
+    ):
+        label = labels[place]
+        rows.append(
+            {
+                "a": label,
+                "b": against,
+                "difference": recipe.mean,
+                **numbers_of(recipe),
+                "trained": numbers_of(trained),
+                "verdict": verdict(label, against, recipe, trained, family.seeds, judged.described, len(compared)),
+            }
+        )
+    return rows
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

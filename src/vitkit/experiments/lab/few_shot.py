@@ -41,7 +41,7 @@ def measure(subject: Subject) -> Measured:
 
     from vitkit.evaluation.least_squares import choose_least_squares, one_or_minus_one
     from vitkit.experiments.lab.measuring import Measured
-    from vitkit.experiments.statistics import accuracy_interval
+    from vitkit.experiments.statistics import Family
 
     subject.judging.check()
     table = subject.table
@@ -58,7 +58,7 @@ def measure(subject: Subject) -> Measured:
             is_right.append(fitted.scores(x_test).argmax(axis=1) == true)
         right = np.array(is_right)  # (S, n)
         accuracy, each = float(right.mean()), right.mean(axis=1)
-        low, high = map(float, accuracy_interval(right, subject.units))
+        low, high = map(float, Family(right[None], subject.units).interval(0))
         spans = [f"{100 * least:.1f} to {100 * most:.1f}" for least, most in ((low, high), (each.min(), each.max()))]
         rows.append([str(shots), f"{100 * accuracy:.1f} %", *spans])
         numbers.append(

@@ -113,7 +113,7 @@ class ResultsPage {
   // --- Labels that look wrong -----------------------------------------------------------------------------------
 
   showDoubts(address, told) {
-    const { total, suspects, why_not: whyNot, version } = told;
+    const { total, chance, suspects, why_not: whyNot, version } = told;
     const send = async (numbers, what, label = "") => {
       try {
         this.showDoubts(address, await post(`${address}/suspects`, { version, numbers, what, label }));
@@ -123,7 +123,7 @@ class ResultsPage {
       }
     };
     const decided = suspects.filter((own) => own.state !== "open").length;
-    const words = total ? `${count(total, "label does", "labels do")} not fit what the other photographs teach, the most doubtful first. Many are right and only hard. ${decided} of ${suspects.length} shown are decided.` : "No label looks wrong.";
+    const words = total ? `${count(total, "label does", "labels do")} not fit what the other photographs teach, the most doubtful first${chance}. Many are right and only hard. ${decided} of ${suspects.length} shown are decided.` : "No more labels look wrong than chance explains.";
     const again = el("button", { type: "button", class: "primary", disabled: Boolean(whyNot), onclick: () => this.studio.goto("train", `again:${this.name}`) }, "Train again with these labels");
     const left = suspects.length - this.most;
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
