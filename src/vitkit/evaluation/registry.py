@@ -94,8 +94,8 @@ def read_figures(file: Path) -> dict[str, Any]:
     known = {name for rows in METRICS.values() for name in rows}
     for name, value in found.items():
         if name in known:
-            numbers = list(value.values()) if isinstance(value, dict) else [value]  # of folds: mean and margin
-            fits = bool(numbers) and all(own is None or is_number(own) for own in numbers)
+            numbers = list(value.values()) if isinstance(value, dict) else [value]  # of folds: mean and interval
+            fits = bool(numbers) and all(own is None or is_number(own) or _is_pair(own) for own in numbers)
         else:
             fits = _FITS.get(name, lambda _: True)(value)
         if not fits:
