@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from photos import save
@@ -22,8 +23,10 @@ from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.overlap import find_overlap
 from vitkit.data.pictures import PictureRecord, from_text, make_record, to_text
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.data.splits import split
+from vitkit.data.user_datasets import Datasets, survey
 from vitkit.errors import VitkitError
 
 Change = Callable[[Image.Image], Image.Image]
@@ -296,6 +299,23 @@ def test_a_record_that_is_too_long_for_a_text_loses_keypoints_before_thumbnails(
     whole = len(to_text(data))
     parts = [PictureRecord.from_bytes(from_text(to_text(data, most), "it"), "it") for most in (whole, whole - 1, 100)]
     assert [(own.has_keypoints, own.has_thumbnails) for own in parts] == [(True, True), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_objects_of_the_caller_are_known_again_though_altered(
+    originals: list[Image.Image], known: list[Facts], *, as_tensor: bool
+) -> None:
+    preprocess = Preprocess(size=(180, 240))
+
+    def given(picture: Image.Image) -> Image.Image | torch.Tensor:
+        return torch.from_numpy(preprocess(picture)) if as_tensor else picture
+
+    pictures = [(given(ImageEnhance.Brightness(own).enhance(1.2)), i % 2) for i, own in enumerate(originals)]
+    others = [(given(photograph(200 + i)), i % 2) for i in range(3)]
+    found = survey(Datasets([*pictures, *others], class_names=("a", "b")), lambda *_: None)
+    overlap = find_overlap(record_of(known), found.table, found.facts(preprocess))
+    assert overlap.kinds[20:] == (None,) * 3
+    assert overlap.kinds.count("altered") >= 19  # as a tensor each is also cropped and resized
 
 
 # --- What follows --------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from torch import Tensor
 from vitkit.data.augment import Augment, apply_seeded
 from vitkit.data.batches import Images
 from vitkit.data.decode import flattened
+from vitkit.data.doctor.contents import LEAST_SIDE
+from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
@@ -142,6 +144,24 @@ class TrainingOf(_Images):
 
 
 @dataclass(frozen=True)
+class Look:
+    """What tells an image apart from others.
+
+    Attributes:
+        digest: of its pixels.
+        width, height: of the image.
+        thumbnail: (16, 16, C), bytes of a picture, and of a tensor the numbers that it has.
+        keypoints: `keypoints.find_keypoints`.
+    """
+
+    digest: str
+    width: int
+    height: int
+    thumbnail: npt.NDArray[np.generic]
+    keypoints: bytes
+
+
+@dataclass(frozen=True)
 class Survey:
     """What one pass over the datasets tells.
 
@@ -151,7 +171,7 @@ class Survey:
         contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
         shapes: of tensors (C, height, width), with the first that has each.
         tensors: the shape of the first tensor of each dataset that gives some, by `train` and `val`.
-        looks: a digest and a thumbnail (16, 16, C) of each image, as it came in this pass; in the order of the table.
+        looks: of each image, as it came in this pass; in the order of the table.
     """
 
     table: ImageTable
@@ -159,7 +179,7 @@ class Survey:
     contents: dict[str, str]
     shapes: dict[tuple[int, ...], str]
     tensors: dict[str, tuple[int, int, int]]
-    looks: tuple[tuple[str, npt.NDArray[np.generic]], ...] = ()
+    looks: tuple[Look, ...] = ()
 
     @property
     def is_certain(self) -> bool:
@@ -172,7 +192,16 @@ class Survey:
         Args:
             preprocess: of the model, whose normalisation tensors are taken to have.
         """
-        return [Facts(bytes.fromhex(digest), thumbnail=_to_rgb(look, preprocess)) for digest, look in self.looks]
+        return [
+            Facts(
+                bytes.fromhex(own.digest),
+                width=own.width,
+                height=own.height,
+                thumbnail=_to_rgb(own.thumbnail, preprocess),
+                keypoints=own.keypoints,
+            )
+            for own in self.looks
+        ]
 
     @property
     def digest(self) -> str:
@@ -232,7 +261,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
     names, labels, splits = datasets.names(), list[int](), list[str]()
     contents, shapes = dict[str, str](), dict[tuple[int, ...], str]()
     tensors = dict[str, tuple[int, int, int]]()
-    looks: list[tuple[str, npt.NDArray[np.generic]]] = []
+    looks: list[Look] = []
     given = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
     lengths = {name: _length(dataset, name) for name, dataset in given.items()}
     for name, dataset in given.items():
@@ -241,7 +270,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
             if not 0 <= label < len(names):
                 raise VitkitError(f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes")
             contents[f"{name}/{index}"] = _content(image)
-            looks.append((contents[f"{name}/{index}"], _look(image)))
+            looks.append(_look(image, contents[f"{name}/{index}"]))
             if isinstance(image, Tensor):
                 channels, height, width = image.shape
                 shapes.setdefault((channels, height, width), f"{name}_dataset[{index}]")
@@ -309,11 +338,22 @@ def _content(image: Image.Image | Tensor) -> str:
     return hashlib.sha256(repr(raw.shape).encode() + raw.tobytes()).hexdigest()
 
 
-def _look(image: Image.Image | Tensor) -> npt.NDArray[np.generic]:
-    """A thumbnail, (16, 16, C): bytes of a picture, and of a tensor the numbers that it has."""
+def _look(image: Image.Image | Tensor, digest: str) -> Look:
     if isinstance(image, Tensor):
-        return F.adaptive_avg_pool2d(image, THUMBNAIL).permute(1, 2, 0).numpy()
-    return np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX))
+        thumbnail = F.adaptive_avg_pool2d(image, THUMBNAIL).permute(1, 2, 0).numpy()
+        picture = _as_picture(image)
+    else:
+        thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX))
+        picture = image
+    keypoints = find_keypoints([working_copy(picture)])[0] if min(picture.size) >= LEAST_SIDE else b""
+    return Look(digest, *picture.size, thumbnail, keypoints)
+
+
+def _as_picture(image: Tensor) -> Image.Image:
+    """Greys of a tensor whose numbers nobody has explained yet: the least is black, the greatest white."""
+    grey = image.mean(dim=0)
+    low, high = grey.aminmax()
+    return Image.fromarray(((grey - low) * (255 / (high - low).clamp(min=1e-6))).round().byte().numpy())
 
 
 def _to_rgb(look: npt.NDArray[np.generic], preprocess: Preprocess) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vitkit.data.doctor.duplicates import LookedFor
 from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.sources import ImageTable
@@ -19,7 +20,7 @@ from vitkit.evaluation.registry import METRICS, TASKS
 from vitkit.system.progress import Progress
 from vitkit.text.words import interval_text, listed
 
-_UNKNOWN = {
+DOUBTS: dict[LookedFor, str] = {
     "exact": "whether the weights had seen resized or altered copies of others cannot be known",
     "near": "whether the weights had seen altered copies of others cannot be known",
     "altered": "",
@@ -49,7 +50,7 @@ def find_seen(
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows, progress)
     seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_own else "all")
-    return seen, _UNKNOWN[overlap.looked_for]
+    return seen, DOUBTS[overlap.looked_for]
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:

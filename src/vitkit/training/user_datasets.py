@@ -32,7 +32,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import by_name_in_words, chosen_on
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.unseen import all_figures, counted_in, describe, seen_of
+from vitkit.evaluation.unseen import DOUBTS, all_figures, counted_in, describe, seen_of
 from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import draw, write_report
@@ -218,7 +218,7 @@ def _look_up(
     record = before.merge(make_record(facts, labels, roles, is_whole=found.is_certain))
     seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
     is_doubtful = bool(before.seen) and not found.is_certain
-    return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else "")
+    return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
 
 
 # Where weights begin from a run: its pictures are known again by their looks.

@@ -391,9 +391,12 @@ def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, 
         movement, fits = _movements(a, b, grown, p, q)
         fits &= there[:, p] & there[:, q]
         row, base = np.nonzero(fits & (fits.sum(axis=1, keepdims=True) >= _LEAST_HITS))
-        turn, own = movement[row, base][:, None], np.arange(len(row))
-        off = turn * (a[row] - a[row][own, p[base], None]) + b[row][own, p[base], None] - b[row]
-        near = (np.abs(off) < _ROUGH * np.maximum(np.abs(turn), 1)) & there[row]
+        turn = movement[row, base]
+        off = turn[:, None] * a[row] + (b[row, p[base]] - turn * a[row, p[base]])[:, None] - b[row]
+        near = off.real**2 + off.imag**2 < (_ROUGH**2 * np.maximum(turn.real**2 + turn.imag**2, 1))[:, None]
+        near &= there[row]
+        several = near.sum(axis=1) >= _LEAST_HITS
+        row, near = row[several], near[several]
         agreeing = np.minimum(_distinct(first[hits[row]], near), _distinct(second[hits[row]], near))
         most = np.zeros(len(hits), np.int64)
         np.maximum.at(most, row, agreeing)

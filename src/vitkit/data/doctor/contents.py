@@ -18,7 +18,7 @@ from vitkit.data.room import NoRoomError
 
 Stamped = tuple[Path, bytes | None]  # a file, and what changes whenever it does
 _PART = 2**20  # bytes read at a time
-_LEAST_SIDE = 48  # pixels of a picture that has keypoints: of smaller ones each blob would be a few pixels
+LEAST_SIDE = 48  # pixels of a picture that has keypoints: of smaller ones each blob would be a few pixels
 _KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # what decodes from memory as from a file, by how it begins
 
 
@@ -103,4 +103,4 @@ def _decode(file: Path, content: _Content) -> _Look:
         facts = Facts(
             content.digest, None, own.format, own.mode, own.width, own.height, own.is_animated, small, own.doubt
         )
-        return _Look(facts, working_copy(own.image) if min(own.image.size) >= _LEAST_SIDE else None, is_lasting=True)
+        return _Look(facts, working_copy(own.image) if min(own.image.size) >= LEAST_SIDE else None, is_lasting=True)
