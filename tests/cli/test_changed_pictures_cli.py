@@ -116,7 +116,7 @@ def test_labels_that_were_doubted_of_other_pictures_are_named(vitkit: Any, run: 
     table = split_from_file(run / SPLIT)
     first, second = table.paths[:2]
     label = table.name_of(0)
-    write_doubts(run / LABEL_ERRORS, [Doubt(path, label, "red", 0.9) for path in (first, second)])
+    write_doubts(run / LABEL_ERRORS, [Doubt(path, label, "red", 0.9, 0.1) for path in (first, second)])
     assert "no longer" not in vitkit("doctor", run / LABEL_ERRORS).out
     overwrite([table.root / first])
     outcome = vitkit("doctor", run / LABEL_ERRORS)

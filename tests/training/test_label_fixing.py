@@ -39,7 +39,9 @@ def figures_of(run: Path) -> dict[str, Any]:
 def accepted(run: Path) -> dict[str, str]:
     """What the run's model says of each test picture that it has wrong, as the list of its doubts suggests it."""
     wrong = {row["path"]: row for row in rows_of(run) if row["label"] != row["predicted"]}
-    write_doubts(run / LABEL_ERRORS, [Doubt(path, row["label"], row["predicted"], 0.9) for path, row in wrong.items()])
+    write_doubts(
+        run / LABEL_ERRORS, [Doubt(path, row["label"], row["predicted"], 0.9, 0.1) for path, row in wrong.items()]
+    )
     return {path: row["predicted"] for path, row in wrong.items()}
 
 

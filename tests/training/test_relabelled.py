@@ -51,7 +51,7 @@ class Work:
         label = dict(labels_of(split_from_file(self.root / "runs" / name / "split.json")))
         write_doubts(
             self.root / "runs" / name / "label_errors.csv",
-            [Doubt(path, label[path], other, 0.9) for path, other in suggested.items()],
+            [Doubt(path, label[path], other, 0.9, 0.1) for path, other in suggested.items()],
         )
 
     def of_split(self, name: str, split: str, label: str = "red") -> list[str]:
