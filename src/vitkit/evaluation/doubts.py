@@ -54,7 +54,7 @@ def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int
     probabilities = probe_out_of_fold(features, labels, len(table.classes), seed, teaches)
     if probabilities is None:
         return []
-    return _named(find_suspects(probabilities, labels.numpy()), table.paths, table.classes)
+    return _named(find_suspects(probabilities, labels.numpy(), teaches), table.paths, table.classes)
 
 
 def from_predictions(evaluations: Iterable[Evaluation]) -> list[Doubt]:

@@ -74,35 +74,44 @@ class LabelNoise:
     doubt: Floats
 
     @classmethod
-    def of(cls, probabilities: npt.NDArray[np.floating], labels: Ints) -> LabelNoise:
+    def of(
+        cls, probabilities: npt.NDArray[np.floating], labels: Ints, teaches: npt.NDArray[np.bool_] | None = None
+    ) -> LabelNoise:
         """Fit the three parameters by maximum likelihood, and once more without a label that is drawn by lot.
 
         Args:
             probabilities: of images that the classifier did not learn, (n, K).
             labels: their classes, (n,), or 1 where an image has a class, (n, K).
+            teaches: (n,), whether an image's label may be fitted to; None: each may.
         """
         most = max(_FITTED // probabilities.shape[1], 1)
-        some: slice | Ints = slice(None)
-        if len(labels) > most:  # as many tell as much of three numbers
-            some = np.sort(np.random.default_rng(0).permutation(len(labels))[:most])
-        model = _Model(probabilities[some], labels[some])
+        taught = np.arange(len(labels)) if teaches is None else np.flatnonzero(teaches)
+        frequency = _frequency_of(labels[taught], probabilities.shape[1])
+        if len(taught) > most:  # as many tell as much of three numbers
+            taught = np.sort(np.random.default_rng(0).permutation(taught)[:most])
+        model = _Model(probabilities[taught], labels[taught], frequency)
         without = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
         found = model.fit([(*without[0], -4.0), (*without[0], -1.5)], is_noisy=True)
         ratio = max(2 * (without[1] - found[1]), 0.0)
         # The part is at the edge of what it may be, so the ratio is 0 half of the time (Self and Liang 1987).
         p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
-        return cls(p, *_Model(probabilities, labels).verdicts(np.array(found[0])))
+        return cls(p, *_Model(probabilities, labels, frequency).verdicts(np.array(found[0])))
+
+
+def _frequency_of(labels: Ints, classes: int) -> Floats:
+    """How frequent each class is, (K,), never quite 0 or 1."""
+    is_multi = labels.ndim == 2
+    counts = (labels.sum(axis=0) if is_multi else np.bincount(labels, minlength=classes)).astype(np.float64)
+    frequency: Floats = (counts + 0.5) / (len(labels) + (1.0 if is_multi else 0.5 * classes))
+    return frequency
 
 
 class _Model:
     """The negative log-likelihood of labels, and its gradient."""
 
-    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints) -> None:
-        self.probabilities, self.labels = probabilities, labels
-        n, K = probabilities.shape
+    def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, frequency: Floats) -> None:
+        self.probabilities, self.labels, self.frequency = probabilities, labels, frequency
         self.is_multi = labels.ndim == 2
-        counts = labels.sum(axis=0) if self.is_multi else np.bincount(labels, minlength=K)
-        self.frequency = (counts + 0.5) / (n + (1.0 if self.is_multi else 0.5 * K))
         self.prior = logit(self.frequency) if self.is_multi else np.log(self.frequency)  # (K,)
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
@@ -177,26 +186,28 @@ class _Model:
         return value, gradient
 
 
-def find_suspects(probabilities: npt.NDArray[np.floating], labels: Ints) -> list[Suspect]:
+def find_suspects(
+    probabilities: npt.NDArray[np.floating], labels: Ints, teaches: npt.NDArray[np.bool_] | None = None
+) -> list[Suspect]:
     """The images whose label is likely wrong, the most doubtful first; none where chance explains all.
 
     Args:
         probabilities: of images that the classifier did not learn, (n, K).
         labels: their classes, (n,), or 1 where an image has a class, (n, K).
+        teaches: (n,), whether what is said of others may rest on an image's label; None: on each.
 
     Returns:
         As many as have, all in all, no more than two thirds of right labels among them.
     """
-    noise = LabelNoise.of(probabilities, labels) if len(labels) else None
+    noise = LabelNoise.of(probabilities, labels, teaches) if len(labels) else None
     if noise is None or noise.p >= LEVEL:
         return []
     is_doubtful = noise.doubt > 0
     each = np.where(is_doubtful, noise.wrong, 0.0)  # of a label that is the most probable, nothing is said
     wrong = each if labels.ndim == 1 else each.max(axis=1)
-    order = np.argsort(-wrong, kind="stable")
-    by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
-    short = np.flatnonzero((by_chance <= MOST_BY_CHANCE) & (wrong[order] > 0))
-    chosen = order[: int(short[-1]) + 1] if len(short) else order[:0]
+    may_teach = np.ones(len(labels), np.bool_) if teaches is None else teaches
+    chosen = np.concatenate([_list_of(wrong, group) for group in (may_teach, ~may_teach)])
+    chosen = chosen[np.argsort(-wrong[chosen], kind="stable")]
     least = float(wrong[chosen].min()) if len(chosen) else 1.0
     found = []
     for i in map(int, chosen):
@@ -208,6 +219,15 @@ def find_suspects(probabilities: npt.NDArray[np.floating], labels: Ints) -> list
         given, suggested = (tuple(map(int, np.flatnonzero(own))) for own in (has, has ^ flipped))
         found.append(Suspect(i, given, suggested, float(noise.doubt[i][flipped].max()), 1 - float(wrong[i])))
     return found
+
+
+def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
+    """The most doubtful images of a group, as many as hold no more than two thirds of right labels."""
+    own = np.flatnonzero(group)
+    order = own[np.argsort(-wrong[own], kind="stable")]
+    by_chance = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)
+    short = np.flatnonzero((by_chance <= MOST_BY_CHANCE) & (wrong[order] > 0))
+    return order[: int(short[-1]) + 1] if len(short) else order[:0]
 
 
 def probe_out_of_fold(
