@@ -128,7 +128,7 @@ def _pairs(models: int) -> list[tuple[int, int]]:
 def measure(setting: tuple[int, int, list[float]], is_smoke: bool = False) -> dict[str, Any]:
     """A row of the table: models, seeds and the luck of each model."""
     models, seeds, luck = setting
-    repeats = REPEATS[models] if len(set(luck)) == 1 else 1000  # which are the nearest to the limit
+    repeats = REPEATS[models] if len(set(luck)) == 1 else 1000  # the nearest to the limit
     repeats = 4 if is_smoke else repeats
     statistics.DRAWS = DRAWS  # the same statistics, with coarser p-values
     found = of_equal(models, seeds, luck, repeats) | of_better(models, seeds, luck, repeats // 4)

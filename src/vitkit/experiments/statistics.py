@@ -42,6 +42,7 @@ _MOST_VARIANCE = 0.25  # of anything between 0 and 1
 # deviations, and how probable each is before the first training. 0 is complete pooling.
 _UNLIKE = np.array([0.0, 0.3, 0.6, 1.0, 1.5])
 _PRIOR = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
+_UNSURE = 1.2  # times as large a variance is taken for where models are unlike: they need not lie as a normal does
 _NODES = np.linspace(-3.5, 3.5, 29)  # of the normal distribution
 _WEIGHTS = np.exp(-(_NODES**2) / 2)
 
@@ -128,7 +129,7 @@ class SeedSpread:
         for m in range(M):
             steps = np.cumsum(likely[m, place, kind], axis=1)
             node = (steps < rng.random((DRAWS, 1)) * steps[:, -1:]).sum(axis=1)
-            drawn[:, m] = true[place, kind, node] * within * self.scale[m]
+            drawn[:, m] = true[place, kind, node] * within * np.where(kind > 0, _UNSURE, 1.0) * self.scale[m]
         drawn = np.minimum(drawn, _MOST_VARIANCE)
         return np.maximum(drawn - self.images, 0.0)
 
