@@ -119,7 +119,9 @@ def test_with_one_seed_a_verdict_is_of_these_trained_models() -> None:
     assert recipe == trained
     few = family([own[:, :2] for own in planted(np.random.default_rng(3), [0.8, 0.8], 1, 400, luck=0.0)])
     (own,) = few.differences([(0, 1)])
-    assert verdict("a", "b", own, own, 1, "2 test images", 1).startswith("a and b cannot be told apart with 2 test images; one seed")
+    assert verdict("a", "b", own, own, 1, "2 test images", 1).startswith(
+        "a and b cannot be told apart with 2 test images; one seed"
+    )
     text = verdict("a", "b", recipe, trained, 1, "400 test images", 1)
     assert "as trained: +" in text and text.endswith("one seed: of these trained models, not of another training")
 

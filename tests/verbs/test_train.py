@@ -107,7 +107,9 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
     assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"], 4)
-    assert run.lines()[0].startswith(f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds; report: ")
+    assert run.lines()[0].startswith(
+        f"accuracy {run.accuracy:.4f} (95 %: {bounds}) over 2 folds, on 36 test images; report: "
+    )
     assert run.folds[1].classifier.classes == ("blue", "green", "red")
     assert str(run.report) in run._repr_html_()
 

@@ -464,7 +464,7 @@ def doubtful(place: Workspace) -> None:
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text("")
     write_json(folder / "split.json", split_to_dict(replace(read_source(place.photographs), splits=("test",) * 12)))
-    write_doubts(folder / "label_errors.csv", [Doubt(f"blue/img{i}.png", "blue", "red", 0.9) for i in (1, 2, 3)])
+    write_doubts(folder / "label_errors.csv", [Doubt(f"blue/img{i}.png", "blue", "red", 0.9, 0.1) for i in (1, 2, 3)])
 
 
 @pytest.mark.usefixtures("doubtful")
