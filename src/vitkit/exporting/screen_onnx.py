@@ -7,13 +7,13 @@ again: every field that our writer does not use is refused by its number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import seal
 from vitkit.exporting.seal import CARD
+from vitkit.system.protobuf import fields_of
 
 _WRITTEN = (
     b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "
@@ -32,8 +32,6 @@ _DIMENSION: dict[int, Any] = {1: None, 2: None}
 _VALUE: dict[int, Any] = {1: None, 2: {1: {1: None, 2: {1: _DIMENSION}}}}
 _GRAPH: dict[int, Any] = {1: _NODE, 2: None, 5: _TENSOR, 11: _VALUE, 12: _VALUE}
 _MODEL: dict[int, Any] = {1: None, 2: None, 3: None, 7: _GRAPH, 8: {1: "domain", 2: None}, 14: "metadata"}
-
-_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def read_card(path: Path) -> str:
@@ -60,7 +58,7 @@ def read_card(path: Path) -> str:
 
 
 def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
-    for number, value in _fields(message):
+    for number, value in fields_of(message):
         if number not in allowed:
             raise VitkitError(f"it has a field {number} where vitkit writes none")
         kind = allowed[number]
@@ -75,45 +73,8 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
         elif kind == "domain" and len(value):
             raise VitkitError(f"it has operations of {bytes(value)[:40]!r}")
         elif kind == "metadata":
-            entry = dict(_fields(value))
-            if set(entry) != {1, 2} or bytes(entry[1]) != CARD.encode():
+            entry = dict(fields_of(value))
+            name, card = entry.get(1), entry.get(2)
+            if set(entry) != {1, 2} or name is None or card is None or bytes(name) != CARD.encode():
                 raise VitkitError("it says more of itself than vitkit writes")
-            cards.append(entry[2])
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field; a value of many bytes as a part of the message, others as None."""
-    position = 0
-    while position < len(message):
-        key, position = _varint(message, position)
-        number, kind = key >> 3, key & 7
-        if kind == _BYTES:
-            length, position = _varint(message, position)
-            if length > len(message) - position:
-                raise VitkitError("it is cut off")
-            yield number, message[position : position + length]
-            position += length
-        elif kind == _VARINT:
-            _, position = _varint(message, position)
-            yield number, None
-        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
-            position += 8 if kind == _EIGHT_BYTES else 4
-            if position > len(message):
-                raise VitkitError("it is cut off")
-            yield number, None
-        else:
-            raise VitkitError("it is no protocol buffer")
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """A number in groups of seven bits, and where it ends."""
-    value = 0
-    for shift in range(0, 64, 7):
-        if position >= len(message):
-            raise VitkitError("it is cut off")
-        byte = message[position]
-        value |= (byte & 127) << shift
-        position += 1
-        if byte < 128:
-            return value, position
-    raise VitkitError("it is no protocol buffer")
+            cards.append(card)

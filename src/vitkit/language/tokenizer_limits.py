@@ -15,6 +15,7 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
+from vitkit.system.protobuf import fields_of
 
 MOST_CHARACTERS = 4096  # of a text
 _MOST_GROWTH = 256  # characters of one; CLIP's make up to 48 of one, and T5's 72
@@ -97,7 +98,9 @@ def check_pieces(path: Path) -> None:
     """
     try:
         charsmaps = [
-            charsmap for spec in _fields(path.read_bytes(), _NORMALIZER_SPEC) for charsmap in _fields(spec, _CHARSMAP)
+            bytes(charsmap)
+            for spec in _fields(memoryview(path.read_bytes()), _NORMALIZER_SPEC)
+            for charsmap in _fields(spec, _CHARSMAP)
         ]
         growth = max(map(_longest_replacement, charsmaps), default=1)
     except ValueError as error:
@@ -185,38 +188,6 @@ def _longest_replacement(charsmap: bytes) -> int:
     return max(len(text.decode("utf-8", "replace")) for text in charsmap[4 + size :].split(b"\0")) or 1
 
 
-def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
-    """The content of each field of this number in a protobuf message, of those that have a length.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == 0:
-            _, place = _varint(message, place)
-        elif kind in (1, 5):
-            place += 8 if kind == 1 else 4
-        elif kind == 2:
-            size, place = _varint(message, place)
-            if size > len(message) - place:
-                raise ValueError("it is cut short")
-            if key >> 3 == wanted:
-                yield message[place : place + size]
-            place += size
-        else:
-            raise ValueError("it is no protobuf message")
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if place >= len(message):
-            break
-        byte = message[place]
-        value, place = value | (byte & 0x7F) << shift, place + 1
-        if byte < 0x80:
-            return value, place
-    raise ValueError("it is cut short")
+def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
+    """The content of each field of this number in a message, of those that have a length."""
+    return (value for number, value in fields_of(message) if number == wanted and value is not None)

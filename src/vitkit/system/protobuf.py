@@ -1,0 +1,51 @@
+"""Protocol buffers, read from their bytes without the schema: a row of fields, each with a number and a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitkit.errors import VitkitError
+
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+
+
+def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
+    """Number and value of each field; a value of many bytes as a part of the message, others as None.
+
+    Raises:
+        VitkitError: it is no such message, or is cut off.
+    """
+    position = 0
+    while position < len(message):
+        key, position = _varint(message, position)
+        number, kind = key >> 3, key & 7
+        if kind == _BYTES:
+            length, position = _varint(message, position)
+            if length > len(message) - position:
+                raise VitkitError("it is cut off")
+            yield number, message[position : position + length]
+            position += length
+        elif kind == _VARINT:
+            _, position = _varint(message, position)
+            yield number, None
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            position += 8 if kind == _EIGHT_BYTES else 4
+            if position > len(message):
+                raise VitkitError("it is cut off")
+            yield number, None
+        else:
+            raise VitkitError("it is no protocol buffer")
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    """A number in groups of seven bits, and where it ends."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if position >= len(message):
+            raise VitkitError("it is cut off")
+        byte = message[position]
+        value |= (byte & 127) << shift
+        position += 1
+        if byte < 128:
+            return value, position
+    raise VitkitError("it is no protocol buffer")
