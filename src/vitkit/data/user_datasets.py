@@ -169,16 +169,14 @@ class Survey:
         table: of stand-ins for files: `train/0` and so on, with labels and splits.
         shared: how many validation pictures are training pictures too, pixel for pixel.
         contents: a digest of each image by its stand-in; empty where a dataset gives another each time.
-        shapes: of tensors (C, height, width), with the first that has each.
-        tensors: the shape of the first tensor of each dataset that gives some, by `train` and `val`.
+        shapes: of tensors (C, height, width), by `train` or `val`, with the first that has each.
         looks: of each image, as it came in this pass; in the order of the table.
     """
 
     table: ImageTable
     shared: int
     contents: dict[str, str]
-    shapes: dict[tuple[int, ...], str]
-    tensors: dict[str, tuple[int, int, int]]
+    shapes: dict[tuple[str, tuple[int, ...]], str]
     looks: tuple[Look, ...] = ()
 
     @property
@@ -216,17 +214,19 @@ class Survey:
 
         Args:
             datasets: that were looked through.
-            own: the preprocessing of the model, by which pictures that are no tensors are prepared.
+            own: the preprocessing of the model, whose size the tensors have (`check`), and by which pictures that are
+                no tensors are prepared.
 
         Returns:
             One with `unknown` where tensors are given and their transforms cannot be read.
         """
-        name = next((name for name in ("val", "train") if self._has(name)), "val")
-        if name not in self.tensors:
+        name, dataset = "train", datasets.train
+        if datasets.val is not None and "val" in self.table.splits:
+            name, dataset = "val", datasets.val
+        if name not in {each for each, _ in self.shapes}:
             return own, []
-        dataset = datasets.train if name == "train" or datasets.val is None else datasets.val
         try:
-            found = read_preprocess(dataset, self.tensors[name], lambda i: item_of(dataset, i, name)[0])
+            found = read_preprocess(dataset, (len(own.mean), *own.size), lambda i: item_of(dataset, i, name)[0])
         except VitkitError as error:
             unknown = f"{name}_dataset gave tensors, and {error}"
             told = f"note: the model will answer about no files: {unknown}; say how they are made with preprocess="
@@ -237,9 +237,6 @@ class Survey:
         theirs, ours = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in (learned, judged))
         return found, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
 
-    def _has(self, name: str) -> bool:
-        return any(path.startswith(f"{name}/") for path in self.table.paths)
-
     def check(self, preprocess: Preprocess) -> None:
         """Refuse tensors that a model does not read.
 
@@ -247,7 +244,7 @@ class Survey:
             VitkitError: one has another shape.
         """
         expected = (len(preprocess.mean), *preprocess.size)
-        for shape, where in self.shapes.items():
+        for (_, shape), where in self.shapes.items():
             if shape != expected:
                 raise VitkitError(f"{where} is a tensor of shape {shape}, and the model reads {expected}: resize it")
 
@@ -259,8 +256,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
         VitkitError: something is no image, or no label.
     """
     names, labels, splits = datasets.names(), list[int](), list[str]()
-    contents, shapes = dict[str, str](), dict[tuple[int, ...], str]()
-    tensors = dict[str, tuple[int, int, int]]()
+    contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
     looks: list[Look] = []
     given = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
     lengths = {name: _length(dataset, name) for name, dataset in given.items()}
@@ -272,9 +268,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
             contents[f"{name}/{index}"] = _content(image)
             looks.append(_look(image, contents[f"{name}/{index}"]))
             if isinstance(image, Tensor):
-                channels, height, width = image.shape
-                shapes.setdefault((channels, height, width), f"{name}_dataset[{index}]")
-                tensors.setdefault(name, (channels, height, width))
+                shapes.setdefault((name, tuple(image.shape)), f"{name}_dataset[{index}]")
             labels.append(label)
             splits.append(name)
             progress("reading labels", len(labels), sum(lengths.values()))
@@ -286,7 +280,7 @@ def survey(datasets: Datasets, progress: Progress) -> Survey:
         if lengths[name]
     )
     table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
-    return Survey(table, shared, contents if is_fixed else {}, shapes, tensors, tuple(looks))
+    return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(looks))
 
 
 def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
