@@ -218,7 +218,8 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
     """Prepare the files of some images, where the dataset tells which they are, and compare with what it gives."""
     for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
-        file, given = _file_of(dataset, index), item(index)
+        file = _file_of(dataset, index)
+        given = None if file is None else item(index)
         if file is None or not isinstance(given, Tensor):
             continue
         try:
