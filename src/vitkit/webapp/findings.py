@@ -64,7 +64,8 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
     """
     name, doubts = doubts_of(workspace, table)
     number = {path: i for i, path in enumerate(table.paths)} if doubts else {}
-    contents = _contents_of(workspace.runs / name / SPLIT) if doubts else {}
+    split = workspace.runs / name / SPLIT
+    contents = _contents_of(split, stamp_of(split)) if doubts else {}
     return {
         number[path]: {"label": label, "suggested": suggested, "run": name}
         for path, (label, suggested) in doubts.items()
@@ -81,7 +82,8 @@ def doubts_of(workspace: Workspace, table: ImageTable) -> tuple[str, Mapping[str
     return "", {}
 
 
-def _contents_of(split: Path) -> Mapping[str, str]:
+@lru_cache(maxsize=4)
+def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG001  # it is read anew
     try:
         return read_contents(split)
     except VitkitError:
