@@ -27,8 +27,8 @@ from torch import Tensor
 
 from vitkit import VisionTransformer, load
 from vitkit.data.loading import EvaluationImages
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable
 from vitkit.explanation import METHODS
 from vitkit.explanation.occluding import cover
 

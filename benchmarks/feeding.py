@@ -23,8 +23,9 @@ from tables import save_table
 from vitkit import create_model
 from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.splits import split
+from vitkit.data.table import ImageTable
 from vitkit.training.defaults import PRESETS
 from vitkit.training.losses import label_loss
 from vitkit.training.optim import build_optimizer

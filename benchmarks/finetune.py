@@ -34,8 +34,8 @@ from torchvision.transforms import v2
 from vitkit.data.decode import decode
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable
 from vitkit.training.metrics_file import read_metrics
 from vitkit.training.run import train
 

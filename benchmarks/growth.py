@@ -169,7 +169,7 @@ def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -
 def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
     from types import SimpleNamespace
 
-    from vitkit.data.sources import ImageTable
+    from vitkit.data.table import ImageTable
     from vitkit.evaluation import evaluator
     from vitkit.evaluation.unseen import all_figures
 

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader
 
 import vitkit
 from vitkit.data.loading import EvaluationImages
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.splits import split
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import images_of_run
 from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.token_merging import merge

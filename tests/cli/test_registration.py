@@ -128,7 +128,8 @@ def test_a_format_of_exported_files_is_one_module_and_one_row(place: Path) -> No
 
 
 _SOURCE = """
-from vitkit.data.sources import SourceKind, register, table_of
+from vitkit.data.sources import SourceKind, register
+from vitkit.data.table import table_of
 
 def read(name, path, layout):
     rows = [line.split() for line in path.read_text().splitlines()]

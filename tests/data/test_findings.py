@@ -14,7 +14,7 @@ from vitkit.data.doctor import findings
 from vitkit.data.doctor.findings import MOST_CROPPED, MOST_LOST, Copies
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 
 
 def table_of(

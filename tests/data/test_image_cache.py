@@ -24,8 +24,9 @@ from vitkit.data.decode import decode
 from vitkit.data.image_cache import DiskKeeper, Keeper, MemoryKeeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.splits import split
+from vitkit.data.table import ImageTable
 
 PREPROCESS = Preprocess(size=(12, 16))
 AUGMENTS = {

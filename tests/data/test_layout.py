@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.splitnames import split_of_folder, split_of_word
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 
 

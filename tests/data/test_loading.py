@@ -21,8 +21,9 @@ from vitkit.data.augment import Augment
 from vitkit.data.batches import BatchSampler, EpochSampler
 from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.splits import split
+from vitkit.data.table import ImageTable
 
 PREPROCESS = Preprocess(size=(12, 16), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 AUGMENT = Augment(crop_scale=(0.5, 1.0), hflip=True, rotate=5, color_jitter=0.2)

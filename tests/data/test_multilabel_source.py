@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import photos
 from vitkit.data.doctor.examine import examine
-from vitkit.data.sources import ImageTable, number_sets, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_from_file, split_to_dict
 from vitkit.data.splits import fold, limit_training, split
+from vitkit.data.table import ImageTable, number_sets
 from vitkit.errors import VitkitError
 from vitkit.reporting.dataset_report import write_checkup
 

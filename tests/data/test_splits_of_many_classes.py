@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.dealing import stratify
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import fold, limit_training, split
+from vitkit.data.table import ImageTable
 
 USUAL = (0.7, 0.1, 0.2)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.doubts import Doubt, from_features, from_predictions, in_words, summary, write_doubts
 from vitkit.evaluation.label_errors import find_suspects, probe_out_of_fold
 from vitkit.evaluation.metrics import Evaluation

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import binomtest
 
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file, groups_to_list
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.figures import figures

@@ -17,8 +17,8 @@ import torch
 import runs
 import vitkit
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.doubts import Doubt, from_features, write_doubts
 from vitkit.evaluation.headline import describe_proposals
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT

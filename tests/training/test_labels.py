@@ -17,8 +17,8 @@ from vitkit.data.corrected import labels_of, read_corrected
 from vitkit.data.doctor.examine import examine, find_twins
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far, renaming, undo_edits
 from vitkit.data.pictures import make_record
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.lineage import Images, divide
 from vitkit.training.run import write_start

@@ -17,7 +17,7 @@ import tiny
 from vitkit.data.augment import Augment, Mixing, mix_seeds
 from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.balance import class_weights
 from vitkit.training.distributed import fabric_of

@@ -16,7 +16,8 @@ import vitkit as package
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.changes import read_change
 from vitkit.model.config import ViTConfig

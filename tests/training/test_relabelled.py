@@ -16,8 +16,9 @@ from vitkit.data.corrected import labels_of, read_corrected
 from vitkit.data.label_file import EXCLUDED, Edit, add_edits, renaming
 from vitkit.data.pictures import UNLABELLED
 from vitkit.data.proposals import proposals_of_run, read_proposals
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import images_of_run, move_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.doubts import Doubt, write_doubts

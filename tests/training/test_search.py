@@ -15,7 +15,7 @@ import runs
 from vitkit.data.augment import Augment
 from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
 from vitkit.training import fit

@@ -11,7 +11,8 @@ import runs
 import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.recipe import Recipe
 from vitkit.training.run import train

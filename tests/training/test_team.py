@@ -26,7 +26,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.distributed import ALONE, Team, assemble, check_team, describe_team
 from vitkit.training.metrics_file import read_metrics

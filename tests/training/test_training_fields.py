@@ -17,9 +17,9 @@ from PIL import Image
 
 import photos as pictures
 import runs
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
 from vitkit.data.splits import split
+from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.training import descent, run
 from vitkit.training.divergence import Guard

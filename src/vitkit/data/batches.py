@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import mix_seeds
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 
 Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.data.layout import LayoutName, understand
-from vitkit.data.sources import ImageTable, Row, table_of
+from vitkit.data.table import ImageTable, Row, table_of
 from vitkit.data.walk import Overlooked, images_below, why_ignored
 from vitkit.errors import VitkitError
 

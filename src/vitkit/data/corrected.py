@@ -16,7 +16,8 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.path_finder import PathFinder
 from vitkit.data.pictures import UNLABELLED
 from vitkit.data.proposals import Renaming
-from vitkit.data.sources import ImageTable, Row, check_classes, number_sets, read_table
+from vitkit.data.sources import check_classes, read_table
+from vitkit.data.table import ImageTable, Row, number_sets
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 
 ALL, _NONE = -2, -1  # what is counted beside the classes: every image, and those without a class
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import ImageTable, Row, number_sets, refuse_twins, table_of
 from vitkit.data.splitnames import split_of_word
+from vitkit.data.table import ImageTable, Row, number_sets, refuse_twins, table_of
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT, restored
 

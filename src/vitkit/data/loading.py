@@ -16,8 +16,8 @@ from vitkit.data.batches import BatchedImages, Images
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import in_proportion
+from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError
 
 

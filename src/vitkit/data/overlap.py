@@ -16,7 +16,7 @@ from vitkit.data.doctor.duplicates import Kind, LookedFor, find_known
 from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.pictures import DIGEST, ROLES, UNLABELLED, PictureRecord
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.system.progress import Progress
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
 from vitkit.text.cells import JOINT

@@ -21,7 +21,7 @@ from vitkit.data.dealing import (
     total,
 )
 from vitkit.data.doctor.duplicates import Forest
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 
 SPLITS = ("train", "val", "test")

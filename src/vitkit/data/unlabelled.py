@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.data.walk import Overlooked, images_below
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress

@@ -23,7 +23,7 @@ from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.data.transforms import read_preprocess, read_scale
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import Progress

@@ -13,8 +13,8 @@ from vitkit.data.decode import UnreadableImageError, refuse_special
 from vitkit.data.memory import Memory, stamp_of
 from vitkit.data.named_sets import DATASETS
 from vitkit.data.pictures import DIGEST, PictureRecord
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file, split_from_file, split_to_dict
+from vitkit.data.table import ImageTable
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json

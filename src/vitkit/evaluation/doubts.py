@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.label_errors import Suspect, find_suspects, probe_out_of_fold
 from vitkit.evaluation.metrics import Evaluation, held_out_split
 from vitkit.system.files import write_text

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation

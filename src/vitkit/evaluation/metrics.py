@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation import registry
 from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
 from vitkit.evaluation.standings import Standing, standings

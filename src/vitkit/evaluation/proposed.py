@@ -18,7 +18,7 @@ import numpy.typing as npt
 from vitkit.classifier import Classifier
 from vitkit.data.label_file import EXCLUDED, Proposal, labels_in
 from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.metrics import Evaluation

@@ -9,7 +9,7 @@ from typing import Any
 from vitkit.data.doctor.duplicates import LookedFor
 from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.chosen import by_name
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.headline import headline_of

@@ -15,8 +15,8 @@ from typing import Any
 
 from vitkit.data.overlap import exposures
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import read_contents, roles_in_run
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import chosen_on

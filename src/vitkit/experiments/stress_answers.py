@@ -23,7 +23,7 @@ from vitkit.system.progress import Progress
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.data.sources import ImageTable
+    from vitkit.data.table import ImageTable
 
 ANSWERS = "stress"  # a folder beside the runs
 

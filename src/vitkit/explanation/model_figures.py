@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitkit.errors import VitkitError
-from vitkit.explanation.draw import FloatArray, mosaic, unit
+from vitkit.explanation.draw import mosaic, unit
+from vitkit.explanation.model_analysis import FloatArray
 
 _AMOUNT, _SIMILARITY = "viridis", "cividis"
 _MOST_QUERIES = 14  # rows and columns of a grid of grids that can still be told apart

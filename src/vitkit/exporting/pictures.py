@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import images_of_run, look_over, read_contents
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress

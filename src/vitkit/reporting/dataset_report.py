@@ -11,8 +11,8 @@ from pathlib import Path
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.doctor.findings import Copies
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
 from vitkit.system.files import without_place
 from vitkit.text.html import figure, finding, image, table, to_png, write_page

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.classifier import Classifier
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.chosen import by_name_in_words
 from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.metrics import Evaluation

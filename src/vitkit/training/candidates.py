@@ -9,8 +9,8 @@ from typing import Any
 
 from vitkit.data.corrected import read_corrected
 from vitkit.data.overlap import find_overlap
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
 from vitkit.training.defaults import complete

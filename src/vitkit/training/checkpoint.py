@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 from vitkit.training.recipe import Recipe

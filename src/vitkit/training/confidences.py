@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.classifier import Classifier
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.figures import calibration_rise
 from vitkit.evaluation.metrics import Evaluation, held_out_split
 from vitkit.evaluation.operating import SHARES

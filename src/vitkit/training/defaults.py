@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.training.networks import check_network, network_of, presets_of

@@ -17,7 +17,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.augment import mix_seeds
 from vitkit.data.batches import BatchedImages, is_worker_lost, quiet_workers, worker_lost
 from vitkit.data.loading import ImageData
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import read_contents
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import vit_of

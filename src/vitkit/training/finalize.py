@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
 from vitkit.evaluation.evaluator import evaluate

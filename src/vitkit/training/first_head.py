@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.language.class_words import spoken, why_no_words
 from vitkit.language.text_files import Glance

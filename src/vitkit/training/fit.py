@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vitkit.classifier import Classifier
 from vitkit.data.loading import TrainingImages
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import images_of_run
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation

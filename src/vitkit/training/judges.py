@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import in_proportion
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 
 PARTS = 5

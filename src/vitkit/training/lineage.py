@@ -18,8 +18,8 @@ from vitkit.data.label_file import Proposal
 from vitkit.data.memory import Facts
 from vitkit.data.overlap import Overlap, exposures, find_overlap, inherit
 from vitkit.data.pictures import DIGEST, UNLABELLED, PictureRecord, make_record
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS, scenes, split
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, without_place

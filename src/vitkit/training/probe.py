@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from vitkit.classifier import Classifier
 from vitkit.data.batches import is_worker_lost, worker_lost
 from vitkit.data.loading import EvaluationImages, TrainingImages
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import mean_average_precision
 from vitkit.evaluation.regression import regress, regression_loss

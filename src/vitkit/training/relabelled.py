@@ -19,7 +19,7 @@ from vitkit.data.memory import Facts, Memory
 from vitkit.data.overlap import find_overlap
 from vitkit.data.pictures import DIGEST, PictureRecord, make_record
 from vitkit.data.proposals import Earlier, earlier_runs, find_proposals
-from vitkit.data.sources import ImageTable, table_of
+from vitkit.data.table import ImageTable, table_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.model_folder import RECORD

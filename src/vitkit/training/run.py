@@ -10,8 +10,8 @@ from typing import Any
 import vitkit
 from vitkit.data.doctor.findings import Finding, of_splits
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_to_list, split_to_dict
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import move_run, refuse_changed
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD

@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, regular, sole_in, unfinished

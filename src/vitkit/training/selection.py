@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from vitkit.data.loading import EvaluationImages
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import fold
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.regression import regress

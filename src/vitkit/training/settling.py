@@ -11,8 +11,8 @@ from vitkit.data.corrected import read_corrected
 from vitkit.data.doctor.examine import examine
 from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config
 from vitkit.system.progress import Progress

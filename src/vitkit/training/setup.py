@@ -18,7 +18,7 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.multilabel import NO_THRESHOLD
 from vitkit.inference.backends.precision import best_precision

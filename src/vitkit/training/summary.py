@@ -14,9 +14,9 @@ from vitkit.classifier import Classifier
 from vitkit.data.loading import TrainingImages
 from vitkit.data.pictures import PictureRecord
 from vitkit.data.proposals import read_proposals
-from vitkit.data.sources import ImageTable
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.data.whereabouts import look_over, read_contents, roles_in_run
 from vitkit.errors import VitkitError

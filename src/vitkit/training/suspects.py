@@ -15,7 +15,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.overlap import look_up
 from vitkit.data.pictures import PictureRecord
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.doubts import Doubt, from_features, in_words
 from vitkit.system.progress import Progress

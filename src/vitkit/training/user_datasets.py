@@ -25,8 +25,8 @@ from vitkit.data.doctor.examine import find_twins
 from vitkit.data.overlap import exposures, find_overlap
 from vitkit.data.pictures import make_record
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import check_trainable
+from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
 from vitkit.evaluation.chosen import by_name_in_words, chosen_on

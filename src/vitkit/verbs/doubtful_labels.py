@@ -18,8 +18,8 @@ from vitkit.verbs.places import check_out, sole_out
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
-    from vitkit.data.sources import ImageTable
     from vitkit.data.suspects import Suspect
+    from vitkit.data.table import ImageTable
 
 _LISTED = 20
 

@@ -26,7 +26,7 @@ from vitkit.verbs.words import open_for_labels
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.label_file import Proposal
-    from vitkit.data.sources import ImageTable
+    from vitkit.data.table import ImageTable
     from vitkit.data.whereabouts import Changes
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.evaluation.proposed import Judged

@@ -19,7 +19,7 @@ from vitkit.verbs.inputs import open_model
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.data.sources import ImageTable
+    from vitkit.data.table import ImageTable
     from vitkit.language.zero_shot import ImagesAndWords
     from vitkit.weights.preprocessing import PreprocessLike
 

@@ -11,8 +11,8 @@ from typing import Any
 from vitkit.data.doctor.examine import Diagnosis, examine
 from vitkit.data.label_file import EXCLUDED
 from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import ImageTable, table_of
 from vitkit.data.split_file import split_from_file
+from vitkit.data.table import ImageTable, table_of
 from vitkit.data.whereabouts import is_unchanged, read_contents
 from vitkit.errors import VitkitError
 from vitkit.system.files import regular

@@ -15,7 +15,8 @@ from typing import Any
 from vitkit.data.corrected import Followed
 from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, renaming
 from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import ImageTable, read_table
+from vitkit.data.sources import read_table
+from vitkit.data.table import ImageTable
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json

@@ -9,7 +9,7 @@ from vitkit.model.network_config import is_network_name
 from vitkit.model.spellings import canonical
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.weights import load
+from vitkit.weights.loading import load
 from vitkit.weights.meaning import Use
 
 

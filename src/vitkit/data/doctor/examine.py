@@ -13,7 +13,7 @@ from vitkit.data.doctor.findings import Copies, Finding
 from vitkit.data.doctor.scan import scan
 from vitkit.data.memory import Facts, Memory
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from vitkit.data.doctor.duplicates import Kind, LookedFor
 from vitkit.data.memory import Facts
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
 from vitkit.data.walk import SUFFIXES
 from vitkit.text.words import plural
 

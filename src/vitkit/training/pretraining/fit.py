@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from vitkit.classifier import Classifier
 from vitkit.data.loading import EvaluationImages
-from vitkit.data.sources import ImageTable
 from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
 from vitkit.data.whereabouts import images_of_run, read_contents
 from vitkit.errors import VitkitError
 from vitkit.model.build import vit_of

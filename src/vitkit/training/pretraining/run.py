@@ -18,8 +18,9 @@ import tomli_w
 import vitkit
 from vitkit.data.doctor.examine import examine
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable, read_source
+from vitkit.data.sources import read_source
 from vitkit.data.splits import check_trainable
+from vitkit.data.table import ImageTable
 from vitkit.data.unlabelled import has_no_folders, read_unlabelled
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_text
@@ -28,7 +29,8 @@ from vitkit.system.run_files import PRETRAINING, RECIPE
 from vitkit.training.architecture import weights_of
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
 from vitkit.training.effects import check_effects
-from vitkit.training.lineage import Images, ancestry_of, divide, of_ancestry
+from vitkit.training.lineage import Images as RunImages
+from vitkit.training.lineage import ancestry_of, divide, of_ancestry
 from vitkit.training.loggers import check_watchers
 from vitkit.training.pretraining.choices import KINDS, OF_LABELS, Pretraining, parted
 from vitkit.training.pretraining.fit import fit_and_report
@@ -150,7 +152,7 @@ def _prepare(
         hold_given(out, hold, force=force)
     diagnosis = examine(table, _pixels_of(recipe, choices, progress), progress)
     before = ancestry_of(recipe, None, progress)
-    own = divide(Images.of(diagnosis), recipe, before, progress)
+    own = divide(RunImages.of(diagnosis), recipe, before, progress)
     if recipe.max_images is not None:
         own = limit(own, recipe.max_images, recipe.seed)
     run = Run(

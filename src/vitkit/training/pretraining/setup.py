@@ -9,7 +9,7 @@ import torch
 from vitkit.classifier import Classifier
 from vitkit.data.augment import mix_seeds
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.sources import ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.network_config import Config

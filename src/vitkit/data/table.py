@@ -1,0 +1,163 @@
+"""A labelled set of images: what each is called, its class or classes, and its split. Nothing here opens an image."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vitkit.data.label_file import Proposal
+from vitkit.errors import VitkitError
+from vitkit.text.cells import JOINT
+from vitkit.text.names import alike
+
+Row = tuple[str, str, str | None]  # path, class, split
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """A labelled set of images.
+
+    Attributes:
+        name: what the user called it.
+        root: the folder that `paths` are relative to.
+        classes: names; a label is an index into them, or into `sets`.
+        paths, labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
+        ignored: count of files and folders passed over, by reason.
+        empty: class folders without an image, which are no classes.
+        folders: where the photographs lie; nothing may be written below.
+        sets: of a multi-label table, the sets of classes that images have, each sorted; a label is an index into
+            them. Empty where every image has one class.
+        layout: how the folders were understood, in a line; empty where there were none to understand.
+        overlooked: sentences about folders that may hold images and were not looked into.
+        corrections, unmatched: sentences about what a label file changed, and about what of it changed nothing.
+        left_out: the images that a label file leaves out, with their labels until then.
+        proposals: the images whose labels were changed, or that were left out, because a model proposed it.
+    """
+
+    name: str
+    root: Path
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+    splits: tuple[str | None, ...]
+    ignored: dict[str, int] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
+    sets: tuple[tuple[int, ...], ...] = ()
+    layout: str = ""
+    overlooked: tuple[str, ...] = ()
+    corrections: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    left_out: tuple[Row, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def file(self, index: int) -> Path:
+        """The path to open."""
+        return self.root / self.paths[index]
+
+    def lies_among(self, path: Path) -> bool:
+        """Whether the path is below a folder of the photographs."""
+        return any(path.resolve().is_relative_to(folder) for folder in self.folders)
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether an image may have several classes, or none."""
+        return bool(self.sets)
+
+    def classes_of(self, index: int) -> tuple[int, ...]:
+        """The numbers of an image's classes: one, unless the table is multi-label."""
+        return self.sets[self.labels[index]] if self.sets else (self.labels[index],)
+
+    def name_of(self, index: int) -> str:
+        """The names of an image's classes, joined by `;`."""
+        return JOINT.join(self.classes[label] for label in self.classes_of(index))
+
+    def cell_of(self, index: int) -> str:
+        """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
+        return (self.name_of(index) or JOINT) if self.is_multi else self.name_of(index)
+
+    def target(self, index: int) -> list[float]:
+        """(K,) 1 for each class that an image has, else 0."""
+        return _indicator(self.classes_of(index), len(self.classes))
+
+    def set_targets(self) -> list[list[float]]:
+        """(S, K) the target of each of `sets`, so that an image's is the row of its label."""
+        return [_indicator(own, len(self.classes)) for own in self.sets]
+
+    def counts(self) -> dict[str, int]:
+        """Images per class; one of several classes counts in each."""
+        count = Counter(label for i in range(len(self)) for label in self.classes_of(i))
+        return {name: count[label] for label, name in enumerate(self.classes)}
+
+    def take(self, indices: list[int]) -> ImageTable:
+        """The rows at these indices, in their order; the classes stay."""
+        return replace(
+            self,
+            paths=tuple(self.paths[i] for i in indices),
+            labels=tuple(self.labels[i] for i in indices),
+            splits=tuple(self.splits[i] for i in indices),
+        )
+
+    def compact(self) -> ImageTable:
+        """The same rows, without the classes (and sets of them) that no row has."""
+        present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
+        new = {label: i for i, label in enumerate(present)}
+        own = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
+        sets, labels = number_sets(own) if self.sets else ((), tuple(only for (only,) in own))
+        return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
+
+    def of_split(self, split: str) -> ImageTable:
+        """The rows of one split."""
+        return self.take([i for i, own in enumerate(self.splits) if own == split])
+
+
+def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
+    classes = tuple(sorted({row[1] for row in rows}))
+    refuse_twins(name, classes, rows)
+    index = {label: i for i, label in enumerate(classes)}
+    return ImageTable(
+        name=name,
+        root=root.resolve(),
+        classes=classes,
+        paths=tuple(row[0] for row in rows),
+        labels=tuple(index[row[1]] for row in rows),
+        splits=tuple(row[2] for row in rows),
+    )
+
+
+def number_sets(own: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """The sets that occur, in order, and the number of each image's."""
+    sets = tuple(sorted(set(own)))
+    number = {each: i for i, each in enumerate(sets)}
+    return sets, tuple(number[each] for each in own)
+
+
+def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
+    """Refuse two classes that look the same: they would be learned as two, and shown as one.
+
+    Args:
+        name: what the user called the data.
+        classes: their names.
+        rows: with the labels as they stand there, of which the first is named.
+
+    Raises:
+        VitkitError: there are such; the message has the code point in which they differ.
+    """
+    if (twins := alike(classes)) is not None:
+        one, other, apart = twins
+        example = next((f" (the latter in {path})" for path, label, _ in rows if other in label), "")
+        raise VitkitError(
+            f"{name}: the classes {one!r} and {other!r}{example} look the same, and differ in {apart}: rename one"
+        )
+
+
+def _indicator(labels: tuple[int, ...], classes: int) -> list[float]:
+    target = [0.0] * classes
+    for label in labels:
+        target[label] = 1.0
+    return target
