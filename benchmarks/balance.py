@@ -21,15 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.batches import EpochSampler
-from vitkit.data.loading import EvaluationImages
+from vitkit.data.loading import EpochSampler, EvaluationImages
 from vitkit.data.sources import read_source
 from vitkit.evaluation.calibration import calibrate, to_probabilities
-from vitkit.training.balance import Balance, class_weights, log_weights
+from vitkit.training.finalize import Balance, class_weights, log_weights
 from vitkit.training.losses import label_loss
 from vitkit.training.probe import compute_features
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import choose_precision, new_classifier
+from vitkit.training.start import choose_precision, new_classifier
 
 SEEDS, COMMON, RARE, EPOCHS, BATCH = 10, 360, 36, 30, 32
 Floats = npt.NDArray[np.floating[Any]]

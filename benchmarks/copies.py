@@ -35,9 +35,9 @@ from vitkit.data.doctor.altered import Described
 from vitkit.data.doctor.duplicates import compare, connect, find_duplicates, find_known
 from vitkit.data.doctor.likeness import find_pairs
 from vitkit.data.doctor.scan import scan
-from vitkit.data.memory import Facts, Memory
-from vitkit.data.pictures import PictureRecord, make_record
-from vitkit.data.published import write_digits
+from vitkit.data.file_facts import Facts, Memory
+from vitkit.data.named_sets import write_digits
+from vitkit.data.seen import PictureRecord, make_record
 
 Alter = Callable[[Image.Image, Image.Image, np.random.Generator], Image.Image]
 

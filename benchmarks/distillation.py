@@ -22,7 +22,7 @@ from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.sources import read_source
 from vitkit.data.splits import split
 from vitkit.training.recipe_files import resolve
-from vitkit.training.setup import augment_of
+from vitkit.training.start import augment_of
 
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 STUDENT = "deit_micro_distilled_patch4_16"

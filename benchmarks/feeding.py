@@ -30,7 +30,7 @@ from vitkit.training.defaults import PRESETS
 from vitkit.training.losses import label_loss
 from vitkit.training.optim import build_optimizer
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import augment_of, choose_precision
+from vitkit.training.start import augment_of, choose_precision
 
 EPOCHS, BATCH, STEPS = 4, 32, 6
 

@@ -33,8 +33,7 @@ from vitkit import Classifier, Preprocess
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.data.walk import find_images
 from vitkit.model.names import config_for
-from vitkit.profiling.speed import random_model, resident
-from vitkit.profiling.timing import Timing, on_cpu
+from vitkit.profiling.speed import Timing, on_cpu, random_model, resident
 from vitkit.weights import load
 
 DATA = os.environ.get("VITKIT_TEST_DATA")

@@ -134,10 +134,10 @@ def draw_answers(images: int, classes: int) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def report(folder: Path, asked: argparse.Namespace, images: int, classes: int) -> list[dict[str, Any]]:
-    from vitkit.evaluation.doubts import from_predictions, write_doubts
+    from vitkit.evaluation.figures import all_figures
+    from vitkit.evaluation.label_errors import from_predictions, write_doubts
     from vitkit.evaluation.metrics import Evaluation
-    from vitkit.evaluation.unseen import all_figures
-    from vitkit.reporting.writing import write_evaluation
+    from vitkit.reporting.evaluation_report import write_evaluation
 
     photos = links(folder, images)
     probabilities, labels = np.empty((images, classes), np.float32), np.empty(images, np.int64)
@@ -171,7 +171,7 @@ def evaluate(folder: Path, _: argparse.Namespace, images: int, classes: int) -> 
 
     from vitkit.data.table import ImageTable
     from vitkit.evaluation import evaluator
-    from vitkit.evaluation.unseen import all_figures
+    from vitkit.evaluation.figures import all_figures
 
     names = tuple(f"class{i:05d}" for i in range(classes))
     paths = tuple(f"{i:06d}.jpg" for i in range(images))

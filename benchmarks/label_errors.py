@@ -37,7 +37,7 @@ from vitkit.data.sources import read_source
 from vitkit.evaluation.label_errors import find_suspects, probe_out_of_fold
 from vitkit.training.probe import compute_features
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import choose_precision, new_classifier
+from vitkit.training.start import choose_precision, new_classifier
 
 SEEDS, PER_CLASS, PLANTED, SHOWN = 5, 100, 12, 25
 REPEATS, PROBES = 200, 20  # evaluations that are drawn; those that fit a probe

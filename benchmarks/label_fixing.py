@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 from tables import RESULTS, result_path, write_table
 
 import vitkit
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits
-from vitkit.data.suspects import read_suspects
+from vitkit.data.labels import EXCLUDED, Edit, add_edits, read_suspects
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS
 from vitkit.training import run
 

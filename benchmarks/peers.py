@@ -29,9 +29,9 @@ from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.walk import find_images
 from vitkit.inference.backends.optimized import prepare
 from vitkit.model.names import config_for
-from vitkit.profiling.chart import chart
 from vitkit.profiling.speed import Contender, Speed, compare, open_backends, random_model, row
 from vitkit.reporting.plots import save_figure
+from vitkit.verbs.bench import chart
 from vitkit.weights import load
 
 MODELS = {

@@ -28,20 +28,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
-from vitkit.data.batches import BatchedImages
-from vitkit.data.loading import TrainingImages
+from vitkit.data.loading import BatchedImages, TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
-from vitkit.experiments.plan_step import rehearse_step
+from vitkit.experiments.footprint import rehearse_step
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
+from vitkit.training.checkpoint import TrainingState
 from vitkit.training.distributed import fabric_of
 from vitkit.training.loop import Loop
-from vitkit.training.objective import Objective
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_values import checkpoint_every
-from vitkit.training.setup import augment_of
-from vitkit.training.state import TrainingState
+from vitkit.training.losses import Objective
+from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.start import augment_of
 
 MIB = 2**20
 NAMES = {"Ti/16": "vit_tiny_patch16_224", "S/16": "vit_small_patch16_224", "B/16": "vit_base_patch16_224"}

@@ -30,7 +30,7 @@ from tables import RESULTS, read_table, result_path, show, write_table
 from torch import Tensor
 
 from vitkit.inference.backends.optimized import Double
-from vitkit.inference.backends.plans import best, build, measure, processor
+from vitkit.inference.backends.torch import best, build, measure, processor
 from vitkit.inference.pipeline import BATCH, cores
 from vitkit.model.names import config_for
 from vitkit.profiling.speed import random_model

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from vitkit import Classifier, Preprocess, VisionTransformer
 from vitkit.profiling.speed import Contender
 from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.formats.export import write
 from vitkit.weights.formats.torchvision import recognise
-from vitkit.weights.formats.writing import write
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 Run = Callable[[Tensor], Tensor]

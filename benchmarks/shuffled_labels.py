@@ -33,7 +33,7 @@ from tables import RESULTS, read_table, result_path, write_table
 
 import vitkit
 from vitkit.evaluation.headline import Headline, headline_of
-from vitkit.experiments import comparison_costs
+from vitkit.experiments import compare as comparison_costs
 from vitkit.webapp.results import summaries
 from vitkit.webapp.workspace import open_workspace
 

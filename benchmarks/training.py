@@ -29,13 +29,10 @@ from tables import RESULTS, result_path, show, write_table
 from torch import Tensor, nn
 
 from vitkit.model.names import config_for
-from vitkit.profiling.roofline import Ceiling
-from vitkit.profiling.speed import random_model
-from vitkit.profiling.timing import interleave, stopwatch_for
+from vitkit.profiling.speed import Ceiling, interleave, random_model, stopwatch_for
+from vitkit.training.adapters import drop_patches
 from vitkit.training.optim import build_optimizer
-from vitkit.training.patches import drop_patches
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_values import checkpoint_every
+from vitkit.training.recipe import Recipe, checkpoint_every
 
 Work = Callable[[], None]
 BASE = "timm float32"

@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitkit.explanation import draw, model_figures
+from vitkit.explanation import draw
 from vitkit.explanation import model_analysis as anatomy
+from vitkit.explanation import model_analysis as model_figures
 from vitkit.weights import load
 
 CHINA, FLOWER = (Image.fromarray(picture) for picture in load_sample_images().images)

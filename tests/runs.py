@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from vitkit.data.sources import read_source
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import read_metrics
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.

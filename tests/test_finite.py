@@ -184,9 +184,9 @@ def test_one_function_makes_json() -> None:
     assert callers == {
         "system/files.py",
         "data/split_file.py",
-        "inference/backends/plans.py",
+        "inference/backends/torch.py",
         "exporting/program.py",
-        "weights/npz_file.py",
+        "weights/checkpoint.py",
         "text/html.py",
         "serving/guard.py",
     }

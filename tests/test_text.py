@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vitkit.data.sources import read_source
-from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.evaluation.label_errors import Doubt, write_doubts
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.prediction_files import ENCODING, Columns, Csv, JsonLines
 from vitkit.text.cells import harmless, restored, visible

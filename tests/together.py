@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from vitkit.training import fit
-from vitkit.training.microbatch import Pieces
+from vitkit.training import run as fit
+from vitkit.training.report import Reported
 from vitkit.training.run import train
-from vitkit.training.summary import Reported
+from vitkit.training.stability import Pieces
 
 Job = tuple[str, int, dict[str, Any], int | None]
 

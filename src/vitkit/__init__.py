@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
-    from vitkit.experiments.compare import compare
-    from vitkit.experiments.comparison_result import Comparison
+    from vitkit.experiments.compare import Comparison, compare
+    from vitkit.experiments.lab.lab import lab
     from vitkit.experiments.lab.result import LabResult
-    from vitkit.experiments.lab.verb import lab
-    from vitkit.experiments.plan import plan
-    from vitkit.experiments.plan_result import TrainingPlan
+    from vitkit.experiments.training_plan import TrainingPlan, plan
     from vitkit.inference.prediction import Prediction
     from vitkit.language.zero_shot import zero_shot
     from vitkit.model.config import ViTConfig
@@ -26,14 +24,12 @@ if TYPE_CHECKING:
     from vitkit.model.names import list_models
     from vitkit.model.vit import VisionTransformer
     from vitkit.serving.serve import Server, serve
-    from vitkit.verbs.anatomy import Anatomy
     from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
     from vitkit.verbs.embed import Embeddings, embed
-    from vitkit.verbs.evaluate import evaluate
-    from vitkit.verbs.evaluation_result import EvaluationResult
-    from vitkit.verbs.explain import Explanations, explain
+    from vitkit.verbs.evaluate import EvaluationResult, evaluate
+    from vitkit.verbs.explain import Anatomy, Explanations, explain
     from vitkit.verbs.export import Export, export
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
@@ -41,9 +37,9 @@ if TYPE_CHECKING:
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.search import Found, search
     from vitkit.verbs.train import TrainingRun, train
-    from vitkit.webapp.studio import studio
+    from vitkit.webapp.app import studio
     from vitkit.weights import load
-    from vitkit.weights.create import create_model
+    from vitkit.weights.loading import create_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -98,14 +94,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Anatomy": "verbs.anatomy",
+    "Anatomy": "verbs.explain",
     "Benchmark": "verbs.bench",
     "Checkup": "verbs.doctor",
     "Classifier": "classifier",
-    "Comparison": "experiments.comparison_result",
+    "Comparison": "experiments.compare",
     "Conversion": "verbs.convert",
     "Embeddings": "verbs.embed",
-    "EvaluationResult": "verbs.evaluation_result",
+    "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
     "Found": "verbs.search",
@@ -118,7 +114,7 @@ _HOMES = {
     "Preprocess": "data.preprocess",
     "PretrainingRun": "verbs.pretrain",
     "Server": "serving.serve",
-    "TrainingPlan": "experiments.plan_result",
+    "TrainingPlan": "experiments.training_plan",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
@@ -127,23 +123,23 @@ _HOMES = {
     "bench": "verbs.bench",
     "compare": "experiments.compare",
     "convert": "verbs.convert",
-    "create_model": "weights.create",
+    "create_model": "weights.loading",
     "doctor": "verbs.doctor",
     "embed": "verbs.embed",
     "evaluate": "verbs.evaluate",
     "explain": "verbs.explain",
     "export": "verbs.export",
     "info": "verbs.info",
-    "lab": "experiments.lab.verb",
+    "lab": "experiments.lab.lab",
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
-    "plan": "experiments.plan",
+    "plan": "experiments.training_plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
     "search": "verbs.search",
     "serve": "serving.serve",
-    "studio": "webapp.studio",
+    "studio": "webapp.app",
     "train": "verbs.train",
     "zero_shot": "language.zero_shot",
 }

@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.system.devices import choose_device
+from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, unsaid
 from vitkit.text.arguments import check_arguments, type_of
 from vitkit.text.fields import is_number
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from vitkit.data.in_memory import Held, InMemory
     from vitkit.explanation.explanation import Explanation
-    from vitkit.inference.backends.base import Runner
+    from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
     from vitkit.model.load_report import LoadReport
 
@@ -57,7 +57,7 @@ class Classifier:
         provenance: where the weights came from: data and its hash, recipe, seed, versions, metrics.
         report: what became of every tensor, where the weights were loaded.
         thresholds: of a multi-label model, the probability from which on an image has a class, one a class; else None.
-        pictures: the record of what the weights were trained on, in bytes (`data.pictures`); None: there is none.
+        pictures: the record of what the weights were trained on, in bytes (`data.seen`); None: there is none.
         runner: what computes logits in the model's place, see `use`; features and explanations are the model's own.
     """
 
@@ -127,7 +127,7 @@ class Classifier:
         with torch.inference_mode():
             if self.runner is not None:
                 return self.runner(images)
-            from vitkit.model.computing import evaluating
+            from vitkit.model.layers import evaluating
 
             with evaluating(self.model):
                 logits: Tensor = self.model(images.to(self.device))
@@ -239,7 +239,7 @@ class Classifier:
         """
         import torch
 
-        from vitkit.model.computing import evaluating
+        from vitkit.model.layers import evaluating
 
         with evaluating(self.model), torch.autocast(self.device.type, torch.bfloat16, precision == "bfloat16"):
             return read_features(self.model, images.to(self.device), what).float().to(images.device)

@@ -12,7 +12,7 @@ import pytest
 import photos as pictures
 import runs
 from vitkit.errors import VitkitError
-from vitkit.training import fit
+from vitkit.training import run as fit
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from PIL import Image
 
 import runs
 import vitkit as package
-from vitkit.data.split_file import split_from_file
-from vitkit.data.whereabouts import look_over, read_contents, refuse_changed
+from vitkit.data.split_file import look_over, read_contents, refuse_changed, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.doubts import Doubt, write_doubts
-from vitkit.experiments import comparison_costs
+from vitkit.evaluation.label_errors import Doubt, write_doubts
+from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.system.run_files import LABEL_ERRORS, SPLIT
 from vitkit.training import run as training

@@ -16,7 +16,7 @@ from vitkit.data.split_file import split_from_file
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.text.words import interval_text
+from vitkit.text.cells import interval_text
 from vitkit.weights import load
 
 

@@ -239,7 +239,7 @@ def test_an_anatomy_with_nothing_to_show_is_refused(vitkit: Any, tmp_path: Path)
 def test_of_many_images_some_evenly_spread_are_read(
     vitkit: Any, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.verbs.anatomy._MOST_IMAGES", 2)
+    monkeypatch.setattr("vitkit.verbs.explain._MOST_IMAGES", 2)
     (pictures / "broken.png").unlink()
     outcome = vitkit("explain", model, pictures, "--anatomy", "-o", model.parent / "out")
     assert "2 images of 3, evenly spread" in outcome.out

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vitkit.model.names import list_models
-from vitkit.weights.create import create_model
+from vitkit.weights.loading import create_model
 
 # Of the published checkpoints.
 PARAMETERS = {

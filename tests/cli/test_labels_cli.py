@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import runs
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits
+from vitkit.data.labels import EXCLUDED, Edit, add_edits
 from vitkit.data.split_file import split_from_file
 
 NASTY = "<script>alert(1)</script>"

@@ -18,7 +18,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE
-from vitkit.exporting import seal
+from vitkit.exporting import card as seal
 
 HUGE = 3e38  # a float32 number whose sums are none
 

@@ -31,7 +31,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.walk import find_images
-from vitkit.reporting import album
+from vitkit.reporting import gallery as album
 from vitkit.system.files import sole
 from vitkit.text.cells import restored
 from vitkit.verbs.predict import predict

@@ -17,7 +17,7 @@ import pytest
 
 import runs
 import warm
-from vitkit.inference.backends.precision import best_precision
+from vitkit.inference.backends.registry import best_precision
 from vitkit.training import run
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields

@@ -20,10 +20,9 @@ from vitkit.data.doctor.examine import examine
 from vitkit.data.doctor.keypoints import BYTES, MOST, find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.doctor.scan import scan
-from vitkit.data.memory import Facts, Memory
-from vitkit.data.overlap import find_overlap
-from vitkit.data.pictures import PictureRecord, from_text, make_record, to_text
+from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.seen import PictureRecord, find_overlap, from_text, make_record, to_text
 from vitkit.data.sources import read_source
 from vitkit.data.splits import split
 from vitkit.data.user_datasets import Datasets, survey

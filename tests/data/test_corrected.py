@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from photos import folder, noise, save
-from vitkit.data.corrected import correct, labels_of, read_corrected
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits, read_labels, renaming
+from vitkit.data.corrections import correct, labels_of, read_corrected
+from vitkit.data.labels import EXCLUDED, Edit, add_edits, read_labels, renaming
 from vitkit.data.sources import read_source
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitkit.data.doctor import findings
 from vitkit.data.doctor.findings import MOST_CROPPED, MOST_LOST, Copies
-from vitkit.data.memory import Facts
+from vitkit.data.file_facts import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 

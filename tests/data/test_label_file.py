@@ -12,15 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.label_file import (
-    EXCLUDED,
-    Edit,
-    add_edits,
-    labels_so_far,
-    read_labels,
-    renaming,
-    undo_edits,
-)
+from vitkit.data.labels import EXCLUDED, Edit, add_edits, labels_so_far, read_labels, renaming, undo_edits
 from vitkit.errors import VitkitError
 
 
@@ -195,7 +187,7 @@ def test_reading_a_label_file_loads_nothing_heavy(tmp_path: Path) -> None:
     """A page that shows one must open at once."""
     written(tmp_path, "path,label\n1.jpg,a\n")
     code = (
-        "import sys\nfrom vitkit.data.label_file import read_labels\n"
+        "import sys\nfrom vitkit.data.labels import read_labels\n"
         f"read_labels({str(tmp_path / 'labels.csv')!r})\n"
         "assert not {'torch', 'numpy', 'PIL'} & set(sys.modules)"
     )
@@ -258,7 +250,7 @@ def crash(file: Path, edits: str, size: int) -> None:
     code = (
         "import os\n"
         "from vitkit.system import files\n"
-        "from vitkit.data.label_file import Edit, add_edits\n"
+        "from vitkit.data.labels import Edit, add_edits\n"
         "flush = os.fsync\n"
         "calls = []\n"
         "def fsync(descriptor):\n"
@@ -333,7 +325,7 @@ def test_processes_that_add_and_one_that_reads_meet_whole_steps(tmp_path: Path) 
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("first.jpg", "a")])
     code = (
-        "import sys\nfrom vitkit.data.label_file import Edit, add_edits\n"
+        "import sys\nfrom vitkit.data.labels import Edit, add_edits\n"
         "for n in range(20):\n"
         "    add_edits(sys.argv[1], [Edit(f'{sys.argv[2]}-{n}-{i}.jpg', 'a' * 200) for i in range(30)])\n"
     )

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data.layout import LayoutName
+from vitkit.data.layout import LayoutName, split_of_folder, split_of_word
 from vitkit.data.sources import read_source
-from vitkit.data.splitnames import split_of_folder, split_of_word
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 

@@ -18,8 +18,7 @@ from photos import folder, save, smooth
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.batches import BatchSampler, EpochSampler
-from vitkit.data.loading import EvaluationImages, ImageData, TrainingImages
+from vitkit.data.loading import BatchSampler, EpochSampler, EvaluationImages, ImageData, TrainingImages
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.data.sources import read_source
 from vitkit.data.splits import split

@@ -36,13 +36,12 @@ from photos import folder, noise
 from vitkit.data import named
 from vitkit.data.decode import decode
 from vitkit.data.named import materialise
-from vitkit.data.named_sets import DATASETS, DataSet
-from vitkit.data.published import Archive, Torchvision, folder_names
+from vitkit.data.named_sets import DATASETS, Archive, DataSet, Torchvision, folder_names
 from vitkit.data.sources import read_source
+from vitkit.data.split_file import locate
 from vitkit.data.walk import SUFFIXES
-from vitkit.data.whereabouts import locate
 from vitkit.errors import VitkitError
-from vitkit.system.cache import cache_folder
+from vitkit.system.environment import cache_folder
 
 SOURCE = Path(__file__).parents[2] / "src"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "named-data.md"
@@ -862,7 +861,7 @@ import resource, signal, sys
 from dataclasses import replace
 from vitkit.data.named import materialise
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.published import Archive
+from vitkit.data.named_sets import Archive
 from vitkit.errors import VitkitError
 url, sha256, limit = sys.argv[1:]
 entry = replace(DATASETS["flower_photos"], images=6, classes=2, write=Archive(url, sha256))

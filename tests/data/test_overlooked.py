@@ -14,7 +14,7 @@ from vitkit.data.doctor.examine import examine
 from vitkit.data.sources import read_source
 from vitkit.data.walk import Overlooked, find_images
 from vitkit.errors import VitkitError
-from vitkit.reporting.album import Album
+from vitkit.reporting.gallery import Album
 from vitkit.system.files import fitting, replacing
 
 Closing = Callable[..., None]

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 from photos import folder, noise, save
-from vitkit.data.doctor import contents, readers
+from vitkit.data.doctor import scan as contents
 from vitkit.data.doctor import scan as module
+from vitkit.data.doctor import scan as readers
 from vitkit.data.doctor.scan import scan
-from vitkit.data.memory import Facts, Memory
+from vitkit.data.file_facts import Facts, Memory
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,7 @@ def test_a_script_that_asks_is_not_run_twice(files: list[Path], tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nprint('once')\n"
-        "from vitkit.data.doctor import scan\nscan._MANY = 1\nfrom vitkit.data.memory import Memory\n"
+        "from vitkit.data.doctor import scan\nscan._MANY = 1\nfrom vitkit.data.file_facts import Memory\n"
         "with Memory() as memory:\n    print(len(scan.scan(sorted(Path(sys.argv[1]).glob('cat/*.png')), memory)))\n"
     )
     done = subprocess.run([sys.executable, script, files[0].parent], capture_output=True, text=True, check=True)

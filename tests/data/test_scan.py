@@ -20,16 +20,16 @@ from PIL import Image
 import runs
 import warm
 from photos import fingerprint, folder, noise, save, smooth
-from vitkit.data import memory as memory_module
-from vitkit.data.doctor import contents
+from vitkit.data import file_facts as memory_module
+from vitkit.data.doctor import scan as contents
 from vitkit.data.doctor import scan as module
 from vitkit.data.doctor.examine import examine
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.doctor.scan import scan
-from vitkit.data.memory import Facts, Memory
+from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.sources import read_source
 from vitkit.errors import ShortageError
-from vitkit.system.cache import cache_folder
+from vitkit.system.environment import cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -390,7 +390,7 @@ def test_a_memory_that_another_process_has_locked_changes_nothing(
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from vitkit.data.memory import Memory
+from vitkit.data.file_facts import Memory
 from vitkit.data.doctor.scan import scan
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
@@ -412,7 +412,7 @@ def test_a_disk_that_is_full_changes_nothing(photos: Path, cache: Path, size: in
 SCAN = """
 import sys
 from pathlib import Path
-from vitkit.data.memory import Memory
+from vitkit.data.file_facts import Memory
 from vitkit.data.doctor.scan import scan
 files = sorted(Path(sys.argv[1]).rglob("*.png"))
 for _ in range(10):
@@ -478,7 +478,7 @@ def test_a_new_picture_is_compared_with_all_and_they_not_with_one_another(
 
 
 def test_only_so_much_is_kept_of_what_was_compared_and_the_last_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.data.memory._MOST_COMPARED", 5 * 32)
+    monkeypatch.setattr("vitkit.data.file_facts._MOST_COMPARED", 5 * 32)
     sets = [tuple(sorted(os.urandom(32) for _ in range(count))) for count in (2, 2, 2, 9)]
     with Memory() as memory:
         for own in sets[:3]:

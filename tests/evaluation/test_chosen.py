@@ -10,8 +10,7 @@ import pytest
 from scipy.special import softmax
 
 from vitkit.evaluation.calibration import most_rise
-from vitkit.evaluation.chosen import chosen_on
-from vitkit.evaluation.figures import calibration_rise, figures
+from vitkit.evaluation.figures import calibration_rise, chosen_on, figures
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds, cross_fitted
 from vitkit.reporting.sections import confidence, headline

@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.doubts import Doubt, from_features, from_predictions, in_words, summary, write_doubts
-from vitkit.evaluation.label_errors import find_suspects, probe_out_of_fold
+from vitkit.evaluation.label_errors import (
+    Doubt,
+    find_suspects,
+    from_features,
+    from_predictions,
+    in_words,
+    probe_out_of_fold,
+    summary,
+    write_doubts,
+)
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 

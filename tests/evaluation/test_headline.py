@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from vitkit.errors import VitkitError
+from vitkit.evaluation.figures import all_figures, counted_in, describe
 from vitkit.evaluation.headline import headline_of, value_of
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.unseen import all_figures, counted_in, describe
 
 MAIN: dict[str, Any] = {"accuracy": 0.25, "images": 4, "intervals_95": {"accuracy": [0.1, 0.5]}, "split": "test"}
 

@@ -21,7 +21,7 @@ from vitkit.evaluation.intervals import Units, intervals, mean_interval
 from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.system.files import write_json
-from vitkit.text.words import interval_text
+from vitkit.text.cells import interval_text
 
 
 def exact(right: int, images: int) -> tuple[float, float]:

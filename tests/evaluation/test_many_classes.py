@@ -15,15 +15,13 @@ from scipy.special import softmax
 from sklearn import metrics as reference
 
 from vitkit.evaluation import label_errors
-from vitkit.evaluation.doubts import from_predictions
-from vitkit.evaluation.figures import at_temperature, figures
+from vitkit.evaluation.figures import at_temperature, figures, for_prior, operating_points
 from vitkit.evaluation.intervals import Units, _loss_interval, _quantile, macro_f1_interval, mean_interval
-from vitkit.evaluation.label_errors import LabelNoise
+from vitkit.evaluation.label_errors import LabelNoise, from_predictions
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.operating import for_prior, operating_points
 from vitkit.reporting import evaluation_report as report
 from vitkit.reporting import plots
-from vitkit.reporting.writing import write_predictions
+from vitkit.reporting.evaluation_report import write_predictions
 
 TINY = np.finfo(np.float32).tiny
 

@@ -31,8 +31,7 @@ from vitkit.evaluation.multilabel import (
 )
 from vitkit.inference.prediction import Prediction
 from vitkit.inference.prediction_files import Columns, Csv, JsonLines
-from vitkit.reporting.sections import headline
-from vitkit.reporting.tables import multi_class_table
+from vitkit.reporting.sections import headline, multi_class_table
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")

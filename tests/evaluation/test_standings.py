@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
+from vitkit.evaluation.metrics import standings
 from vitkit.evaluation.multilabel import average_precisions
-from vitkit.evaluation.standings import standings
 
 GRID = np.linspace(0, 1, 201)
 
@@ -59,5 +59,5 @@ def test_many_classes_are_sorted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch
     rng = np.random.default_rng(0)
     labels, scores = rng.integers(0, 30, 100), rng.random((100, 30)).astype(np.float32)
     whole = [(i, own.roc_auc) for i, own in standings(labels, scores)]
-    monkeypatch.setattr("vitkit.evaluation.standings._NUMBERS", 250)
+    monkeypatch.setattr("vitkit.evaluation.metrics._NUMBERS", 250)
     assert [(i, own.roc_auc) for i, own in standings(labels, scores)] == whole

@@ -17,17 +17,17 @@ import pytest
 
 import runs
 import warm
-from vitkit.data.label_file import Edit, add_edits
+from vitkit.data.labels import Edit, add_edits
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units
-from vitkit.experiments import comparison_costs, comparison_plan, comparison_runs
-from vitkit.experiments.compare import compare
+from vitkit.experiments import compare as comparison_costs
+from vitkit.experiments import comparison_plan, comparison_runs
+from vitkit.experiments.compare import Comparison, compare
 from vitkit.experiments.comparison_figures import Judged, findings_of
-from vitkit.experiments.comparison_result import Comparison
 from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import Family
-from vitkit.training.divergence import DivergedError
+from vitkit.training.stability import DivergedError
 
 A, B = "vit_micro_patch8_16", "vit_micro_patch4_16"
 OF_ANY_MODEL: dict[str, Any] = {name: value for name, value in runs.QUICK.items() if name not in ("model", "epochs")}

@@ -9,14 +9,14 @@ from unittest.mock import Mock
 import pytest
 
 from vitkit.errors import VitkitError
-from vitkit.experiments import comparison_job
+from vitkit.experiments import comparison_runs as comparison_job
 from vitkit.experiments.comparison_plan import Job
-from vitkit.experiments.workers import _environments, _make
-from vitkit.training.divergence import DivergedError
+from vitkit.experiments.comparison_runs import _environments, _make
+from vitkit.training.stability import DivergedError
 
 _FORKING = """
 import multiprocessing
-import vitkit.experiments.workers as workers
+import vitkit.experiments.comparison_runs as workers
 
 def make(asked):
     child = multiprocessing.get_context("fork").Process(target=print)
@@ -52,7 +52,7 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     assert _environments(4, "cpu") == [{"OMP_NUM_THREADS": "4"}] * 4
-    monkeypatch.setattr("vitkit.experiments.workers.choose_device", lambda device: "cuda")
+    monkeypatch.setattr("vitkit.experiments.comparison_runs.choose_device", lambda device: "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert _environments(2, "auto") == [

@@ -20,14 +20,13 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.intervals import Units
-from vitkit.experiments.lab import few_shot, verb
-from vitkit.experiments.lab.ablating import claims_of, pairs_against
-from vitkit.experiments.lab.attention_distance import trend_with_depth
+from vitkit.experiments.lab import ablations as few_shot
+from vitkit.experiments.lab import lab as verb
+from vitkit.experiments.lab.ablations import EXPERIMENTS, trend_with_depth
 from vitkit.experiments.lab.experiment import Ablation, Measurement, of_model
+from vitkit.experiments.lab.lab import LabList, claims_of, pairs_against
 from vitkit.experiments.lab.presets import base_config, base_fields, variant_fields
-from vitkit.experiments.lab.registry import EXPERIMENTS
 from vitkit.experiments.lab.result import LabResult
-from vitkit.experiments.lab.verb import LabList
 from vitkit.model.names import config_for
 from vitkit.training.architecture import config_of
 from vitkit.training.defaults import complete
@@ -237,8 +236,8 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
     """The oracle is scikit-learn's, from the features that `vitkit embed` writes."""
     from sklearn.linear_model import RidgeCV
 
-    from vitkit.evaluation.least_squares import PENALTIES
-    from vitkit.experiments.lab.measuring import subject_of
+    from vitkit.evaluation.linear_models import PENALTIES
+    from vitkit.experiments.lab.measure import subject_of
 
     found = package.lab("few-shot", photos, model=model, seeds=2, out=tmp_path / "lab").to_dict()["few_shot"]
     assert [own["shots"] for own in found] == [1, 2, 5]

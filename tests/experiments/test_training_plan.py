@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 import vitkit
 from cli.conftest import vitkit as command
-from vitkit.experiments.plan_memory import memory_of, most_that_fit
-from vitkit.experiments.plan_recipe import job_of, passes
-from vitkit.experiments.plan_step import Footprint, rehearse_step
+from vitkit.experiments.footprint import Footprint, rehearse_step
+from vitkit.experiments.training_plan import job_of, memory_of, most_that_fit, passes
 from vitkit.model.names import config_for
 from vitkit.profiling.accelerators import ACCELERATORS, Accelerator, find_accelerator, register
 from vitkit.training.recipe import Recipe

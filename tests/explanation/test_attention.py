@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attention_maps, head_maps, last_attention, plain
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
-from vitkit.training.lora import add_low_rank, merged
+from vitkit.training.adapters import add_low_rank, merged
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # our fields, timm's arguments
     "token": ({}, {}),

@@ -15,7 +15,8 @@ from PIL import Image
 
 from photos import noise, smooth
 from vitkit.errors import VitkitError
-from vitkit.explanation import draw, model_figures
+from vitkit.explanation import draw
+from vitkit.explanation import model_analysis as model_figures
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 

@@ -19,7 +19,9 @@ from tiny import VARIETY, build, images
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.exporting import Pictures, export, load_exported, program, program_archive, seal
+from vitkit.exporting import Pictures, export, load_exported, program
+from vitkit.exporting import card as seal
+from vitkit.exporting import program as program_archive
 
 FILES = ("model.onnx", "model.xml", "model.pt2")
 Entries = dict[str, bytes]

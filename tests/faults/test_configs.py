@@ -20,8 +20,7 @@ import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
-from vitkit.data.split_file import groups_from_file, split_from_file
-from vitkit.data.whereabouts import read_contents
+from vitkit.data.split_file import groups_from_file, read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.training.recipe import build

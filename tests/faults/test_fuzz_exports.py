@@ -28,7 +28,9 @@ import photos
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.exporting import Pictures, export, program_archive, seal
+from vitkit.exporting import Pictures, export
+from vitkit.exporting import card as seal
+from vitkit.exporting import program as program_archive
 
 pytestmark = pytest.mark.accept
 FILES = 5000

@@ -23,15 +23,15 @@ import vitkit
 import wordy
 from photos import fingerprint
 from vitkit.classifier import Classifier
-from vitkit.data.pictures import PictureRecord
 from vitkit.data.preprocess import Preprocess
+from vitkit.data.seen import PictureRecord
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_plan import Job, Plan
 from vitkit.language.tokenizer import read_tokenizer
 from vitkit.system.files import sole, sole_in
 from vitkit.training import run
 from vitkit.weights import load
-from vitkit.weights.read import read_checkpoint
+from vitkit.weights.checkpoint import read_checkpoint
 
 
 @pytest.fixture(scope="module")

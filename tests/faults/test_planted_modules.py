@@ -24,7 +24,7 @@ import pytest
 
 import runs
 import wordy
-from vitkit.system.processes import python
+from vitkit.system.stopping import python
 from vitkit.training import run
 
 SOURCE = Path(__file__).parents[2] / "src" / "vitkit"
@@ -86,14 +86,14 @@ def test_planted_files_are_run_by_what_does_not_take_care(place: Path) -> None:
 
 
 def test_one_function_starts_python() -> None:
-    """Whoever needs another interpreter takes `system.processes.python`."""
+    """Whoever needs another interpreter takes `system.stopping.python`."""
     users = [
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
     ]
-    assert set(users) == {"system/processes.py", "data/doctor/readers.py"}, "the second asks whether there is one"
+    assert set(users) == {"system/stopping.py", "data/doctor/scan.py"}, "the second asks whether there is one"
 
 
 # --- Each kind of process -----------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def test_one_function_starts_python() -> None:
     [
         ("vitkit", "models"),
         ("vitkit.webapp.runner", "queue"),
-        ("vitkit.data.doctor.readers",),
-        ("vitkit.experiments.workers",),
+        ("vitkit.data.doctor.scan",),
+        ("vitkit.experiments.comparison_runs",),
     ],
     ids=lambda program: program[0],
 )

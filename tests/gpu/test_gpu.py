@@ -13,7 +13,7 @@ import torch
 import vitkit
 from tiny import FEW, VARIETY, build, images, largest_difference, some
 from vitkit.inference.backends import open_runner
-from vitkit.training.metrics_file import read_metrics
+from vitkit.training.run_folder import read_metrics
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU, or not asked for: make test-gpu", allow_module_level=True)

@@ -17,8 +17,17 @@ from hypothesis import strategies as st
 
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import Prediction
-from vitkit.inference.prediction_files import FORMATS, Columns, Format, Row
-from vitkit.inference.resumable import Stock, gathering, partial_of, read_rows, take_stock
+from vitkit.inference.prediction_files import (
+    FORMATS,
+    Columns,
+    Format,
+    Row,
+    Stock,
+    gathering,
+    partial_of,
+    read_rows,
+    take_stock,
+)
 from vitkit.text.cells import restored
 
 CLASSES = ("daisy", 'a "rose", red', "été\n図", "$")

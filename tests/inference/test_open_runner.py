@@ -16,10 +16,16 @@ from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.inference import backends as backend
 from vitkit.inference.backends import best_precision, open_runner, registry
-from vitkit.inference.backends import precision as hardware
+from vitkit.inference.backends import registry as hardware
 from vitkit.inference.backends import torch as own
-from vitkit.inference.backends.precision import processor_precision
-from vitkit.inference.backends.registry import BACKENDS, PRECISIONS, Backend, backend_names, register
+from vitkit.inference.backends.registry import (
+    BACKENDS,
+    PRECISIONS,
+    Backend,
+    backend_names,
+    processor_precision,
+    register,
+)
 
 
 class Stand:

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tiny import FEW, VARIETY, build, configs, images, largest_difference, randomise, some
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.folding import qkv_after_norm
-from vitkit.inference.backends.optimized import prepare
+from vitkit.inference.backends.optimized import prepare, qkv_after_norm
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
 

@@ -14,8 +14,7 @@ import pytest
 
 import wordy
 from vitkit.errors import VitkitError
-from vitkit.language.open_clip_tokenizer import MERGES
-from vitkit.language.tokenizer import read_tokenizer
+from vitkit.language.tokenizer import MERGES, read_tokenizer
 
 TEXTS = [
     *wordy.sentences(1000),
@@ -57,7 +56,7 @@ def test_the_file_is_found_beside_the_weights_or_where_open_clip_is(
     (tmp_path / "bare").mkdir()
     bare = read_tokenizer(merges_beside(tmp_path / "bare"), 77, "none")
     assert told(["a red tulip"]) == bare(["a red tulip"]) == open_clip.tokenizer.tokenize(["a red tulip"]).tolist()
-    monkeypatch.setattr("vitkit.language.open_clip_tokenizer.find_spec", lambda name: None)
+    monkeypatch.setattr("vitkit.language.tokenizer.find_spec", lambda name: None)
     with pytest.raises(VitkitError, match=f"has no tokenizer.*{MERGES} will do"):
         read_tokenizer(tmp_path / "told", 77, "none")
     (tmp_path / "empty").mkdir()

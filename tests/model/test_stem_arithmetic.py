@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tiny import largest_difference, randomise
 from vitkit.model.config import StemKind
-from vitkit.model.stem import ResNetStem, StandardisedConv2d
+from vitkit.model.hybrids import ResNetStem, StandardisedConv2d
 
 KINDS: tuple[StemKind, ...] = ("reference", "timm")
 

@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, list_models
 from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.weights.create import create_model
+from vitkit.weights.loading import create_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 COUNTS: dict[str, int] = json.loads((GOLDEN / "param_counts.json").read_text())

@@ -23,7 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.names import config_for
 from vitkit.profiling.model_info import describe
 from vitkit.verbs import bench
-from vitkit.weights.create import create_model
+from vitkit.weights.loading import create_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MICRO = "vit_micro_patch8_16"

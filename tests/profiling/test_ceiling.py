@@ -11,7 +11,7 @@ import tiny
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.profiling.model_info import describe
-from vitkit.profiling.roofline import Ceiling, Product, products
+from vitkit.profiling.speed import Ceiling, Product, products
 
 CPU = torch.device("cpu")
 
@@ -68,7 +68,7 @@ def test_a_ceiling_computes_every_product_as_often_as_the_model(
         assert dtype is getattr(torch, precision)
         return [lambda: done.append(product.macs)]
 
-    monkeypatch.setattr("vitkit.profiling.roofline._ways", ways)
+    monkeypatch.setattr("vitkit.profiling.speed._ways", ways)
     ceiling = Ceiling(tiny.tiny(), 3, precision, CPU)
     done.clear()
     ceiling()
@@ -78,7 +78,7 @@ def test_a_ceiling_computes_every_product_as_often_as_the_model(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("product", [Product(6, 8, 5), Product(6, 8, 5, 3)])
 def test_all_ways_of_a_product_compute_the_same(product: Product, dtype: torch.dtype) -> None:
-    from vitkit.profiling.roofline import _ways
+    from vitkit.profiling.speed import _ways
 
     with torch.inference_mode():
         results = [work() for work in _ways(product, dtype, CPU)]

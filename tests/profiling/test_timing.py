@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.profiling.timing import Quartiles, Timing, interleave, on_cpu, stopwatch_for
+from vitkit.profiling.speed import Quartiles, Timing, interleave, on_cpu, stopwatch_for
 
 
 class Clock:

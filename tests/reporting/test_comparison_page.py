@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vitkit.experiments.comparison_result import HEADINGS, cells
+from vitkit.experiments.compare import HEADINGS, cells
 from vitkit.reporting.comparison import write_comparison
 
 NAMES = ("vit_<tiny>@weights of mine.pth", "_resnet18")

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 from browser import browser, is_within, serious, watched
-from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.figures import figures
+from vitkit.evaluation.label_errors import Doubt
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
 from vitkit.reporting.evaluation_report import write_report
-from vitkit.reporting.report_photographs import Explained
+from vitkit.reporting.report_data import Explained
 
 __all__ = ["browser"]  # a fixture
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from photos import noise
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.standings import standings
+from vitkit.evaluation.metrics import standings
 from vitkit.reporting import plots
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from photos import noise, save
-from vitkit.evaluation.doubts import Doubt
 from vitkit.evaluation.figures import figures
+from vitkit.evaluation.label_errors import Doubt
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.reporting.evaluation_report import write_report
 from vitkit.reporting.gallery import SIDE

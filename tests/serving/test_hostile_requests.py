@@ -18,7 +18,7 @@ from PIL import Image
 
 import photos as pictures
 from serving.conftest import classifier
-from vitkit.serving import connections
+from vitkit.serving import guard as connections
 from vitkit.serving.serve import Server, serve
 
 

@@ -20,7 +20,7 @@ import torch
 from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
 from vitkit.explanation import explanation
-from vitkit.serving import running as running_module
+from vitkit.serving import serve as running_module
 from vitkit.serving.application import _pieces
 from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.models import ServedModel, ToExplain

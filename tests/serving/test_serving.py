@@ -21,7 +21,7 @@ import runs
 from serving.conftest import HOSTILE, classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export
-from vitkit.serving import answers
+from vitkit.serving import application as answers
 from vitkit.serving.models import split_name, version_of
 from vitkit.serving.serve import Server, serve
 from vitkit.verbs.predict import predict

@@ -11,8 +11,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tiny
 from vitkit.model.vit import VisionTransformer
-from vitkit.training.averaging import Average, ema_decay
-from vitkit.training.lora import add_low_rank, merged
+from vitkit.training.adapters import add_low_rank, merged
+from vitkit.training.optim import Average, ema_decay
 from vitkit.training.recipe import Recipe
 
 

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 import runs
-from vitkit.training import fit, probe
+from vitkit.training import probe
+from vitkit.training import run as fit
 from vitkit.training.run import train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import runs
-from vitkit.data.whereabouts import images_of_run, move_run, read_contents
+from vitkit.data.split_file import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
 from vitkit.training import run
 from vitkit.training.checkpoint import MAY_CHANGE, identity, seal

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 import tiny
 from vitkit.errors import VitkitError
-from vitkit.training.losses import distillation_loss, label_loss
-from vitkit.training.objective import Objective
+from vitkit.training.losses import Objective, distillation_loss, label_loss
 from vitkit.training.recipe import Recipe
 
 LABELS = [0, 3, 6]

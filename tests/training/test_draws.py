@@ -16,9 +16,8 @@ from torch import Tensor
 import tiny
 from vitkit.model.layers import Dropout, DropPath, _scramble, random_bits, survives
 from vitkit.model.vit import VisionTransformer
+from vitkit.training.adapters import Draws, PatchDropout, drop_patches
 from vitkit.training.distributed import Team
-from vitkit.training.draws import Draws
-from vitkit.training.patches import PatchDropout, drop_patches
 
 RATES = {"dropout": 0.2, "attention_dropout": 0.2, "position_dropout": 0.2, "drop_path": 0.5}
 CPU = torch.device("cpu")

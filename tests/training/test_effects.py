@@ -13,8 +13,7 @@ import runs
 import vitkit
 from vitkit.errors import VitkitError
 from vitkit.training import run
-from vitkit.training.defaults import settle
-from vitkit.training.effects import ACTS, check_effects, without_effect
+from vitkit.training.defaults import ACTS, check_effects, settle, without_effect
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import bundled, load_fields, load_of_run
 

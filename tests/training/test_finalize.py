@@ -20,12 +20,13 @@ from torch import Tensor
 import runs
 import tiny
 from vitkit.classifier import Classifier
-from vitkit.data.batches import EpochSampler
+from vitkit.data.loading import EpochSampler
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, calibrate, fit_temperature, log_odds, to_probabilities
+from vitkit.evaluation.figures import for_prior, operating_points
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.operating import for_prior, operating_points
-from vitkit.training.balance import (
+from vitkit.training.finalize import (
+    BALANCE,
     Balance,
     Standing,
     class_weights,
@@ -33,9 +34,9 @@ from vitkit.training.balance import (
     log_weights,
     shift_answers,
     stand,
+    standing_of,
     standing_so,
 )
-from vitkit.training.finalize import BALANCE, standing_of
 from vitkit.training.losses import binary_loss, label_loss
 from vitkit.training.run import resume, train
 from vitkit.weights import load

@@ -28,9 +28,9 @@ from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.text.words import interval_text
-from vitkit.training import cross_validation as folds
+from vitkit.text.cells import interval_text
 from vitkit.training import run
+from vitkit.training import run as folds
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.training.divergence import Guard, Outcome, all_finite, has_collapsed
-from vitkit.training.later import Place
-from vitkit.training.soundness import AskAtOnce
+from vitkit.training.stability import AskAtOnce, Guard, Outcome, Place, all_finite, has_collapsed
 
 TRUE = torch.arange(60) % 3
 

@@ -16,11 +16,11 @@ import torch
 
 import runs
 import vitkit
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits
+from vitkit.data.labels import EXCLUDED, Edit, add_edits
 from vitkit.data.split_file import split_from_file
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.doubts import Doubt, from_features, write_doubts
 from vitkit.evaluation.headline import describe_proposals
+from vitkit.evaluation.label_errors import Doubt, from_features, write_doubts
 from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT
 from vitkit.training.run import train
 

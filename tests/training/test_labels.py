@@ -13,10 +13,10 @@ from PIL import Image, ImageOps
 
 import runs
 import vitkit
-from vitkit.data.corrected import labels_of, read_corrected
+from vitkit.data.corrections import labels_of, read_corrected
 from vitkit.data.doctor.examine import examine, find_twins
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits, labels_so_far, renaming, undo_edits
-from vitkit.data.pictures import make_record
+from vitkit.data.labels import EXCLUDED, Edit, add_edits, labels_so_far, renaming, undo_edits
+from vitkit.data.seen import make_record
 from vitkit.data.split_file import split_from_file
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError

@@ -16,15 +16,15 @@ from PIL import Image, ImageOps
 
 import runs
 import vitkit
-from vitkit.data.pictures import PictureRecord
-from vitkit.data.split_file import split_from_file
-from vitkit.data.whereabouts import read_contents
+from vitkit.data.seen import PictureRecord
+from vitkit.data.split_file import read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.reporting.report_data import data_of_report
 from vitkit.training import run
 from vitkit.verbs.train import TrainingRun
-from vitkit.weights import load, read
-from vitkit.weights.formats.writing import write
+from vitkit.weights import checkpoint as read
+from vitkit.weights import load
+from vitkit.weights.formats.export import write
 
 CLASSES = ("a", "b", "c")
 START = {"weights": "WEIGHTS", "model": None, "method": "probe-sgd", "epochs": 1}

@@ -19,13 +19,13 @@ from vitkit.data.loading import ImageData
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.training.balance import class_weights
+from vitkit.training.checkpoint import TrainingState
 from vitkit.training.distributed import fabric_of
-from vitkit.training.divergence import Guard
+from vitkit.training.finalize import class_weights
 from vitkit.training.loop import Loop
-from vitkit.training.objective import Objective
+from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe
-from vitkit.training.state import TrainingState
+from vitkit.training.stability import Guard
 
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)

@@ -17,7 +17,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.vit import VisionTransformer
 from vitkit.training import run
-from vitkit.training.lora import add_low_rank, merged
+from vitkit.training.adapters import add_low_rank, merged
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
 from vitkit.weights import load

@@ -20,12 +20,12 @@ from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate
+from vitkit.evaluation.linear_models import regress
 from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
-from vitkit.evaluation.regression import regress
 from vitkit.training.defaults import complete
 from vitkit.training.losses import binary_loss
-from vitkit.training.metrics_file import append_metrics, read_metrics, truncate_metrics
 from vitkit.training.run import resume, train
+from vitkit.training.run_folder import append_metrics, read_metrics, truncate_metrics
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "red")

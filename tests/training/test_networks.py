@@ -22,13 +22,13 @@ from vitkit.data.augment import mix_seeds
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import build, config_of
 from vitkit.model.network import Network
-from vitkit.training.averaging import Average, ema_decay
+from vitkit.training.batch_norm import RunningStatistics
 from vitkit.training.loop import Loop
+from vitkit.training.optim import Average, ema_decay
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run import resume, train
-from vitkit.training.running_statistics import RunningStatistics
-from vitkit.training.safe_point import SafePoint
+from vitkit.training.stability import SafePoint
 
 NAME = "shufflenet_v2_x0_5"  # the smallest of torchvision's: 0.3 M parameters, batch norms, maps of one place at 32 px
 MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epochs": 1, "batch_size": 12}
@@ -306,7 +306,7 @@ def test_an_average_has_the_statistics_averaged_as_the_weights(fields: dict[str,
 def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
     data: Path, tmp_path: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.training.settling.examine", lambda *_: pytest.fail("a picture is read"))
+    monkeypatch.setattr("vitkit.training.start.examine", lambda *_: pytest.fail("a picture is read"))
     with pytest.raises(VitkitError, match=named):
         train({**recipe_for(data), **fields}, tmp_path / "run", **QUIET)
     assert not (tmp_path / "run").exists()

@@ -19,8 +19,8 @@ import runs
 import vitkit
 from vitkit.data.user_datasets import item_of
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loggers import loggers_of
-from vitkit.training.state import TrainingState
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 SMALL: dict[str, Any] = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}

@@ -15,11 +15,10 @@ from PIL import Image
 
 import runs
 import vitkit
-from vitkit.data.pictures import UNLABELLED, PictureRecord
+from vitkit.data.seen import UNLABELLED, PictureRecord
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.training.pretraining.objective import keys_of_validation, mask_key
-from vitkit.training.pretraining.run import settle_fields
+from vitkit.training.pretraining.pretrain import keys_of_validation, mask_key, settle_fields
 from vitkit.verbs.pretrain import PretrainingRun, pretrain
 
 QUICK: dict[str, Any] = {
@@ -305,7 +304,7 @@ def test_a_run_is_not_written_over_unless_forced(mae: PretrainingRun, data: Path
 
 def test_a_recipe_of_a_pre_training_gives_way_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[dict[str, Any]]()
-    monkeypatch.setattr("vitkit.training.pretraining.run.pretrain", lambda fields, *_, **__: asked.append(fields))
+    monkeypatch.setattr("vitkit.training.pretraining.pretrain.pretrain", lambda fields, *_, **__: asked.append(fields))
     recipe = tmp_path / "mae.toml"
     recipe.write_text('objective = "mae"\nmask = 0.6\nepochs = 3\n[model]\nlayers = 2\n')
     vitkit.pretrain("digits", recipe=recipe, mask=0.5, model_fields={"heads": 2})

@@ -12,8 +12,9 @@ from sklearn.linear_model import LogisticRegression
 
 import runs
 from vitkit.data.split_file import split_from_file
-from vitkit.evaluation.regression import regress
-from vitkit.training import probe, suspects
+from vitkit.evaluation.linear_models import regress
+from vitkit.training import probe
+from vitkit.training import report as suspects
 from vitkit.training.defaults import complete
 from vitkit.training.probe import PENALTIES, choose_head
 from vitkit.training.run import resume, train

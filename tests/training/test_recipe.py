@@ -17,10 +17,8 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import Position
 from vitkit.model.names import config_for
 from vitkit.training.defaults import PRESETS, complete, spare_patches
-from vitkit.training.recipe import RENAMED, Recipe, build
+from vitkit.training.recipe import BY_METHOD, RENAMED, Recipe, build, parse_duration, unfold
 from vitkit.training.recipe_files import bundled, departures, load_fields, resolve
-from vitkit.training.recipe_model import unfold
-from vitkit.training.recipe_values import BY_METHOD, parse_duration
 from vitkit.weights.catalog import find
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]

@@ -19,14 +19,11 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.model.changes import read_change
 from vitkit.model.config import ViTConfig
 from vitkit.training.checkpoint import identity
-from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe import Recipe, build, name_of, read_change, read_sets
 from vitkit.training.recipe_files import departures, load_fields, resolve
-from vitkit.training.recipe_model import read_sets
-from vitkit.training.recipe_names import name_of
-from vitkit.training.setup import new_classifier, start_of
+from vitkit.training.start import new_classifier, start_of
 
 
 def quiet(*_: object) -> None:

@@ -12,20 +12,19 @@ import pytest
 
 import runs
 from photos import noise, save
-from vitkit.data.corrected import labels_of, read_corrected
-from vitkit.data.label_file import EXCLUDED, Edit, add_edits, renaming
-from vitkit.data.pictures import UNLABELLED
+from vitkit.data.corrections import labels_of, read_corrected
+from vitkit.data.labels import EXCLUDED, Edit, add_edits, renaming
 from vitkit.data.proposals import proposals_of_run, read_proposals
+from vitkit.data.seen import UNLABELLED
 from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_from_file
+from vitkit.data.split_file import images_of_run, move_run, split_from_file
 from vitkit.data.table import ImageTable
-from vitkit.data.whereabouts import images_of_run, move_run
 from vitkit.errors import VitkitError
-from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.evaluation.label_errors import Doubt, write_doubts
 from vitkit.system.progress import silent
 from vitkit.training.lineage import Divided
 from vitkit.training.run import write_start
-from vitkit.training.settling import settle
+from vitkit.training.start import settle
 
 
 class Work:

@@ -24,11 +24,12 @@ import warm
 from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.evaluator import evaluate
-from vitkit.training import run, writer
-from vitkit.training.metrics_file import read_metrics
+from vitkit.training import checkpoint as writer
+from vitkit.training import run
 from vitkit.training.optim import lr_factor
 from vitkit.training.recipe import Recipe, build
 from vitkit.training.recipe_files import load_fields
+from vitkit.training.run_folder import read_metrics
 from vitkit.verbs.train import TrainingRun
 from vitkit.weights import load
 

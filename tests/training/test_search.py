@@ -18,12 +18,12 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.training import fit
-from vitkit.training import lr_finder as search
+from vitkit.training import fine_tune as search
+from vitkit.training import run as fit
+from vitkit.training.adapters import freeze_backbone
 from vitkit.training.distributed import fabric_of
-from vitkit.training.linear import freeze_backbone
 from vitkit.training.loop import Loop
-from vitkit.training.objective import Objective
+from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe
 from vitkit.training.run import train
 
@@ -148,7 +148,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
 
     monkeypatch.setattr(Loop, "_add_gradient", add_gradient)
     monkeypatch.setattr(
-        "vitkit.training.divergence.has_collapsed", lambda *outcome: False
+        "vitkit.training.stability.has_collapsed", lambda *outcome: False
     )  # what is learned does not matter
     monkeypatch.setattr(search, "FACTORS", (1.0,))
     monkeypatch.setattr(search, "STEPS", 10)

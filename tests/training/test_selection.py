@@ -25,14 +25,20 @@ from vitkit.data.split_file import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system.files import from_json
 from vitkit.system.progress import silent
-from vitkit.training import selection
-from vitkit.training.candidates import choose_and_settle
-from vitkit.training.judges import FEWEST, LEAST
+from vitkit.training import select_weights as selection
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run import resume, train
-from vitkit.training.selected import Selection, Trial, no_difference
-from vitkit.training.selection import Cost, affordable
+from vitkit.training.select_weights import (
+    FEWEST,
+    LEAST,
+    Cost,
+    Selection,
+    Trial,
+    affordable,
+    choose_and_settle,
+    no_difference,
+)
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16))

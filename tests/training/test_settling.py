@@ -11,7 +11,7 @@ import runs
 from vitkit.errors import VitkitError
 from vitkit.system.progress import silent
 from vitkit.training.recipe import Recipe
-from vitkit.training.settling import settle
+from vitkit.training.start import settle
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.recipe import Recipe
 from vitkit.training.run import train
-from vitkit.training.setup import new_classifier, start_of
+from vitkit.training.start import new_classifier, start_of
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 import tiny
 from runs import assert_same_weights, metrics, photos, quick
 from vitkit.errors import VitkitError
-from vitkit.training import setup, state
-from vitkit.training.later import Later, Place
+from vitkit.training import checkpoint as state
+from vitkit.training import start as setup
 from vitkit.training.loop import Loop
-from vitkit.training.microbatch import add_gradients
 from vitkit.training.optim import build_optimizer
-from vitkit.training.recipe import Recipe
+from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.recipe import build as build_recipe
-from vitkit.training.recipe_values import checkpoint_every
 from vitkit.training.run import train
-from vitkit.training.soundness import AskLater
+from vitkit.training.stability import AskLater, Later, Place, add_gradients
 
 QUIET: dict[str, Any] = {"say": lambda line: None}
 

@@ -19,7 +19,7 @@ from vitkit.evaluation.figures import at_temperature, figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.evaluation.metrics import grouped
 from vitkit.system.run_files import LABEL_ERRORS
-from vitkit.training import suspects
+from vitkit.training import report as suspects
 from vitkit.training.run import resume, train
 from vitkit.training.run_folder import Run
 from vitkit.weights import load

@@ -21,8 +21,8 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.training import run
-from vitkit.training.effects import check_effects
-from vitkit.training.objective import Objective
+from vitkit.training.defaults import check_effects
+from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe
 from vitkit.training.teacher import load_teacher
 from vitkit.weights import load

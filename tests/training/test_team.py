@@ -29,9 +29,9 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.distributed import ALONE, Team, assemble, check_team, describe_team
-from vitkit.training.metrics_file import read_metrics
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_fields
+from vitkit.training.run_folder import read_metrics
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")

@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode, v2
 import runs
 import vitkit
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.transforms import read_preprocess
+from vitkit.data.user_datasets import read_preprocess
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 

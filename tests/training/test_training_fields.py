@@ -21,11 +21,12 @@ from vitkit.data.split_file import split_from_file
 from vitkit.data.splits import split
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.training import descent, run
-from vitkit.training.divergence import Guard
+from vitkit.training import fine_tune as descent
+from vitkit.training import run
 from vitkit.training.loop import Loop
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields, resolve
+from vitkit.training.stability import Guard
 from vitkit.weights import load
 
 

@@ -12,12 +12,12 @@ import pytest
 
 import runs
 import tiny
-from vitkit.data.batches import tell_lost_workers_once
-from vitkit.data.loading import EvaluationImages
+from vitkit.data.loading import EvaluationImages, tell_lost_workers_once
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
-from vitkit.training import probe, run, setup
+from vitkit.training import probe, run
+from vitkit.training import start as setup
 from vitkit.training.recipe import Recipe
 
 

@@ -17,12 +17,10 @@ from vitkit.errors import Interrupted
 from vitkit.system.run_files import LAST
 from vitkit.system.stopping import Deferral
 from vitkit.training import checkpoint
-from vitkit.training.checkpoint import save
-from vitkit.training.interruption import Interruption
-from vitkit.training.metrics_file import append_metrics, read_metrics, truncate_metrics
+from vitkit.training.checkpoint import RunWriter, TrainingState, save
+from vitkit.training.loop import Interruption
 from vitkit.training.recipe import Recipe
-from vitkit.training.state import TrainingState
-from vitkit.training.writer import RunWriter
+from vitkit.training.run_folder import append_metrics, read_metrics, truncate_metrics
 from vitkit.weights import load
 
 # val_acc is best in epoch 1, val_loss in epoch 2, and epoch 3 is the last.

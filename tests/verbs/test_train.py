@@ -15,7 +15,7 @@ import vitkit as package
 from vitkit.data.sources import read_source
 from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate
-from vitkit.text.words import interval_text
+from vitkit.text.cells import interval_text
 from vitkit.training.recipe import Recipe
 from vitkit.verbs.train import TrainingRun
 

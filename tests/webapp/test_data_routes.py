@@ -17,11 +17,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import runs
-from vitkit.data import label_file
-from vitkit.data.label_file import Edit, add_edits, labels_so_far, undo_edits
+from vitkit.data import labels as label_file
+from vitkit.data.labels import Edit, add_edits, labels_so_far, undo_edits
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_to_dict
-from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.evaluation.label_errors import Doubt, write_doubts
 from vitkit.system.files import write_json
 from vitkit.webapp.app import create_app
 from vitkit.webapp.photographs import Photographs

@@ -21,8 +21,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import split_to_dict
 from vitkit.exporting import load_exported
-from vitkit.serving.guard import Guard
-from vitkit.serving.rules import rules_of
+from vitkit.serving.guard import Guard, rules_of
 from vitkit.webapp.app import create_app
 from vitkit.webapp.workspace import Workspace, open_workspace
 

@@ -18,9 +18,9 @@ from fastapi.testclient import TestClient
 
 import runs
 from vitkit.errors import VitkitError
-from vitkit.system.cache import state_folder
+from vitkit.system.environment import state_folder
 from vitkit.system.files import sole, sole_in
-from vitkit.system.processes import birth_of
+from vitkit.system.stopping import birth_of
 from vitkit.webapp import jobs as module
 from vitkit.webapp.app import create_app
 from vitkit.webapp.jobs import Job, Jobs, command, work

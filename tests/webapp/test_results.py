@@ -13,12 +13,12 @@ import pytest
 
 import runs
 from browser import browser, is_within, serious, served, watched
-from vitkit.data.label_file import Edit, add_edits, labels_so_far
-from vitkit.evaluation.doubts import Doubt, write_doubts
+from vitkit.data.labels import Edit, add_edits, labels_so_far
+from vitkit.evaluation.label_errors import Doubt, write_doubts
 from vitkit.system.run_files import LABEL_ERRORS, PREDICTIONS
 from vitkit.training.run import train
 from vitkit.webapp.app import create_app
-from vitkit.webapp.shipping import model_card
+from vitkit.webapp.ship import model_card
 from vitkit.webapp.workspace import Workspace, open_workspace
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.webapp import studio as module
+from vitkit.webapp import app as module
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_request_that_never_comes_to_its_heads_end_keeps_no_connection(
 ) -> None:
     import uvicorn
 
-    from vitkit.serving import connections
+    from vitkit.serving import guard as connections
 
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     left: list[bytes] = []

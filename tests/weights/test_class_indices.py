@@ -11,8 +11,9 @@ import torch
 import tiny
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.weights import classes, load
-from vitkit.weights.classes import class_names, unique
+from vitkit.weights import catalog as classes
+from vitkit.weights import load
+from vitkit.weights.catalog import class_names, unique
 
 NAMES = ("daisy", "dandelion", "roses")
 

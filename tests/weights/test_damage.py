@@ -34,10 +34,9 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
-from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.formats.writing import write
+from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
+from vitkit.weights.formats.export import write
 from vitkit.weights.origin import Origin, read_foreign
-from vitkit.weights.read import read_checkpoint
 
 NPZ: dict[str, dict[str, Any]] = {
     "npz token": {},

@@ -22,8 +22,7 @@ import warm
 from vitkit.errors import VitkitError
 from vitkit.weights import download
 from vitkit.weights.catalog import CATALOG
-from vitkit.weights.download import cache_path, fetch_url
-from vitkit.weights.hub import fetch_hub
+from vitkit.weights.download import cache_path, fetch_hub, fetch_url
 from vitkit.weights.loading import fetch
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -726,7 +725,7 @@ import json, sys
 for name in [name for name in sys.modules if name.partition(".")[0] in ("huggingface_hub", "vitkit")]:
     del sys.modules[name]
 from vitkit.errors import VitkitError
-from vitkit.weights.hub import fetch_hub
+from vitkit.weights.download import fetch_hub
 told = []
 assert "huggingface_hub" not in sys.modules
 for name in sys.argv[1:]:

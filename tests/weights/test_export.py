@@ -19,7 +19,7 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.names import MIXTURES
 from vitkit.weights import inspect, load
-from vitkit.weights.formats.writing import write
+from vitkit.weights.formats.export import write
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
@@ -291,7 +291,8 @@ def test_the_named_mixtures_and_hybrids_survive_their_folder(tmp_path: Path, mix
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit.weights.formats import foreign, google_npz_files
+    from vitkit.weights.formats import export as foreign
+    from vitkit.weights.formats import google as google_npz_files
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

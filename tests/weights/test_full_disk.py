@@ -12,7 +12,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
 from vitkit.model.names import config_for
 from vitkit.model.vit import VisionTransformer
-from vitkit.weights.formats.writing import write
+from vitkit.weights.formats.export import write
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,13 @@ import mutations
 import tiny
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.split_file import split_from_file
-from vitkit.data.whereabouts import read_contents
+from vitkit.data.split_file import read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_fields
 from vitkit.weights import load
-from vitkit.weights.read import read_checkpoint
+from vitkit.weights.checkpoint import read_checkpoint
 
 HUGE = 4_000_000_000
 

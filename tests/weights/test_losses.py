@@ -20,7 +20,7 @@ from tiny import build, randomise
 from vitkit import create_model
 from vitkit.errors import VitkitError
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import start_of
+from vitkit.training.start import start_of
 from vitkit.weights import inspect, load
 
 State = dict[str, Tensor]

@@ -16,14 +16,13 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import IMAGENET_1K
 from vitkit.model.names import IMAGENET_21K, config_for, list_models
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import start_of
+from vitkit.training.start import start_of
 from vitkit.weights import inspect, load
-from vitkit.weights.catalog import CATALOG, find
-from vitkit.weights.create import create_model
+from vitkit.weights.catalog import CATALOG, find, tags
 from vitkit.weights.download import cache_path
-from vitkit.weights.formats.writing import write
+from vitkit.weights.formats.export import write
+from vitkit.weights.loading import create_model
 from vitkit.weights.meaning import Use, meaning_of, weights_for
-from vitkit.weights.published import tags
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "meanings.json").read_text(encoding="utf-8"))
 NAME = "vit_tiny_patch16_224"

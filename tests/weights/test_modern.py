@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
 from vitkit.inference.backends.optimized import prepare
 from vitkit.inference.backends.token_merging import merge
-from vitkit.model.computing import Computing
+from vitkit.model.layers import Computing
 from vitkit.weights import inspect
 
 SIDE = 64
@@ -172,7 +172,7 @@ def test_rotary_positions_of_an_oblong_grid_are_timms() -> None:
             "dinov3": {"rotary": "dinov3", "rotary_base": 100.0},
         }["dinov3" if "dinov3" in name else "pe" if "_pe_" in name else "eva"]
         config = vitkit.ViTConfig(image_size=(64, 96), hidden_size=64, heads=4, layers=2, **fields)
-        turn = vitkit.model.rotary.Rotary(config)(0)
+        turn = vitkit.model.position.Rotary(config)(0)
         there = torch.cat([turn.sin.abs(), turn.cos], dim=-1)[1:]
         assert largest_difference(there, torch.cat([rope[:, :16].abs(), rope[:, 16:]], dim=-1)) <= 1e-6
 

@@ -26,7 +26,7 @@ from vitkit.data.preprocess import IMAGENET_MEAN, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
 from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.formats.writing import write
+from vitkit.weights.formats.export import write
 from vitkit.weights.origin import read_foreign
 
 HF = [name for name in foreign.NAMES if name.startswith("HF")]

@@ -20,11 +20,11 @@ from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name
 from vitkit.profiling.model_info import describe
 from vitkit.training.recipe import Recipe
-from vitkit.training.setup import start_of
-from vitkit.weights import hub, inspect, load
-from vitkit.weights.catalog import CATALOG, find, find_published, names, tags_of
+from vitkit.training.start import start_of
+from vitkit.weights import download as hub
+from vitkit.weights import inspect, load
+from vitkit.weights.catalog import CATALOG, COLUMNS, FILE, facts_of, find, find_published, names, tagged, tags, tags_of
 from vitkit.weights.meaning import weights_for
-from vitkit.weights.published import COLUMNS, FILE, facts_of, tagged, tags
 
 ROOT = Path(__file__).parents[2]
 MODULES = (

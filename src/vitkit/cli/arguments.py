@@ -11,7 +11,7 @@ import typer
 from vitkit.cli.say import say
 from vitkit.data.layout import LayoutName
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
-from vitkit.system.devices import DeviceName
+from vitkit.system.environment import DeviceName
 from vitkit.weights.formats.registry import pixel_owners
 
 if TYPE_CHECKING:  # choices are known when the tables have been read

@@ -9,7 +9,7 @@ import typer
 
 from vitkit.cli.arguments import ModelSource, PreprocessText
 from vitkit.cli.say import say
-from vitkit.text.words import one_of
+from vitkit.text.cells import one_of
 from vitkit.verbs import convert as verb
 from vitkit.weights.formats.registry import file_suffixes, writable
 

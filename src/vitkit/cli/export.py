@@ -11,7 +11,7 @@ import typer
 from vitkit.cli.arguments import DataRoot, FolderLayout, ModelSource, PreprocessText, tell
 from vitkit.cli.say import say, show
 from vitkit.exporting.formats import suffixes
-from vitkit.text.words import one_of
+from vitkit.text.cells import one_of
 from vitkit.verbs import export as verb
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from vitkit.training.recipe_model import read_sets
+from vitkit.training.recipe import read_sets
 
 PANELS = {  # the first flag of each panel of the help
     "objective": "What is learned without labels",

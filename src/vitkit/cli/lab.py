@@ -10,8 +10,8 @@ import typer
 from vitkit.cli.flags import with_flags_of
 from vitkit.cli.say import say, show
 from vitkit.experiments.comparison_request import NOT_COMPARED
+from vitkit.experiments.lab.ablations import names
 from vitkit.experiments.lab.presets import Preset
-from vitkit.experiments.lab.registry import names
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:  # choices are known when the table has been read
@@ -50,7 +50,7 @@ def lab(
     import sys
 
     from vitkit.cli.progress import Bar
-    from vitkit.experiments.lab.verb import lab as verb
+    from vitkit.experiments.lab.lab import lab as verb
 
     with Bar() as bar:
         found = verb(

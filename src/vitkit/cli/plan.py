@@ -8,8 +8,8 @@ import typer
 
 from vitkit.cli.flags import with_flags_of
 from vitkit.cli.say import show
-from vitkit.experiments.plan import DECODE_RATE
-from vitkit.experiments.plan import plan as make_plan
+from vitkit.experiments.training_plan import DECODE_RATE
+from vitkit.experiments.training_plan import plan as make_plan
 from vitkit.profiling.accelerators import accelerator_names
 from vitkit.training.recipe import Recipe
 

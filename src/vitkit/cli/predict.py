@@ -25,8 +25,7 @@ from vitkit.cli.arguments import (
 from vitkit.cli.progress import Bar
 from vitkit.cli.say import HARMLESS, say
 from vitkit.errors import Interrupted, ShortageError
-from vitkit.inference.prediction_files import Columns, Format, JsonLines
-from vitkit.inference.resumable import partial_of
+from vitkit.inference.prediction_files import Columns, Format, JsonLines, partial_of
 from vitkit.system.files import to_json
 from vitkit.verbs import predict as verb
 

@@ -9,7 +9,7 @@ import typer
 
 from vitkit.cli.arguments import DataRoot
 from vitkit.cli.flags import with_flags_of
-from vitkit.training.pretraining.choices import OF_LABELS, OtherDefaults, Pretraining
+from vitkit.training.pretraining.options import OF_LABELS, OtherDefaults, Pretraining
 from vitkit.training.recipe import Recipe
 from vitkit.verbs.pretrain import pretrain as run_pretraining
 

@@ -36,7 +36,7 @@ def studio(
 
     Example: vitkit studio PHOTOS
     """
-    from vitkit.webapp.studio import studio as run
+    from vitkit.webapp.app import studio as run
 
     run(
         source,

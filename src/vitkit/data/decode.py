@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vitkit.data.image_cache import ROOM, NoRoomError
 from vitkit.data.opening import QUIET, open_picture
-from vitkit.data.room import ROOM, NoRoomError
 from vitkit.data.samples import STRIP, Samples, read_samples, stretch_bytes, strips, to_grey
 from vitkit.errors import ShortageError, VitkitError, are_files_short, is_memory_short
 from vitkit.text.cells import visible

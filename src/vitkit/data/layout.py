@@ -3,25 +3,200 @@
 `class/image` and `split/class/image` are the usual layouts, and `class/split/image` occurs; folders may be wrapped in
 others of one's own, or doubled as archives leave them (`seg_train/seg_train/class`). A folder that could be read in
 several ways is refused with what to do: a split taken for a class would be learned as one, and score well.
+
+What a folder's name, or a cell of a CSV file, says of a split.
+
+The folders below a folder, and where images lie among them.
+
+Folders that are called as splits are, and where in them the classes lie.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from vitkit.data.split_folders import SplitFolder, grouped, is_pair, settle_eval, undouble, unwrap_alike
-from vitkit.data.splitnames import split_of_folder
-from vitkit.data.tree import Folder, below, between, inside, survey
-from vitkit.data.walk import Overlooked
+from vitkit.data.walk import Overlooked, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
+from vitkit.text.cells import listed
 from vitkit.text.names import look
-from vitkit.text.words import listed
+
+_WORDS = {  # as people write them; what `eval` holds depends on what lies beside it
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("eval", "evaluation"), "eval"),
+}
+_FILLERS = {  # words that say nothing, as in train_set or "Test Images"
+    *("set", "sets", "data", "dataset", "split", "folder"),
+    *("image", "images", "img", "imgs", "photos", "pictures", "samples"),
+}
+
+
+def split_of_word(word: str) -> str | None:
+    """The split that a word alone names, in any case: train, val or test; None where it names none."""
+    split = _WORDS.get(word.strip().lower())
+    return "test" if split == "eval" else split
+
+
+def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Which split (train, val, test or eval) a folder's name speaks of, and the other words in it.
+
+    `seg_train`, `Training`, `train_set` and `FlowersTest2017` do; a name with no such word, or several, does not.
+    Folders that belong together have the same other words.
+    """
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
+    words = [_without_filler(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
+    splits = [_WORDS[word] for word in words if word in _WORDS]
+    if splits == ["train", "val"]:
+        splits = ["train"]  # train_val: what a validation split has still to be taken from
+    if len(splits) != 1:
+        return None
+    return splits[0], tuple(word for word in words if word not in _WORDS and word not in _FILLERS)
+
+
+def _without_filler(word: str) -> str:
+    return next((word.removesuffix(end) for end in _FILLERS if word.removesuffix(end) in _WORDS), word)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder, whether images lie in it directly, and the folders in it."""
+
+    path: Path
+    has_images: bool
+    folders: tuple[Folder, ...]
+
+    @property
+    def name(self) -> str:
+        """Without what is above it."""
+        return self.path.name
+
+    @cached_property
+    def holds_images(self) -> bool:
+        """Whether there are images at any depth."""
+        return self.has_images or any(folder.holds_images for folder in self.folders)
+
+    @cached_property
+    def full(self) -> tuple[Folder, ...]:
+        """The folders in it that hold images at any depth."""
+        return tuple(folder for folder in self.folders if folder.holds_images)
+
+    @property
+    def is_made_of_folders(self) -> bool:
+        """Whether all its images lie in folders of their own."""
+        return not self.has_images and bool(self.full)
+
+
+def survey(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Folder:
+    """The folders below, links followed but for those that lead back up; `overlooked` is told of the others."""
+    real = os.path.realpath(path)
+    has_images, folders = False, []
+    if real not in above:
+        for entry in _entries(path, overlooked):
+            if not _is_folder(entry):
+                has_images = has_images or why_ignored(entry.name) is None
+            elif is_passed_over(entry.name):
+                overlooked.hide(entry.path)
+            else:
+                folders.append(entry.name)
+    return Folder(path, has_images, tuple(survey(path / own, overlooked, (*above, real)) for own in sorted(folders)))
+
+
+def _entries(path: Path, overlooked: Overlooked) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except OSError as error:
+        overlooked.close(error)
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def inside(folder: Folder) -> Iterator[Folder]:
+    """The folders in it, at any depth, that hold images."""
+    for own in folder.full:
+        yield own
+        yield from inside(own)
+
+
+def between(top: Folder, folder: Folder) -> tuple[Path, ...]:
+    """The folders from one down to another, both included."""
+    steps = folder.path.relative_to(top.path).parts
+    return tuple(top.path.joinpath(*steps[:i]) for i in range(len(steps) + 1))
+
+
+def below(top: Folder, folder: Folder) -> str:
+    """How a folder is named as seen from another."""
+    return f"{folder.path.relative_to(top.path).as_posix()}/"
+
+
+@dataclass(frozen=True)
+class SplitFolder:
+    """A folder that its name calls a split, and the one within it that its classes lie in."""
+
+    outer: Folder
+    inner: Folder
+    split: str
+    words: tuple[str, ...]
+
+    @property
+    def has_classes(self) -> bool:
+        return bool(self.inner.full)
+
+
+def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
+    """The folders that are called as splits are, by the other words in their names."""
+    groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
+    for own in folder.full:
+        found = split_of_folder(own.name)
+        if found is not None:
+            groups[found[1]].append(SplitFolder(own, undouble(own), *found))
+    return groups
+
+
+def is_pair(splits: Sequence[SplitFolder]) -> bool:
+    return len(splits) > 1 and any(own.split == "train" for own in splits)
+
+
+def undouble(folder: Folder) -> Folder:
+    """seg_train/seg_train: archives are unpacked into a folder of their own name."""
+    inner = folder
+    while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
+        inner = inner.full[0]
+    return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
+
+
+def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
+    """Where each holds nothing but one folder of the same name (train/images, test/images), the classes are in that."""
+    splits = list(splits)
+    while all(own.inner.is_made_of_folders and len(own.inner.folders) == 1 for own in splits):
+        within = [own.inner.folders[0] for own in splits]
+        if len({own.name.casefold() for own in within}) > 1 or not all(own.is_made_of_folders for own in within):
+            break
+        splits = [replace(own, inner=inner) for own, inner in zip(splits, within, strict=True)]
+    return splits
+
+
+def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
+    """`eval` is the test split, unless there is one beside it."""
+    instead = "val" if any(own.split == "test" for own in splits) else "test"
+    return [replace(own, split=instead) if own.split == "eval" else own for own in splits]
+
 
 LayoutName = Literal["auto", "classes", "splits"]
 _ORDER = ("train", "val", "test")

@@ -1,24 +1,310 @@
-"""Batches for training: every sample is a function of (seed, epoch, index), whatever process makes it."""
+"""Batches for training: every sample is a function of (seed, epoch, index), whatever process makes it.
+
+Images in batches, for one of several processes, in an order that (seed, epoch) decides.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+import signal
+import threading
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitkit.data.augment import Augment, apply_seeded, mix_seeds
-from vitkit.data.batches import BatchedImages, Images
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import Keeper, NoKeeper, bytes_of, choose_cache, make_keeper
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import in_proportion
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError
+
+Batch = tuple[Tensor, Tensor]  # images (B, C, height, width), labels (B,)
+
+
+class EpochSampler(Sampler[tuple[int, ...]]):
+    """Yields (epoch, index), shuffled anew each epoch by (seed, epoch).
+
+    With `labels`, an epoch of the same length has as many images of every class: some of a large class, and each of a
+    small one several times, the n-th time more as (epoch, index, n).
+    """
+
+    def __init__(self, length: int, seed: int, labels: Sequence[int] | None = None) -> None:
+        self.length, self.seed, self.epoch = length, seed, 0
+        self.labels = None if labels is None else torch.tensor(labels)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        generator = torch.Generator().manual_seed(mix_seeds(self.seed, self.epoch))
+        order = torch.randperm(self.length, generator=generator)
+        if self.labels is None:
+            return iter([(self.epoch, index) for index in order.tolist()])
+        drawn = self._balanced(self.labels, order)
+        shuffled = torch.randperm(self.length, generator=generator).tolist()
+        return iter([drawn[i] for i in shuffled])
+
+    def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
+        """The classes in turn, each going through its images again and again, both in a random order."""
+        own: dict[int, list[int]] = {}  # the first class is the most often drawn, by one: which that is, chance decides
+        for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
+            own.setdefault(label, []).append(i)
+        classes = list(own)
+        drawn = list[tuple[int, ...]]()
+        for k in range(self.length):
+            images = own[classes[k % len(classes)]]
+            again, place = divmod(k // len(classes), len(images))
+            drawn.append((self.epoch, images[place], again) if again else (self.epoch, images[place]))
+        return drawn
+
+
+class BatchSampler(Sampler[list[tuple[int, ...]]]):
+    """Batches of all of a sampler's keys, the last as short as it comes; of each what one of several processes does.
+
+    A process whose share of a short batch is empty computes the batch's first image, as none may stay idle while
+    others meet; `ImageData.images_in` says that it counts for nothing.
+
+    Args:
+        sampler: whose keys come in batches.
+        batch_size: of all processes together.
+        process: which process this is, and of how many.
+    """
+
+    def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
+        self.sampler, self.batch_size, self.process = sampler, batch_size, process
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.sampler) / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        keys, (rank, size) = list(self.sampler), self.process
+        for start in range(0, len(keys), self.batch_size):
+            batch = keys[start : start + self.batch_size]
+            yield batch[rank::size] or batch[:1]
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Images by their keys, and what is known of each without looking at it."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Sequence[int]:
+        """The class of each."""
+
+    @property
+    @abstractmethod
+    def paths(self) -> Sequence[str]:
+        """What each is called."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+
+class BatchedImages:
+    """Training and validation images, batched.
+
+    Args:
+        train: asked for by (epoch, index), or (epoch, index, n) where an epoch shows one n times more.
+        val: asked for by index.
+        table: whose splits they are.
+        batch_size: of all processes together.
+        workers: processes that prepare images.
+        seed: of order and augmentation.
+        balanced: whether training shows every class alike.
+        process: which of several processes this is, and of how many; each has its share of every batch.
+
+    Attributes:
+        cache: where decoded pictures are kept: ram, disk or none.
+        kept_bytes: about how many they take.
+    """
+
+    cache, kept_bytes = "none", 0
+
+    def __init__(
+        self,
+        train: Images,
+        val: Images,
+        table: ImageTable,
+        *,
+        batch_size: int,
+        workers: int,
+        seed: int,
+        balanced: bool = False,
+        process: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.train, self.val, self.table = train, val, table
+        self.batch_size, self.workers, self.seed, self.balanced = batch_size, workers, seed, balanced
+        self.process = process
+
+    # --- Training images ----------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> int:
+        """Training batches in an epoch."""
+        return math.ceil(len(self.train) / self.batch_size)
+
+    def train_batches(self, epoch: int) -> Iterator[Batch]:
+        """This process's shares of an epoch's batches, in order."""
+        sampler, loader = self._train_loader
+        sampler.set_epoch(epoch)
+        return self._begin(loader)
+
+    @cached_property
+    def _train_loader(self) -> tuple[EpochSampler, DataLoader[Any]]:
+        batches = self._batch_sampler()
+        return batches.sampler, self._loader(self.train, batch_sampler=batches)
+
+    def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
+        """The images of this process's share of a training batch, below the data's folder."""
+        paths = self.train.paths
+        return [paths[key[1]] for key in self._keys(epoch, batch)]
+
+    def batch_again(self, epoch: int, batch: int) -> Batch:
+        """This process's share of a training batch, made anew: images (B, C, height, width) and labels (B,)."""
+        images, labels = zip(*(self.train[key] for key in self._keys(epoch, batch)), strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
+    def _keys(self, epoch: int, batch: int) -> list[tuple[int, ...]]:
+        batches = self._batch_sampler()
+        batches.sampler.set_epoch(epoch)
+        return next(islice(batches, batch, None))
+
+    def images_in(self, first: int, last: int) -> tuple[int, int]:
+        """How many images training batches `first` to `last` have: those that this process answers for, and all.
+
+        Batches after the epoch's last have none.
+        """
+        rank, size = self.process
+        start, end = (min(number * self.batch_size, len(self.train)) for number in (first, last + 1))
+        sizes = [min(self.batch_size, end - begin) for begin in range(start, end, self.batch_size)]
+        return sum(len(range(rank, images, size)) for images in sizes), end - start
+
+    def places(self, images: int) -> range:
+        """Which images of a whole training batch those are that this process computes of it."""
+        rank, size = self.process
+        return range(rank, rank + images * size, size)
+
+    def _batch_sampler(self) -> BatchSampler:
+        labels = self.train.labels if self.balanced else None
+        return BatchSampler(EpochSampler(len(self.train), self.seed, labels), self.batch_size, self.process)
+
+    # --- Validation images --------------------------------------------------------------------------
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are validation images."""
+        return len(self.val) > 0
+
+    def val_batches(self) -> Iterator[Batch]:
+        """This process's share of the validation images."""
+        return self._begin(self._val_loader)
+
+    @cached_property
+    def _val_loader(self) -> DataLoader[Any]:
+        rank, size = self.process
+        own = list(range(rank, len(self.val), size)) or [0]  # none may stay idle while others meet
+        return self._loader(self.val, sampler=own, batch_size=self.batch_size)
+
+    def put_together(self, shares: Sequence[Tensor]) -> Tensor:
+        """What the processes computed for the validation images, by rank, in the order of the images, each once."""
+        whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
+        for rank, share in enumerate(shares):
+            own = range(rank, len(self.val), self.process[1])
+            whole[rank :: self.process[1]] = share[: len(own)]
+        return whole
+
+    # --- Both ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let the processes end that prepare images; they start again where they are needed."""
+        for name in ("_train_loader", "_val_loader"):
+            self.__dict__.pop(name, None)
+
+    def _begin(self, loader: DataLoader[Any]) -> Iterator[Batch]:
+        batches = iter(loader)
+        if self.workers:
+            tell_lost_workers_once()
+        return batches
+
+    def _loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        return DataLoader(
+            images,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            multiprocessing_context="fork" if self.workers and self.cache == "ram" else None,  # which shares memory
+            pin_memory=torch.cuda.is_available(),  # copied to the GPU while it computes
+            **options,
+        )
+
+
+class TellOnce:
+    """A handler of SIGCHLD that breaks into the program only once when processes that prepare images die together.
+
+    PyTorch's own raises for each of them, wherever the program just is: of the second in the midst of what is told of
+    the first. Those lost later are noticed where their images are awaited.
+    """
+
+    def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
+        self.tell, self.told = tell, False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.told:
+            self.told = True
+            self.tell(number, frame)  # raises when one was lost
+            self.told = False
+
+
+def tell_lost_workers_once() -> None:
+    """Have PyTorch tell once of lost processes, from now on: they have been started, and so its handler installed."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        return  # Windows has no such signal, and only the main thread may set handlers
+    tell = signal.getsignal(signal.SIGCHLD)
+    if isinstance(tell, TellOnce):
+        tell.told = False
+    elif callable(tell):
+        signal.signal(signal.SIGCHLD, TellOnce(tell))
+
+
+def is_worker_lost(error: BaseException) -> bool:
+    """Whether a process which prepares images was killed, or had no shared memory.
+
+    PyTorch says so, unless it was just reading what the process sent, where the connection breaks off.
+    """
+    said = str(error)
+    return isinstance(error, (ConnectionError, EOFError)) or (
+        "DataLoader worker" in said
+        and any(word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error"))
+    )
+
+
+def worker_lost(workers: int) -> str:
+    """What became of a process that prepares images, as a sentence without its cure."""
+    return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
+
+
+@contextmanager
+def quiet_workers() -> Iterator[None]:
+    """Without torch's advice on how many processes prepare images, which was chosen on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
 
 
 class _TableImages(Images):

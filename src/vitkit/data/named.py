@@ -23,7 +23,7 @@ from urllib.error import HTTPError, URLError
 
 from vitkit.data.named_sets import DATASETS, DataSet
 from vitkit.errors import VitkitError
-from vitkit.system.cache import cache_folder, offline
+from vitkit.system.environment import cache_folder, offline
 from vitkit.system.progress import Progress, Say
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself waits for ever

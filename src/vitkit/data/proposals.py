@@ -14,11 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.data.label_file import EXCLUDED, Proposal, labels_in
-from vitkit.data.split_file import split_from_file
-from vitkit.data.suspects import read_suspects
+from vitkit.data.labels import EXCLUDED, Proposal, labels_in, read_suspects
+from vitkit.data.split_file import by_content, digest_of, read_contents, split_from_file
 from vitkit.data.table import ImageTable
-from vitkit.data.whereabouts import by_content, digest_of, read_contents
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
 from vitkit.system.progress import Progress

@@ -2,21 +2,30 @@
 
 All become an `ImageTable`: path, label and, where given, split of each image. Adding a kind is a module and a row.
 Data sets that have a name are a table of their own (`named_sets`), and become folders.
+
+Images in class folders: what the folders of a folder mean is told by `layout`. Class order is Python's `sorted()` of
+the folder names, as torchvision's `ImageFolder` has it.
+
+Images in a list: a CSV file with the columns path (as seen from its own folder), label and, if wanted, split.
+
+Pictures whose class is not asked for: all that lie below a folder, whatever its folders mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitkit.data.layout import LayoutName
+from vitkit.data.csv_rows import read_rows, refuse_encoding
+from vitkit.data.layout import LayoutName, split_of_word, understand
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.table import ImageTable
-from vitkit.data.walk import is_passed_over
+from vitkit.data.table import UNLABELLED, ImageTable, Row, number_sets, refuse_twins, table_of
+from vitkit.data.walk import Overlooked, images_below, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
+from vitkit.text.cells import JOINT, restored
 
 # --- Kinds of sources -------------------------------------------------------------------------------------
 
@@ -28,25 +37,17 @@ class SourceKind:
     Attributes:
         name: of the kind.
         tells: what is expected, in a few words, for who names something else.
-        module: has `read`, which does what the method here says.
+        read: the function (name, path, layout) -> ImageTable that finds the images of a source that the user called
+            `name`; it refuses what cannot be understood, or has no images.
         suffixes: of its files, in small letters; none: it is a folder.
         has_layout: whether its folders may be classes or splits (`--layout`).
     """
 
     name: str
     tells: str
-    module: str
+    read: Callable[[str, Path, LayoutName], ImageTable]
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
-
-    def read(self, name: str, path: Path, layout: LayoutName) -> ImageTable:
-        """The images of a source that the user called `name`.
-
-        Raises:
-            VitkitError: it cannot be understood, or has no images.
-        """
-        reads: Callable[[str, Path, LayoutName], ImageTable] = import_module(self.module).read
-        return reads(name, path, layout)
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -75,15 +76,6 @@ def kind_of(path: Path) -> SourceKind | None:
     if not path.is_dir():
         return kind_of_file(path)
     return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
-
-
-_HOME = "vitkit.data"
-
-for _row in (
-    SourceKind("folder", "a folder with one sub-folder of images per class", f"{_HOME}.class_folders", has_layout=True),
-    SourceKind("list", "a CSV", f"{_HOME}.image_list", (".csv", ".tsv")),
-):
-    register(_row)
 
 
 def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
@@ -166,3 +158,144 @@ def _within(table: ImageTable) -> str:
     folder = table.root / table.classes[0]
     holds_folders = folder.is_dir() and any(own.is_dir() and not is_passed_over(own.name) for own in folder.iterdir())
     return f": if the folders in it are the classes, name {folder}" if holds_folders else ""
+
+
+def read_folders(name: str, root: Path, asked: LayoutName) -> ImageTable:
+    """The images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
+    overlooked = Overlooked()
+    layout = understand(name, root, asked, overlooked)
+    ignored = overlooked.ignored
+    rows: list[Row] = []
+    for folder in layout.classes:
+        where = folder.path.relative_to(root).as_posix()
+        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path, overlooked)]
+    for parent in layout.between:
+        ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
+        ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
+    ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
+    if not rows:
+        told = "".join(f"; {line}" for line in overlooked.lines(root)) or _hint(root)
+        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{told}")
+    table = table_of(name, root, rows)
+    return replace(
+        table,
+        ignored={reason: count for reason, count in ignored.items() if count},
+        empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
+        folders=(table.root,),
+        layout=layout.text,
+        overlooked=tuple(overlooked.lines(root)),
+    )
+
+
+def _hint(root: Path) -> str:
+    loose = sum(why_ignored(child.name) is None for child in root.iterdir() if child.is_file())
+    return f" ({loose} images lie in the folder itself)" if loose else ""
+
+
+_COLUMNS = {  # of a CSV file, by what people call them
+    **dict.fromkeys(("path", "file", "filename", "image"), "path"),
+    **dict.fromkeys(("label", "class", "labels"), "label"),
+    "split": "split",
+}
+
+
+def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
+    """The images of a list, whose delimiter is what its header has most of."""
+    with file.open("rb") as data:
+        refuse_encoding(name, data.read(64))
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets begin with a byte order mark
+            found = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
+    is_multi = "labels" in map(str.lower, found.titles) or any(
+        len(_names(restored(own.get("label", "").strip()))) > 1 for _, own in found.rows
+    )
+    rows = [_csv_row(name, line, own, may_be_empty=is_multi) for line, own in found.rows]
+    if not rows:
+        raise VitkitError(f"{name} names no images: it has no rows below its header")
+    without = sum(row[2] is None for row in rows)
+    if 0 < without < len(rows):
+        raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
+    table = _to_multi_table(name, file.parent, rows) if is_multi else table_of(name, file.parent, rows)
+    parents = {table.file(i).parent for i in range(len(table))}
+    return replace(table, folders=tuple({parent.resolve() for parent in parents}))
+
+
+def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
+    own = [sorted(_names(row[1])) for row in rows]
+    classes = tuple(sorted({label for labels in own for label in labels}))
+    if not classes:
+        raise VitkitError(f"{name} names no classes: every label is empty")
+    refuse_twins(name, classes, rows)
+    index = {label: i for i, label in enumerate(classes)}
+    sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
+    return ImageTable(
+        name=name,
+        root=root.resolve(),
+        classes=classes,
+        paths=tuple(row[0] for row in rows),
+        labels=labels,
+        splits=tuple(row[2] for row in rows),
+        sets=sets,
+    )
+
+
+def _names(text: str) -> set[str]:
+    return {name.strip() for name in text.split(JOINT)} - {""}
+
+
+def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> Row:
+    path, label, split = (restored(cells.get(column, "").strip()) for column in ("path", "label", "split"))
+    if not path or not (label or may_be_empty):
+        raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
+    if "\0" in path:
+        raise VitkitError(f"{name}, line {line}: no path has a null byte: {path!r}")
+    if split and split_of_word(split) is None:
+        raise VitkitError(f"{name}, line {line}: split must be train, val or test, not {split!r}")
+    return path, label, split_of_word(split)
+
+
+def read_unlabelled(data: str | Path, progress: Progress | None = None) -> ImageTable:
+    """The pictures below a folder, or of a named set, as a table of one class without splits.
+
+    Raises:
+        VitkitError: there is no such folder, or no picture in it.
+    """
+    root = Path(data)
+    if not root.exists() and str(data) in DATASETS:
+        from vitkit.data import named
+
+        root = named.materialise(str(data), progress=progress)
+    if not root.is_dir():
+        raise VitkitError(f"no such folder: {data}; pictures without labels are those below a folder")
+    overlooked = Overlooked()
+    paths = tuple(images_below(root, overlooked))
+    if not paths:
+        told = "".join(f"; {line}" for line in overlooked.lines(root))
+        raise VitkitError(f"no images below {data}{told}")
+    return ImageTable(
+        name=str(data),
+        root=root.resolve(),
+        classes=(UNLABELLED,),
+        paths=paths,
+        labels=(0,) * len(paths),
+        splits=(None,) * len(paths),
+        ignored=dict(overlooked.ignored),
+        folders=(root.resolve(),),
+        layout="pictures without labels: all below the folder",
+        overlooked=tuple(overlooked.lines(root)),
+    )
+
+
+def has_no_folders(data: str | Path) -> bool:
+    """Whether a folder's pictures all lie in the folder itself."""
+    root = Path(data)
+    return root.is_dir() and bool(paths := images_below(root, Overlooked())) and not any("/" in path for path in paths)
+
+
+for _row in (
+    SourceKind("folder", "a folder with one sub-folder of images per class", read_folders, has_layout=True),
+    SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
+):
+    register(_row)

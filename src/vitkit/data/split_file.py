@@ -1,18 +1,30 @@
-"""What a run writes down of its images: the split of each (split.json), and which belong together (groups.json)."""
+"""What a run writes down of its images: the split of each (split.json), and which belong together (groups.json).
+
+The images of an earlier run, wherever they are now: under another root, or under other names.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitkit.data import named
+from vitkit.data.decode import UnreadableImageError, refuse_special
+from vitkit.data.file_facts import Memory, stamp_of
+from vitkit.data.named_sets import DATASETS
+from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
+from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, read_text
-from vitkit.text.cells import JOINT
+from vitkit.system.files import from_json, read_text, write_json
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
+from vitkit.text.cells import JOINT, plural
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:
@@ -105,3 +117,258 @@ def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ..
     number = {name: i for i, name in enumerate(stored["classes"])}
     names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
     return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
+
+
+_OTHER = " (another picture now)"  # behind the path of such an image, which is then no file
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Which of a run's images are no longer what they were when it began.
+
+    Attributes:
+        images: how many were looked at.
+        what: which they are, such as `test images`.
+        changed: the paths of those that hold other pictures now.
+        missing: the paths of those that are gone.
+    """
+
+    images: int
+    what: str
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.missing)
+
+    @property
+    def text(self) -> str:
+        """Such as `1 of the run's 18 test images is no longer what it was: 1 holds another picture (first: a.jpg)`."""
+        count, told = len(self.changed) + len(self.missing), []
+        if self.changed:
+            hold = plural(len(self.changed), "holds another picture", "hold other pictures")
+            told.append(f"{hold} (first: {self.changed[0]})")
+        if self.missing:
+            told.append(f"{plural(len(self.missing), 'is', 'are')} gone (first: {self.missing[0]})")
+        are = "is no longer what it was" if count == 1 else "are no longer what they were"
+        return f"{count} of the run's {self.images} {self.what} {are}: {', '.join(told)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For evaluation.json: `changed`, unless nothing has changed."""
+        if not self:
+            return {}
+        count = len(self.changed) + len(self.missing)
+        paths = {"changed": list(self.changed), "missing": list(self.missing)}
+        return {"changed": {"images": count, **paths, "text": self.text}}
+
+    def refuse(self, remedy: str = "say where they are now: --data-root DIR") -> None:
+        """Hold that nothing has changed.
+
+        Args:
+            remedy: what may be done but to put the images back.
+
+        Raises:
+            VitkitError: something has.
+        """
+        if self:
+            raise VitkitError(f"{self.text}; put back what was there, or {remedy}")
+
+
+def look_over(
+    table: ImageTable,
+    contents: Mapping[str, str],
+    splits: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[ImageTable, Changes]:
+    """Compare images of a run with what it recorded of them. Every command that reads a run's pictures asks here.
+
+    Args:
+        table: of `images_of_run`.
+        contents: the digest of each image by its path (`read_contents`); those without one are only looked for.
+        splits: which of them are looked at; None, or `all` among them: every image.
+        progress: told how many have been looked at.
+
+    Returns:
+        The table, in which an image that holds another picture now has a path that no file has, so that it counts as
+        unreadable; and what has changed.
+    """
+    is_all = splits is None or "all" in splits
+    chosen = [i for i, split in enumerate(table.splits) if is_all or split in (splits or ())]
+    gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # found to be so under another root
+    rest = [i for i in chosen if i not in gone]
+    known = [i for i in rest if table.paths[i] in contents]
+    digest_of = dict(zip(known, _digests([table.file(i) for i in known], progress), strict=True))
+    paths, missing = list(table.paths), []
+    for i in rest:
+        digest = digest_of.get(i)
+        if digest is None and (i in digest_of or not table.file(i).is_file()):
+            missing.append(paths[i])
+        elif digest is not None and digest != contents[paths[i]]:
+            paths[i] += _OTHER
+            gone.add(i)
+    changed = tuple(paths[i].removesuffix(_OTHER) for i in sorted(gone))
+    what = "images" if is_all else f"{' and '.join(splits or ())} images"
+    return replace(table, paths=tuple(paths)), Changes(len(chosen), what, changed, tuple(missing))
+
+
+def is_unchanged(file: Path, digest: str | None) -> bool:
+    """Whether a file holds the picture that a run recorded; so it is taken where the run recorded none."""
+    return digest is None or digest_of(file) == digest
+
+
+def refuse_changed(split_file: Path, remedy: str, progress: Progress | None = None) -> None:
+    """Hold that all images of a run are what they were, before it goes on.
+
+    Args:
+        split_file: the run's split.json.
+        remedy: what may be done but to put the images back.
+        progress: told how many have been looked at.
+
+    Raises:
+        VitkitError: some are not, or their folder is gone.
+    """
+    table = images_of_run(split_file, progress=progress)
+    look_over(table, read_contents(split_file), None, progress)[1].refuse(remedy)
+
+
+def images_of_run(split_file: Path, root: Path | None = None, progress: Progress | None = None) -> ImageTable:
+    """The split images of a run, with their files where they are now.
+
+    Under a root that is given anew, an image is the file that has its content, whatever it is called there; one that
+    is nowhere keeps its path, and is unreadable.
+
+    Args:
+        split_file: the run's split.json.
+        root: the folder that holds the images now; None: where they were.
+        progress: told what is being done.
+
+    Raises:
+        VitkitError: the folder is gone, or holds none of the images.
+    """
+    table = split_from_file(split_file)
+    if root is not None:
+        return _under(table, root, read_contents(split_file), progress)
+    return locate(table, progress)
+
+
+def locate(table: ImageTable, progress: Progress | None = None) -> ImageTable:
+    """The table of an earlier run, with its files where they were; a named data set is made again if need be.
+
+    Raises:
+        VitkitError: the folder is gone.
+    """
+    if table.root.is_dir():
+        return table
+    if table.name in DATASETS:
+        return replace(table, root=named.materialise(table.name, progress=progress))
+    raise VitkitError(f"the images of {table.name} are no longer in {table.root}: say where they are: --data-root DIR")
+
+
+def read_contents(split_file: Path) -> dict[str, str]:
+    """The beginning of the SHA-256 of each image of a run by its path, as far as the run knows them."""
+    try:
+        contents = from_json(read_text(split_file)).get("contents", {})
+        for digest in contents.values():
+            bytes.fromhex(digest)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise VitkitError(f"{split_file} is damaged: its contents cannot be read ({error})") from error
+    return dict(contents)
+
+
+def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
+    """The groups of a run's images (`groups_from_file`), by the paths that they have in a table of `images_of_run`."""
+    groups = groups_from_file(run / GROUPS)
+    known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
+    return {new: groups[old] for old, new in known if old in groups}
+
+
+def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
+    """What a record says of each image of a run, by path."""
+    role_of = record.role_of()
+    return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
+
+
+def move_run(split_file: Path, root: Path, progress: Progress | None = None) -> None:
+    """Write down where a run's images are now.
+
+    Raises:
+        VitkitError: the folder holds not all of the images.
+    """
+    before = split_from_file(split_file)
+    contents, _ = read_contents(split_file), groups_from_file(split_file.with_name(GROUPS))  # refuse what is damaged
+    after = _under(before, root, contents, progress)
+    if gone := [path for i, path in enumerate(after.paths) if not after.file(i).is_file()]:
+        raise VitkitError(f"{root} lacks {len(gone)} of the run's {len(after)} images (first: {gone[0]})")
+    place = dict(zip(before.paths, after.paths, strict=True))
+    moved = {place[old]: digest for old, digest in contents.items() if old in place}
+    if (groups := split_file.with_name(GROUPS)).is_file():
+        stored = from_json(read_text(groups))
+        write_json(groups, [[place.get(path, path) for path in own] for own in stored])
+    if (proposals := split_file.with_name(PROPOSALS)).is_file():
+        stored = from_json(read_text(proposals))
+        found = by_content(root, progress) if any(own["path"] not in place for own in stored) else {}
+        write_json(
+            proposals,
+            [{**own, "path": place.get(own["path"]) or found.get(own["digest"], own["path"])} for own in stored],
+        )
+    write_json(split_file, {**split_to_dict(after), "contents": moved})
+
+
+def _under(table: ImageTable, root: Path, contents: Mapping[str, str], progress: Progress | None) -> ImageTable:
+    if not root.is_dir():
+        raise VitkitError(f"--data-root {root}: no such folder")
+    own = [digest_of(root / path) for path in table.paths]
+    paths = list(table.paths)
+    lost = [i for i, path in enumerate(paths) if own[i] is None or own[i] != contents.get(path, own[i])]
+    if lost:
+        found = by_content(root, progress)
+        for i in lost:
+            paths[i] = found.get(contents.get(paths[i], ""), paths[i])
+    if all(own[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
+        raise VitkitError(f"--data-root {root} holds none of the run's {len(table)} images (first: {table.paths[0]})")
+    return _without_impostors(replace(table, root=root.resolve(), paths=tuple(paths)), lost, table.paths)
+
+
+def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
+    """An image whose path now holds another picture, and that is found nowhere else, is not there."""
+    gone = {i for i in lost if table.paths[i] == before[i] and table.file(i).is_file()}
+    paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
+    return replace(table, paths=tuple(paths))
+
+
+def by_content(root: Path, progress: Progress | None) -> dict[str, str]:
+    """The path below the root of each content there."""
+    files = [file for file in walk(root) if file.suffix.lower() in SUFFIXES]
+    found: dict[str, str] = {}
+    for done, file in enumerate(files, start=1):
+        digest = digest_of(file)
+        if digest is not None:
+            found.setdefault(digest, file.relative_to(root).as_posix())
+        if progress is not None:
+            progress("looking for the run's images", done, len(files))
+    return found
+
+
+def _digests(files: Sequence[Path], progress: Progress | None) -> list[str | None]:
+    """The digest of each file, None where it cannot be read. Files that have not changed since the doctor read them, as
+    their size and times tell, are not read again."""
+    found: list[str | None] = []
+    with Memory() as memory:
+        stamps = [stamp_of(file) for file in files]
+        known = memory.of_files(stamps)
+        for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
+            facts = None if stamp is None else known.get(stamp)
+            found.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
+            if progress is not None:
+                progress("looking whether the images have changed", done, len(files))
+    return found
+
+
+def digest_of(file: Path) -> str | None:
+    """The beginning of a file's SHA-256, as runs keep it; None where it cannot be read."""
+    try:
+        refuse_special(file)
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()[:DIGEST].hex()
+    except (OSError, UnreadableImageError):
+        return None

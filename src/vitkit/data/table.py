@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitkit.data.label_file import Proposal
+from vitkit.data.labels import Proposal
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT
 from vitkit.text.names import alike
 
 Row = tuple[str, str, str | None]  # path, class, split
+
+UNLABELLED = "unlabelled"  # the label of a picture whose class was not shown
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from vitkit.errors import VitkitError
-from vitkit.text.words import listed, plural
+from vitkit.text.cells import listed, plural
 
 SUFFIXES = frozenset(
     f".{ending}"

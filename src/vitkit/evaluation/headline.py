@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.text.words import interval_text, listed, plural
+from vitkit.text.cells import interval_text, listed, plural
 
 Kind = Literal["seen", "trained_on", "proposed", "changed", "chosen_on", "zero_shot", "precision"]
 

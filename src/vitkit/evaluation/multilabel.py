@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.evaluation import registry
-from vitkit.evaluation.metrics import Evaluation, mean_of_known, scores
-from vitkit.evaluation.standings import standings
+from vitkit.evaluation.metrics import Evaluation, mean_of_known, scores, standings
 from vitkit.text.cells import JOINT
 
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]

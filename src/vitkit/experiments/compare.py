@@ -1,31 +1,179 @@
-"""`vitkit.compare`: which of several models is the better one for these photographs."""
+"""`vitkit.compare`: which of several models is the better one for these photographs.
+
+A comparison as it is shown: in lines, in a notebook, and as a table for other programs.
+
+What the models of a comparison cost: size, products, and images a second in prediction, timed in turn.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments.comparison_request import NOT_COMPARED, refuse_not_compared
-from vitkit.experiments.comparison_result import COMPARISON, HEADINGS, PAGE, TABLE, Comparison, cells, to_csv
-from vitkit.experiments.place import Place
+from vitkit.evaluation.headline import images_in_words
+from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
 from vitkit.experiments.stress_kinds import stresses_of
-from vitkit.system.files import without_place, write_json, write_text
+from vitkit.model_folder import WEIGHTS
+from vitkit.system.files import read_json, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.choices import check_least
+from vitkit.text.cells import aligned, harmless
+from vitkit.text.fields import is_number
 from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import check_data
+from vitkit.verbs.inputs import check_data, check_least
+from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
     from vitkit.experiments.comparison_plan import Plan
 
+
+COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
+_TABLE_KEYS = (  # of a run, as comparison.csv has them
+    *("seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds", "train_images_per_s"),
+    *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
+    *("split", "images", "caveats"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Result):
+    """Several models trained alike and judged by the same images.
+
+    Attributes:
+        folder: with comparison.html, comparison.json, comparison.csv and the runs.
+        figures: all that comparison.json holds.
+    """
+
+    folder: Path
+    figures: dict[str, Any]
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """Each model with its figures and its runs, in the order asked for."""
+        return list(self.figures["models"])
+
+    @property
+    def pairs(self) -> list[dict[str, Any]]:
+        """How every two models differ on all the data: difference (0-1), 95 % interval, p among all pairs, verdict."""
+        return list(self.figures["pairs"])
+
+    @property
+    def report(self) -> Path:
+        """The page that tells of it."""
+        return self.folder / PAGE
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Of every two models, in words."""
+        return [pair["verdict"] for pair in self.pairs]
+
+    @property
+    def summary(self) -> list[str]:
+        """The best model with the accuracy to expect of it, and how far a seed moves a training, in words."""
+        luck = self.figures["luck"]
+        return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, as comparison.json has them."""
+        return self.figures
+
+    def lines(self) -> list[str]:
+        """The table, the verdicts, and where the rest is."""
+        rows = [list(HEADINGS.values()), *map(cells, self.models)]
+        images = images_in_words(self.figures["test_images"], self.figures["split"])
+        judged = f"{images}, {len(self.figures['seeds'])} seeds"
+        return [
+            f"{len(self.models)} models on {self.figures['data']}: {judged}",
+            *aligned(rows),
+            "",
+            *self.summary,
+            *self.verdicts,
+            *self.figures["findings"],
+            f"page: {self.report}",
+        ]
+
+    def _repr_html_(self) -> str:
+        from vitkit.text.html import table
+
+        rows = [[escape(cell) for cell in cells(model)] for model in self.models]
+        said = "".join(f"<p>{escape(line)}</p>" for line in [*self.summary, *self.verdicts, *self.figures["findings"]])
+        return f"<p>{escape(self.lines()[0])}</p>{table(rows, list(HEADINGS.values()))}{said}"
+
+
+HEADINGS = {
+    "name": "model",
+    "accuracy": "accuracy",
+    "interval": "95 %",
+    "ece": "calibration error",
+    "loss": "log loss",
+    "parameters": "parameters",
+    "gmacs": "GMACs",
+    "file_bytes": "MiB",
+    "train_images_per_s": "train images/s",
+    "predict_images_per_s": "predict images/s",
+    "peak_memory": "peak MiB",
+    "epochs_to_90": "epochs to 90 %",
+    "seconds_to_90": "s to 90 %",
+    "epochs_to_best": "epochs to best",
+    "seconds_to_best": "s to best",
+    "caveats": "caveats",
+}
+
+
+def cells(model: dict[str, Any]) -> list[str]:
+    """A row of the table for people; a dash for what was not measured."""
+    return [_cell(key, model) for key in HEADINGS]
+
+
+def _cell(key: str, model: dict[str, Any]) -> str:
+    from vitkit.text.cells import interval_text
+
+    value = model[key]
+    if key == "caveats":
+        return "; ".join(value or ()) or "-"
+    if key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
+        runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
+        return f"{model['reached_90']} of {runs} runs"
+    if value is None:
+        return "-"
+    if key == "name":
+        return str(value)
+    if key == "interval":
+        return interval_text([100 * end for end in value], 1)
+    return {
+        "accuracy": f"{100 * value:.1f} %",
+        "ece": f"{value:.3f}",
+        "loss": f"{value:.3f}",
+        "parameters": f"{value:,}",
+        "file_bytes": f"{value / 2**20:.1f}",
+        "peak_memory": f"{value / 2**20:.0f}",
+    }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+
+
+def to_csv(models: Sequence[dict[str, Any]]) -> str:
+    """A row for each run of each model; empty where something was not measured."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("model", *_TABLE_KEYS))
+    for model in models:
+        for run in model["runs"]:
+            told = {**run, "caveats": "; ".join(run["caveats"])}
+            row = [model["name"], *(told[key] for key in _TABLE_KEYS)]
+            writer.writerow("" if cell is None else harmless(cell) if isinstance(cell, str) else cell for cell in row)
+    return text.getvalue()
+
+
 PLAN = "plan.json"  # what the comparison will do, written before it begins
-PLACE = Place(PLAN, "comparison")
+PLACE = ExperimentFolder(PLAN, "comparison")
 _SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
 
 
@@ -134,10 +282,10 @@ def _begun(
         if asked[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
     check_data(asked["data"])
-    from vitkit.data.corrected import read_corrected
+    from vitkit.data.corrections import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training.run_folder import check_place, hold_next
-    from vitkit.weights.read import reading_once
+    from vitkit.weights.checkpoint import reading_once
 
     table = read_corrected(asked["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_place(out, table, None, "none")
@@ -196,7 +344,6 @@ def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progress) -> Comparison:
     """Read all runs, compare, and write it down."""
-    from vitkit.experiments.comparison_costs import costs_of
     from vitkit.experiments.comparison_figures import (
         best_of,
         families_of,
@@ -207,7 +354,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
         read_judged,
     )
     from vitkit.experiments.judging import after_training
-    from vitkit.experiments.stress_answers import stress_figures
+    from vitkit.experiments.stress import stress_figures
     from vitkit.reporting.comparison import write_comparison
 
     device = plan.jobs[0].fields.get("device", "auto")
@@ -246,3 +393,73 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str], progress: Progres
 
 
 tell_of_fields(compare, NOT_COMPARED)
+
+
+SPEEDS = "speeds.json"
+BATCH, ROUNDS = 32, 5  # images at a time, and how often each model is timed
+
+
+def costs_of(plan: Plan, out: Path, device: str, progress: Progress) -> dict[str, dict[str, Any]]:
+    """The costs of each model, by name: of its first run on all the data.
+
+    Speeds are measured once for a comparison, all models in one process, in turn.
+
+    Args:
+        plan: of the comparison.
+        out: its folder, whose runs are finished.
+        device: where speeds are measured: auto, cpu, cuda or mps.
+        progress: told what is being timed.
+    """
+    from vitkit.weights import load
+
+    last = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
+    folders = list(dict.fromkeys(last.values()))
+    classifiers = {folder.name: load(folder) for folder in folders}
+    speeds = _speeds(classifiers, out / SPEEDS, device, progress)
+    found = {}
+    for name, folder in last.items():
+        model = classifiers[folder.name].model
+        found[name] = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "gmacs": _gmacs(model),
+            "file_bytes": (folder / WEIGHTS).stat().st_size,
+            "predict_images_per_s": speeds[folder.name],
+        }
+    return found
+
+
+def _gmacs(model: Any) -> float:
+    from vitkit.profiling.model_info import describe
+
+    return describe(model.config).gmacs
+
+
+def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str, progress: Progress) -> dict[str, float]:
+    """Images a second of each, as measured before or now."""
+    with suppress(OSError, VitkitError):  # they are measured again
+        known = read_json(file)
+        if known.keys() == classifiers.keys() and all(map(is_number, known.values())):
+            return known
+    import torch
+
+    from vitkit.profiling.speed import interleave, stopwatch_for
+    from vitkit.system.environment import choose_device
+
+    place = torch.device(choose_device(device))
+
+    def work(classifier: Classifier) -> Any:
+        model, (height, width) = classifier.model.to(place), classifier.preprocess.size
+        images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=place)
+
+        @torch.inference_mode()
+        def once() -> torch.Tensor:
+            logits: torch.Tensor = model(images)
+            return logits
+
+        return once
+
+    works = {name: work(own) for name, own in classifiers.items()}
+    times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place), progress=progress)
+    speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
+    write_json(file, speeds)
+    return speeds

@@ -22,16 +22,14 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of, images_in_words
 from vitkit.evaluation.intervals import Units
 from vitkit.evaluation.registry import read_figures
-from vitkit.experiments.comparison_job import COSTS
 from vitkit.experiments.comparison_plan import Job, Plan, passes_of
+from vitkit.experiments.comparison_runs import COSTS
 from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import LEVEL, Difference, Family, SeedSpread
-from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
-from vitkit.text.cells import restored
-from vitkit.text.words import interval_text
-from vitkit.training.metrics_file import read_metrics
+from vitkit.text.cells import interval_text, restored
+from vitkit.training.run_folder import read_metrics
 
 GOAL = 0.9  # validation accuracy whose first epoch is told
 _POINTS = 100  # in 1
@@ -242,11 +240,6 @@ def of_model(
     ]
     caveats = list(dict.fromkeys(text for run in runs for text in run["caveats"]))
     return {**found, "caveats": caveats, "runs": runs}
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of a model's weights on disk."""
-    return (folder / WEIGHTS).stat().st_size
 
 
 # --- Every two models -------------------------------------------------------------------------------------

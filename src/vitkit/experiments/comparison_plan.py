@@ -1,4 +1,7 @@
-"""What a comparison will train: every model at every fraction of the data with every seed, settled before the first."""
+"""What a comparison will train: every model at every fraction of the data with every seed, settled before the first.
+
+Whether the weights of a compared model are those of its name.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,38 @@ from typing import Any
 from vitkit.data.splits import limit_training
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
-from vitkit.experiments.comparison_models import check_weights_name
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
 from vitkit.experiments.judging import before_training, hash_of_images
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for, is_model_name
 from vitkit.system.files import fitting, without_place
 from vitkit.system.progress import Progress
-from vitkit.training.effects import without_effect
+from vitkit.training.architecture import weights_of, without_fields_of_vits
+from vitkit.training.defaults import without_effect
 from vitkit.training.lineage import Divided
-from vitkit.training.networks import without_fields_of_vits
 from vitkit.training.recipe_files import resolve
-from vitkit.training.settling import Settled, settle
+from vitkit.training.start import Settled, settle
+
+
+def check_weights_name(settled: Settled) -> None:
+    """Refuse weights of another architecture than the model is called: the name would be of no account.
+
+    Raises:
+        VitkitError: they are.
+    """
+    recipe = settled.recipe
+    if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
+        return
+    named, found = config_for(recipe.model), settled.config
+    if not isinstance(found, ViTConfig):
+        return  # refused already
+    for field in ("layers", "hidden_size", "heads", "patch_size"):
+        if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(found, field):
+            raise VitkitError(
+                f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} {getattr(found, field)}:"
+                " name the model that the weights are of"
+            )
+
 
 RECIPES = ".toml"  # an entry that ends so is a model with its own way to be trained
 _WHOLE = 1.0

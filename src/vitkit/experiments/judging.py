@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.overlap import exposures
-from vitkit.data.pictures import PictureRecord
-from vitkit.data.split_file import split_from_file
+from vitkit.data.seen import PictureRecord, exposures
+from vitkit.data.split_file import read_contents, roles_in_run, split_from_file
 from vitkit.data.table import ImageTable
-from vitkit.data.whereabouts import read_contents, roles_in_run
 from vitkit.errors import VitkitError
-from vitkit.evaluation.chosen import chosen_on
+from vitkit.evaluation.figures import chosen_on, seen_of
 from vitkit.evaluation.headline import images_in_words
 from vitkit.evaluation.metrics import held_out_split
-from vitkit.evaluation.unseen import seen_of
 from vitkit.model_folder import read_description, read_record
 from vitkit.system.files import to_json
 from vitkit.system.run_files import RECIPE, SPLIT
-from vitkit.text.words import plural
+from vitkit.text.cells import plural
 from vitkit.training.lineage import Divided, contents_of
 from vitkit.training.recipe_files import load_of_run
 

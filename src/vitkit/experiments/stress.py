@@ -6,6 +6,8 @@ look at. A grid is of the whole picture; what a model's own crop cuts off is cut
 
 Dropped and shuffled patches are those of Naseer et al. (arXiv 2105.10497, sections 3.1 and 3.3): patches of a grid
 turned black, and cells of a grid in another order.
+
+What the models of a comparison say of pictures made harder, asked run by run.
 """
 
 from __future__ import annotations
@@ -13,11 +15,28 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageFilter
 
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.experiments.comparison_figures import Judged
+from vitkit.experiments.comparison_plan import Plan
+from vitkit.experiments.statistics import Family
 from vitkit.experiments.stress_kinds import GRID, STRESSES
+from vitkit.model_folder import read_description
+from vitkit.system.files import read_json, write_json
+from vitkit.system.progress import Progress
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.data.table import ImageTable
+
 
 Change = Callable[[Image.Image, float, np.random.Generator], Image.Image]
 
@@ -106,3 +125,122 @@ def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[I
     for name in names:
         for strength in STRESSES[name].strengths[1:]:
             yield changed(picture, name, strength, key)
+
+
+ANSWERS = "stress"  # a folder beside the runs
+
+
+def stress_figures(
+    plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str, progress: Progress
+) -> list[dict[str, Any]]:
+    """The accuracy of each model under each stress, at each strength, with 95 % intervals.
+
+    Args:
+        plan: of the comparison.
+        out: its folder, whose runs are finished.
+        judged: the images that judge.
+        names: of the stresses.
+        device: where it is computed: auto, cpu, cuda or mps.
+        progress: told how many images are done.
+    """
+    if not names:
+        return []
+    folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == plan.fractions[-1]}
+    distinct = list(dict.fromkeys(folders.values()))
+    side = max(_short_side(out / folder) for folder in distinct)
+    answers = {}
+    for number, folder in enumerate(distinct, start=1):
+
+        def tell(what: str, done: int, total: int | None, number: int = number) -> None:
+            progress(f"stress, run {number} of {len(distinct)}: {what}", done, total)
+
+        answers[folder] = _answers(out, folder, judged.paths, names, side, plan.seeds[0], device, tell)
+    trainings = {model: tuple(folders[model, seed] for seed in plan.seeds) for model in plan.models}
+    different = list(dict.fromkeys(trainings.values()))  # models that share their runs count once
+    rows = []
+    for name in names:
+        own = STRESSES[name]
+        families = []
+        for place, strength in enumerate(own.strengths):
+            key = "" if place == 0 else f"{name} {strength:g}"
+            right = np.array([[answers[folder][key] for folder in each] for each in different])  # (M, S, n)
+            families.append(Family(right, judged.units))
+        models = {
+            model: {
+                "accuracy": [float(family.accuracy[different.index(each)]) for family in families],
+                "interval": [list(family.interval(different.index(each))) for family in families],
+            }
+            for model, each in trainings.items()
+        }
+        told = {"kind": name, "title": own.title, "unit": own.unit, "about": own.about}
+        rows.append({**told, "short_side": side, "strengths": list(own.strengths), "models": models})
+    return rows
+
+
+def _short_side(run: Path) -> int:
+    return Preprocess.from_dict(read_description(run)["preprocess"]).short_side
+
+
+def _answers(
+    out: Path,
+    folder: str,
+    paths: Sequence[str],
+    names: Sequence[str],
+    side: int,
+    seed: int,
+    device: str,
+    progress: Progress,
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which images a run has right as they are (``), and under each stress (`blur 2`), as known or asked now; (n,)."""
+    file = out / ANSWERS / f"{Path(folder).name}.json"
+    keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
+    stored: dict[str, Any] = {}
+    with suppress(OSError, VitkitError):  # they are asked again
+        stored = read_json(file)
+    if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
+        stored = _ask(out / folder, paths, names, keys, side, seed, device, progress)
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, stored)
+    return {key: np.array([bit == "1" for bit in stored[key]]) for key in keys}
+
+
+def _ask(
+    run: Path,
+    paths: Sequence[str],
+    names: Sequence[str],
+    keys: Sequence[str],
+    side: int,
+    seed: int,
+    device: str,
+    progress: Progress,
+) -> dict[str, str]:
+    """For each key a `1` for each image that is right, else a `0`."""
+    from vitkit.data.split_file import images_of_run, refuse_changed
+    from vitkit.system.run_files import SPLIT
+    from vitkit.weights import load
+
+    classifier = load(run).to(device)
+    refuse_changed(run / SPLIT, "leave out --stress", progress)
+    table = images_of_run(run / SPLIT, progress=progress)
+    place = {path: i for i, path in enumerate(table.paths)}
+    columns = []
+    for done, path in enumerate(paths, start=1):
+        columns.append(_of_image(classifier, table, place[path], names, side, f"{seed} {path}"))
+        progress("pictures made harder", done, len(paths))
+    rows = np.stack(columns, axis=1)  # (V, n)
+    return {key: "".join("1" if own else "0" for own in row) for key, row in zip(keys, rows.tolist(), strict=True)}
+
+
+def _of_image(
+    classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
+) -> npt.NDArray[np.bool_]:
+    """Whether the classifier is right about each variant of an image, (V,)."""
+    import torch
+
+    from vitkit.data.decode import picture_of
+
+    with picture_of(table.file(i), side) as picture:
+        own = at_one_size(picture.image, side)
+    images = np.stack([classifier.preprocess(each) for each in variants(own, names, key)])  # (V, C, height, width)
+    said = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()
+    return np.asarray(said == classifier.classes.index(table.name_of(i)))

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING
 from vitkit.system.lazy import importer
 
 if TYPE_CHECKING:
-    from vitkit.explanation.artefacts import find_artefacts, mask_artefacts, token_norms
-    from vitkit.explanation.attention import attention_maps, head_maps, last_attention
-    from vitkit.explanation.choosing import can_explain
-    from vitkit.explanation.class_maps import grad_cam
-    from vitkit.explanation.explanation import Explanation
-    from vitkit.explanation.gradient import gradient_attention, gradient_rollout
+    from vitkit.explanation.attention import (
+        attention_maps,
+        find_artefacts,
+        head_maps,
+        last_attention,
+        mask_artefacts,
+        rollout,
+        rollout_matrix,
+        token_norms,
+    )
+    from vitkit.explanation.explanation import Explanation, can_explain
+    from vitkit.explanation.gradient import grad_cam, gradient_attention, gradient_rollout
     from vitkit.explanation.methods import METHODS, by_layer, class_specific
     from vitkit.explanation.mistakes import worst_mistakes_page
     from vitkit.explanation.model_analysis import (
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
         position_similarity,
     )
     from vitkit.explanation.occluding import occlusion
-    from vitkit.explanation.rollouts import rollout, rollout_matrix
 
 __all__ = [
     "METHODS",
@@ -67,14 +72,14 @@ _HOMES = {
     "attention_maps": "attention",
     "head_maps": "attention",
     "last_attention": "attention",
-    "rollout": "rollouts",
-    "rollout_matrix": "rollouts",
+    "rollout": "attention",
+    "rollout_matrix": "attention",
     "gradient_attention": "gradient",
     "gradient_rollout": "gradient",
     "occlusion": "occluding",
-    "find_artefacts": "artefacts",
-    "mask_artefacts": "artefacts",
-    "token_norms": "artefacts",
+    "find_artefacts": "attention",
+    "mask_artefacts": "attention",
+    "token_norms": "attention",
     "attention_distance": "model_analysis",
     "attention_entropy": "model_analysis",
     "filter_components": "model_analysis",
@@ -83,8 +88,8 @@ _HOMES = {
     "norms_by_layer": "model_analysis",
     "position_similarity": "model_analysis",
     "Explanation": "explanation",
-    "can_explain": "choosing",
-    "grad_cam": "class_maps",
+    "can_explain": "explanation",
+    "grad_cam": "gradient",
     "worst_mistakes_page": "mistakes",
 }
 __getattr__ = importer(__name__, _HOMES)

@@ -4,14 +4,24 @@ The model runs as it always does, on its fused kernel; beside it softmax(QK^T) i
 in float32. All is done by a twin of the model, which shares its weights: the model itself is never touched.
 
 Shapes: B batch, H heads, N tokens, h x w patch grid.
+
+What one patch attends to, in every layer and head.
+
+Attention followed from layer to layer to the patches: rollout (arXiv 2005.00928; the paper's Figure 6, app. D.8).
+Shapes: B batch, H heads, N tokens, h x w patch grid.
+
+Patches of very great length: the model keeps notes there that have nothing to do with the place (arXiv 2309.16588).
+They light up in attention maps, mostly of large models, where the picture shows nothing. Register tokens prevent
+them. Shapes: B batch, h x w patch grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
@@ -242,3 +252,142 @@ def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
     if isinstance(fusion, int):
         return attention[:, fusion]
     return attention.mean(dim=1) if fusion == "mean" else getattr(attention, f"a{fusion}")(dim=1)
+
+
+def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> Tensor:
+    """What a patch of the image attends to among the patches: (layers, heads, h, w), the layers that attend.
+
+    Args:
+        model: see `attention_maps`.
+        images: one image, (1, C, height, width), preprocessed.
+        row: of the patch, from above.
+        column: of the patch, from the left.
+
+    Raises:
+        VitkitError: there is no such patch, or no layer attends.
+    """
+    config = plain(model).config
+    h, w = config.grid
+    if not (0 <= row < h and 0 <= column < w):
+        raise VitkitError(f"there is no patch ({row}, {column}): there are {h} rows of {w}")
+    query = config.prefix_tokens + row * w + column
+    with torch.no_grad():
+        found = [to_grid(attention[0, :, query], config) for attention in attention_maps(model, images)]  # (H, h, w)
+    return torch.stack(found)
+
+
+def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+    """Attention followed through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
+
+    It is the same for every class. Not normalised: what is missing from a sum of 1 has stayed with the prefix tokens.
+
+    Args:
+        model: see `attention_maps`.
+        images: (B, C, height, width), preprocessed.
+        fusion: see `rollout_matrix`.
+        discard: see `rollout_matrix`.
+
+    Returns:
+        The patches' entries of the class token's row; of the rows that the head reads (`readers`), where it reads more.
+
+    Raises:
+        VitkitError: fusion or discard make no sense, or no layer attends.
+    """
+    config = plain(model).config
+    return to_grid(read_rows(rollout_matrix(model, images, fusion=fusion, discard=discard), config), config)
+
+
+def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+    """The product over the layers of the heads' fused matrices, each with the identity added and renormalised.
+
+    The identity stands for the residual connection. Layers that convolve instead of attending count as the identity.
+
+    Args:
+        model: see `attention_maps`.
+        images: (B, C, height, width), preprocessed.
+        fusion: the mean, largest or smallest of the heads, entry by entry; or one head's number.
+        discard: this share of a fused matrix's entries, the smallest of those upon patches, is set to 0 first. What is
+            attended of prefix tokens is always kept: through them the class token comes to know of the patches.
+
+    Returns:
+        (B, N, N) float32, each row summing to 1.
+
+    Raises:
+        VitkitError: fusion or discard make no sense, or no layer attends.
+    """
+    config = plain(model).config
+    check_fusion(config, fusion)
+    if not 0.0 <= discard < 1.0:
+        raise VitkitError(f"discard must be in [0, 1), the share of entries to leave out, not {discard}")
+
+    def with_residual(attention: Tensor) -> Tensor:
+        fused = _without_smallest(fuse(attention, fusion), discard, config.prefix_tokens)
+        fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        return fused.div_(fused.sum(dim=-1, keepdim=True))
+
+    return _product(map(with_residual, attention_maps(model, images)))
+
+
+def _product(matrices: Iterable[Tensor]) -> Tensor:
+    """Each multiplied onto those before it from the left: (B, N, N)."""
+    product: Tensor | None = None
+    for matrix in matrices:
+        with torch.autocast(matrix.device.type, enabled=False):
+            product = matrix if product is None else matrix @ product
+    assert product is not None
+    return product
+
+
+def _without_smallest(fused: Tensor, discard: float, prefix: int) -> Tensor:
+    upon_patches = fused[..., prefix:].flatten(1)  # (B, N * h*w)
+    number = int(discard * upon_patches.shape[1])
+    if number == 0:
+        return fused
+    smallest = upon_patches.topk(number, largest=False, sorted=False).indices
+    kept = upon_patches.scatter(1, smallest, 0.0).view_as(fused[..., prefix:])
+    return torch.cat([fused[..., :prefix], kept], dim=-1)
+
+
+@torch.no_grad()
+def token_norms(model: nn.Module, images: Tensor) -> Tensor:
+    """The length of each patch after the last layer, before the final normalisation: (B, h, w) float32.
+
+    Args:
+        model: compiled or not, of any precision; its mode stays as it is.
+        images: (B, C, height, width), preprocessed.
+    """
+    model = plain(model)
+    copied = twin(model, Attention)
+    tokens = copied.encode(copied.embed(images.to(model.patch_embed.proj.weight)))  # (B, N, D)
+    return to_grid(tokens.float().norm(dim=-1), model.config)
+
+
+def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
+    """Which patches (B, h, w) are longer than `factor` times the median of their image, from `token_norms`.
+
+    Raises:
+        VitkitError: the factor is not above 1.
+    """
+    if not factor > 1.0:
+        raise VitkitError(f"factor must be above 1, a multiple of the median length, not {factor}")
+    return norms > factor * norms.flatten(1).median(dim=1).values[:, None, None]
+
+
+def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
+    """Maps (B, h, w) or (B, H, h, w) in which flagged patches (B, h, w) have the mean of their neighbours' values.
+
+    Neighbours that are flagged themselves do not count; where all eight are, filling starts from the rim of the group.
+    An image whose every patch is flagged stays as it is.
+    """
+    values = maps if maps.ndim == 4 else maps[:, None]  # (B, H, h, w)
+    known = ~artefacts[:, None] | artefacts.flatten(1).all(dim=1)[:, None, None, None]  # (B, 1, h, w)
+    while not bool(known.all()):
+        share = _mean_around(known.to(values))
+        filled = _mean_around(values * known) / share.clamp_min(torch.finfo(values.dtype).tiny)
+        values, known = torch.where(known, values, filled), known | (share > 0)
+    return values.view_as(maps)
+
+
+def _mean_around(x: Tensor) -> Tensor:
+    """Of each 3 x 3, what is outside counting as 0."""
+    return F.avg_pool2d(x, 3, stride=1, padding=1)

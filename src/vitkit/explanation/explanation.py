@@ -1,6 +1,10 @@
 """One image explained: what the model says of it, and where in the photograph that comes from.
 
 Shapes: h x w patch grid.
+
+Which methods explain a model, and what each of them is to be asked with.
+
+The photograph that is explained, beside the very pixels that predictions are made of.
 """
 
 from __future__ import annotations
@@ -19,20 +23,106 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.in_memory import InMemory
+from vitkit.data.decode import picture_of, warn_of_doubt
+from vitkit.data.in_memory import Held, InMemory, is_in_memory, picture_held
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, to_grid
-from vitkit.explanation.choosing import choose_methods, options_of
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import HEADS, METHODS, methods_for
-from vitkit.explanation.photograph import read_photograph
+from vitkit.explanation.gradient import Target, check_map
+from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, method_names, methods_for
 from vitkit.model.build import Model, vit_of
-from vitkit.model.computing import evaluating
+from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
 from vitkit.system.files import replacing, without_place
+from vitkit.text.arguments import path_text
 from vitkit.text.html import image, table, write_page
+
+
+def can_explain(model: Model) -> bool:
+    """Whether the model has what `gradient` follows.
+
+    Layers that attend, whose tokens the head reads alike in every image; or a map of features ahead of its head.
+    """
+    if isinstance(model, Network):
+        return model.anatomy.map is not None
+    return bool(attending(model.config)) and model.config.pool != "map"
+
+
+def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
+    """The methods that are meant by a name, or by `all`, for such a model.
+
+    Raises:
+        VitkitError: there is no such method or layer, or it is of other models.
+    """
+    if method not in method_names():
+        raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
+    if isinstance(model, Network):
+        return _methods_of_network(method, layer, model)
+    methods = list(METHODS) if method == "all" else [method]
+    if method == "all" and model.config.pool == "map":
+        methods = ["occlusion"]  # the others follow what the head reads, and refuse by themselves
+    if layer is not None and not set(methods) & set(by_layer()):
+        raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")
+    if layer is not None:
+        find_layer(model.config, layer)
+    return methods
+
+
+def _methods_of_network(method: str, layer: int | None, model: Network) -> list[str]:
+    name = model.config.full_name
+    if method != "all" and method not in OF_NETWORKS:
+        raise VitkitError(f"{method} is of Vision Transformers; for {name} take {' or '.join(OF_NETWORKS)}")
+    if layer is not None:
+        raise VitkitError(f"--layer is of Vision Transformers, and this is {name}: leave it out")
+    methods = list(OF_NETWORKS) if method == "all" else [method]
+    if "gradient" in methods and not can_explain(model):
+        if method != "all":
+            check_map(model)
+        methods.remove("gradient")
+    return methods
+
+
+def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
+    """What a method is to be called with, of what it takes."""
+    of_class = {"target": target} if METHODS[method].of_class else {}
+    of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
+    return of_class | of_layer
+
+
+def read_photograph(
+    preprocess: Preprocess, source: str | Path | bytes | Image.Image | npt.NDArray[Any] | Tensor
+) -> tuple[str | None, Image.Image, Tensor, Box]:
+    """The path, the photograph, the pixels (C, height, width) as prediction reads them, and what they are of.
+
+    Raises:
+        UnreadableImageError: there is no picture in it.
+        VitkitError: it is neither a path, nor what is in a file, nor a picture in memory.
+    """
+    if isinstance(source, (bytes, bytearray)):
+        return None, *_read("the picture", preprocess, bytes(source))
+    if is_in_memory(source):
+        with picture_held(Held("the picture", source)) as found:  # type: ignore[arg-type]
+            warn_of_doubt("the picture", found)
+        image = found.image
+        return None, image, torch.from_numpy(preprocess(image)), preprocess.box(*image.size)
+    path = path_text(source, "the image")
+    return path, *_read(path, preprocess)
+
+
+def _read(path: str | Path, preprocess: Preprocess, content: bytes | None = None) -> tuple[Image.Image, Tensor, Box]:
+    with picture_of(path, preprocess.short_side, content) as found:
+        warn_of_doubt(path, found)
+    pixels = torch.from_numpy(preprocess(found.image))
+    box = preprocess.box(*found.image.size)
+    if found.image.size == (found.width, found.height):
+        return found.image, pixels, box
+    with picture_of(path, content=content) as whole:  # prediction had decoded it at a smaller scale
+        photograph = whole.image
+    x, y = photograph.width / found.image.width, photograph.height / found.image.height
+    return photograph, pixels, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+
 
 LONG_SIDE = 2048  # pixels of an overlay, at most
 PAGE = "index.html"  # in the folder of an explanation

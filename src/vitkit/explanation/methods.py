@@ -91,7 +91,7 @@ for _row in (
     Method(
         "rollout",
         "Attention followed through all layers. The same whatever class is asked about.",
-        f"{_HOME}.rollouts",
+        f"{_HOME}.attention",
         "rollout",
     ),
     Method(
@@ -132,7 +132,7 @@ OF_NETWORKS |= {
         "gradient",
         "Grad-CAM: the last map of features before they are pooled, each channel weighed by what it does for this "
         "class.",
-        f"{_HOME}.class_maps",
+        f"{_HOME}.gradient",
         "grad_cam",
         of_class=True,
     ),

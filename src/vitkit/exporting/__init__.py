@@ -12,10 +12,9 @@ from vitkit.system.lazy import importer
 
 if TYPE_CHECKING:
     from vitkit.exporting.card import Card
-    from vitkit.exporting.check import Comparison, Refused
+    from vitkit.exporting.check import Comparison, Pictures, Refused, choose_pictures
     from vitkit.exporting.formats import FORMATS
     from vitkit.exporting.loading import Exported, load_exported
-    from vitkit.exporting.pictures import Pictures, choose_pictures
     from vitkit.exporting.writing import export
 
 __all__ = [
@@ -35,9 +34,9 @@ _HOMES = {
     "Card": "card",
     "Comparison": "check",
     "Exported": "loading",
-    "Pictures": "pictures",
+    "Pictures": "check",
     "Refused": "check",
-    "choose_pictures": "pictures",
+    "choose_pictures": "check",
     "export": "writing",
     "load_exported": "loading",
 }

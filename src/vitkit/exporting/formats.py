@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.text.words import one_of
+from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
     import torch

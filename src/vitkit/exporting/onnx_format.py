@@ -1,18 +1,92 @@
-"""An ONNX file: written with its card, and opened by ONNX Runtime without PyTorch."""
+"""An ONNX file: written with its card, and opened by ONNX Runtime without PyTorch.
+
+What an ONNX file holds, read from its bytes before any runtime sees it: it must be what vitkit's own writer makes. An
+ONNX file can name other files to read as weights, hold graphs within graphs, and ask for operations of other makers.
+Ours do none of that. A protocol buffer is a row of fields, each with a number and a value, and values can be such
+rows again: every field that our writer does not use is refused by its number.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitkit.exporting import screen_onnx, seal
+from vitkit.errors import VitkitError
+from vitkit.exporting import card as seal
+from vitkit.exporting.card import CARD
 from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.inference.backends.onnx import from_file, graph_of
+from vitkit.system.protobuf import fields_of
 
 if TYPE_CHECKING:
     import torch
 
     from vitkit.model.build import Model
+
+
+_WRITTEN = (
+    b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "
+    b"Sigmoid Slice Softmax Tanh Transpose"
+)
+_TRACED = (  # of other libraries' networks; none has a graph within, none reads anything but its inputs
+    b"AveragePool BatchNormalization Clip Div Erf Flatten Gather Gemm GlobalAveragePool HardSigmoid HardSwish "
+    b"Pad Pow Split Sqrt Squeeze Sub Unsqueeze"
+)
+_OPERATIONS = frozenset((_WRITTEN + b" " + _TRACED).split())
+# What each kind of message may have, by the numbers of onnx.proto: another kind of message, or a plain value.
+_TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
+_ATTRIBUTE: dict[int, Any] = {1: None, 2: None, 3: None, 4: None, 7: None, 8: None, 20: None}
+_NODE: dict[int, Any] = {1: None, 2: None, 3: None, 4: "operation", 5: _ATTRIBUTE}
+_DIMENSION: dict[int, Any] = {1: None, 2: None}
+_VALUE: dict[int, Any] = {1: None, 2: {1: {1: None, 2: {1: _DIMENSION}}}}
+_GRAPH: dict[int, Any] = {1: _NODE, 2: None, 5: _TENSOR, 11: _VALUE, 12: _VALUE}
+_MODEL: dict[int, Any] = {1: None, 2: None, 3: None, 7: _GRAPH, 8: {1: "domain", 2: None}, 14: "metadata"}
+
+
+def read_card(path: Path) -> str:
+    """The card of a file that holds nothing but a graph of ours.
+
+    Raises:
+        VitkitError: it holds anything else, or is damaged.
+    """
+    content = path.read_bytes()
+    cards: list[memoryview] = []
+    try:
+        _screen(memoryview(content), _MODEL, cards)
+        if not cards:
+            raise VitkitError("it does not say its classes and preprocessing")
+        if len(cards) > 1:
+            raise VitkitError("it says twice what it is")
+        text = str(cards[0], "utf-8")
+    except UnicodeDecodeError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    except VitkitError as error:
+        raise VitkitError(f"{path} is no ONNX file of vitkit's: {error}") from error
+    seal.check(path, content, start=content.rindex(cards[0]))
+    return text
+
+
+def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview]) -> None:
+    for number, value in fields_of(message):
+        if number not in allowed:
+            raise VitkitError(f"it has a field {number} where vitkit writes none")
+        kind = allowed[number]
+        if kind is None:
+            continue
+        if not isinstance(value, memoryview):
+            raise VitkitError(f"its field {number} is not what it should be")
+        if isinstance(kind, dict):
+            _screen(value, kind, cards)
+        elif kind == "operation" and bytes(value) not in _OPERATIONS:
+            raise VitkitError(f"it has the operation {bytes(value)[:40]!r}")
+        elif kind == "domain" and len(value):
+            raise VitkitError(f"it has operations of {bytes(value)[:40]!r}")
+        elif kind == "metadata":
+            entry = dict(fields_of(value))
+            name, card = entry.get(1), entry.get(2)
+            if set(entry) != {1, 2} or name is None or card is None or bytes(name) != CARD.encode():
+                raise VitkitError("it says more of itself than vitkit writes")
+            cards.append(card)
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
@@ -26,5 +100,5 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
     """As `Format.open`."""
-    card = screen_onnx.read_card(path)
+    card = read_card(path)
     return from_file(path, precision), card

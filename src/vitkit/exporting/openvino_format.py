@@ -1,11 +1,19 @@
-"""An OpenVINO model (.xml beside its .bin): written with its card, and opened by OpenVINO without PyTorch."""
+"""An OpenVINO model (.xml beside its .bin): written with its card, and opened by OpenVINO without PyTorch.
+
+What an OpenVINO model holds, read from its files before the runtime sees them: it must be what vitkit itself writes.
+The .xml names operations, how they hang together and where in the .bin their constants lie. Ours has no graphs within
+graphs, no operations of other makers, no document type and nothing outside of the .bin.
+"""
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET  # no entity can be declared: what has a document type is refused before it is parsed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.exporting import screen_openvino, seal
+from vitkit.errors import VitkitError
+from vitkit.exporting import card as seal
+from vitkit.exporting.card import CARD
 from vitkit.inference.backends.graph_runner import GraphRunner
 from vitkit.inference.backends.openvino import from_file, graph_of
 from vitkit.inference.backends.openvino_package import import_openvino
@@ -14,6 +22,110 @@ if TYPE_CHECKING:
     import torch
 
     from vitkit.model.build import Model
+
+
+_OPERATIONS = {
+    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Divide GroupConvolution HardSigmoid MatMul Maximum "
+    "Minimum Multiply Pad Parameter Power ReLU ReduceMean Reshape Result Sigmoid Split Sqrt Squeeze Subtract Tanh "
+    "Transpose Unsqueeze VariadicSplit",
+    "opset3": "Broadcast ShapeOf",
+    "opset4": "HSwish Swish",
+    "opset6": "MVN",
+    "opset7": "Gelu",
+    "opset8": "Gather MaxPool Slice SoftMax",
+    "opset14": "AvgPool MaxPool",
+    "opset16": "AvgPool",
+}
+_ALLOWED = frozenset((name, version) for version, names in _OPERATIONS.items() for name in names.split())
+_LAYER = "net/layers/layer"
+_PLACES = {  # where an element may stand, and what it must and may say
+    "net": ({"name", "version"}, set()),
+    "net/layers": (set(), set()),
+    _LAYER: ({"id", "name", "type", "version"}, set()),
+    f"{_LAYER}/data": (set(), None),
+    f"{_LAYER}/input": (set(), set()),
+    f"{_LAYER}/output": (set(), set()),
+    **dict.fromkeys((f"{_LAYER}/input/port", f"{_LAYER}/output/port"), ({"id", "precision"}, {"names"})),
+    **dict.fromkeys((f"{_LAYER}/input/port/dim", f"{_LAYER}/output/port/dim"), (set(), set())),
+    "net/edges": (set(), set()),
+    "net/edges/edge": ({"from-layer", "from-port", "to-layer", "to-port"}, set()),
+    "net/rt_info": (set(), set()),
+    f"net/rt_info/{CARD}": ({"value"}, set()),
+}
+_WORDS = (
+    "approximation_mode auto_broadcast auto_pad axis batch_dims destination_type dilations element_type eps eps_mode "
+    "exclude-pad m_pythondiv max min num_splits pad_mode "
+    "index_element_type keep_dims kernel mode normalize_variance offset output_type pads_begin pads_end rounding_type "
+    "shape size special_zero strides transpose_a transpose_b"
+)
+_DATA = frozenset(_WORDS.split())
+_BEGINNING = b'<?xml version="1.0"?>\n<net '
+
+
+def read_card(path: Path) -> str:
+    """The card of a model (.xml beside its .bin) that holds nothing but a graph of ours.
+
+    Raises:
+        VitkitError: it holds anything else, is damaged, or its weights are missing.
+    """
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise VitkitError(f"{path} lacks the file of its weights: {weights}")
+    content = path.read_bytes()
+    try:
+        card = _screen(content, weights.stat().st_size)
+    except VitkitError as error:
+        raise VitkitError(f"{path} is no OpenVINO model of vitkit's: {error}") from error
+    except (ET.ParseError, ValueError) as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    seal.check(path, content, weights.read_bytes())
+    return card
+
+
+def _screen(content: bytes, weights: int) -> str:
+    """The card, if the graph is harmless and its constants lie within so many bytes of weights."""
+    if not content.startswith(_BEGINNING):
+        raise VitkitError("it begins otherwise")
+    if b"<!" in content or b"<?" in content[2:]:
+        raise VitkitError("it has a document type, a comment or an instruction")
+    root = ET.fromstring(content.decode())  # noqa: S314  # see above
+    _check_places(root, root.tag)
+    layers = root.findall("layers/layer")
+    for layer in layers:
+        _check_layer(layer, weights)
+    ids = [layer.get("id") for layer in layers]
+    if len(set(ids)) < len(ids) or not {
+        edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")
+    } <= set(ids):
+        raise VitkitError("its operations do not hang together")
+    cards = root.findall(f"rt_info/{CARD}")
+    if len(cards) != 1:
+        raise VitkitError("it does not say its classes and preprocessing")
+    return cards[0].attrib["value"]
+
+
+def _check_places(element: ET.Element, place: str) -> None:
+    if place not in _PLACES:
+        raise VitkitError(f"it has an element {place[:60]!r}")
+    required, optional = _PLACES[place]
+    has = set(element.keys())
+    if not required <= has or (optional is not None and not has <= required | optional):
+        raise VitkitError(f"an element {place!r} says {sorted(has)}")
+    for child in element:
+        _check_places(child, f"{place}/{child.tag}")
+
+
+def _check_layer(layer: ET.Element, weights: int) -> None:
+    kind = layer.attrib["type"], layer.attrib["version"]
+    if kind not in _ALLOWED:
+        raise VitkitError(f"it has the operation {kind[0][:40]!r} of {kind[1][:40]!r}")
+    data = [dict(own.attrib) for own in layer.findall("data")]
+    if len(data) > 1 or (data and not set(data[0]) <= _DATA):
+        raise VitkitError(f"its operation {kind[0]!r} says more than vitkit writes")
+    if kind[0] == "Const":
+        start, size = (int(data[0].get(name, -1)) if data else -1 for name in ("offset", "size"))
+        if start < 0 or size < 0 or start + size > weights:
+            raise VitkitError("a constant lies outside of its weights")
 
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
@@ -29,5 +141,5 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 def open_file(path: Path, precision: str) -> tuple[GraphRunner, str]:
     """As `Format.open`."""
-    card = screen_openvino.read_card(path)
+    card = read_card(path)
     return from_file(path, precision), card

@@ -1,21 +1,354 @@
-"""PyTorch's own format: the program that `torch.export` traces, with its weights and without our classes (.pt2)."""
+"""PyTorch's own format: the program that `torch.export` traces, with its weights and without our classes (.pt2).
+
+The archive of a `.pt2` file: which entries it may have, and their checksum.
+
+A `.pt2` file read without torch's own reader, which unpickles, imports and evaluates what a file asks it to. The file
+is a zip archive: tensors as raw bytes, and JSON texts that say their shapes and which operations are done with them
+in turn. Here the archive may hold the entries of vitkit's own writer alone, and the operations come from a list; no
+text of the file is evaluated. Computing then does these operations one after the other, as torch would.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.exporting import program_archive, program_file
+from vitkit.exporting import card as seal
+from vitkit.exporting.card import CARD
 from vitkit.exporting.check import Refused
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.model.build import Model, build
 from vitkit.model.network import Network
 from vitkit.system.files import from_json
+
+CARD_ENTRY = f"extra/{CARD}.json"
+MODEL_ENTRY = "models/model.json"
+_ROOT = "archive/"
+WEIGHTS, CONSTANTS = "data/weights", "data/constants"
+_ENTRIES = re.compile(
+    rf"{WEIGHTS}/(weight_\d{{1,6}}|model_weights_config\.json)|{CONSTANTS}/(tensor_\d{{1,6}}|model_constants_config\.json)"
+    rf"|{MODEL_ENTRY}|data/sample_inputs/model\.pt|{CARD_ENTRY}|archive_format|archive_version|byteorder"
+    r"|\.data/(version|serialization_id)"
+)
+
+
+def read_entries(source: Any) -> dict[str, bytes]:
+    """Name and content of each entry of an archive, if it has no others than ours, uncompressed, each once.
+
+    Raises:
+        VitkitError: it has.
+        ValueError: it is no archive, or damaged.
+    """
+    try:
+        with zipfile.ZipFile(source) as archive:
+            entries: dict[str, bytes] = {}
+            for info in archive.infolist():
+                name = info.filename.removeprefix(_ROOT)
+                if not info.filename.startswith(_ROOT) or not _ENTRIES.fullmatch(name) or name in entries:
+                    raise VitkitError(
+                        f"it is refused for its entry {info.filename[:80]!r}, which vitkit does not write"
+                    )
+                if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+                    raise VitkitError(f"it is refused for its entry {info.filename[:80]!r}, which is compressed")
+                entries[name] = archive.read(info)
+            return entries
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError, OSError, RuntimeError) as error:
+        # A place before the file's beginning is an OSError, a password a RuntimeError.
+        raise ValueError(str(error)) from error
+
+
+def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
+    """Write an archive of these entries, the same bytes for the same entries."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(zipfile.ZipInfo(_ROOT + name), content)
+
+
+def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The entries with the checksum of them all in the card."""
+    return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
+
+
+def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
+    """Name and content of each other entry, by name."""
+    others = sorted(entries.keys() - {CARD_ENTRY})
+    return [part for name in others for part in (name.encode(), entries[name])]
+
+
+def check(path: Path, entries: Mapping[str, bytes]) -> None:
+    """Whether the entries are what was written.
+
+    Raises:
+        VitkitError: they are not.
+    """
+    seal.check(path, entries[CARD_ENTRY], *_beside_card(entries))
+
+
+_WRITTEN = (
+    "_assert_tensor_metadata.default add.Tensor alias.default batch_norm.default cat.default chunk.default "
+    "conv2d.default cos.default div.Tensor dropout.default expand.default flatten.using_ints flip.default "
+    "gather.default gelu.default index.Tensor neg.default repeat_interleave.self_int sin.default stack.default "
+    "group_norm.default layer_norm.default linear.default matmul.default max_pool2d.default mean.dim mul.Tensor "
+    "pad.default permute.default promote_types.default relu.default reshape.default rms_norm.default "
+    "scaled_dot_product_attention.default select.int silu.default slice.Tensor std_mean.correction sub.Tensor "
+    "sym_size.int t.default tanh.default to.dtype transpose.int unbind.int unflatten.int unsqueeze.default "
+    "view.default view_as.default clamp_min.default expand_as.default linalg_vector_norm.default"
+)
+_TRACED = (  # of other libraries' networks; none changes what it is given
+    "_native_batch_norm_legit_no_training.default adaptive_avg_pool2d.default avg_pool2d.default clamp.default "
+    "clone.default constant_pad_nd.default convolution.default elu.default hardsigmoid.default hardswish.default "
+    "hardtanh.default leaky_relu.default roll.default sigmoid.default softmax.int split.Tensor "
+    "split_with_sizes.default squeeze.dim sqrt.default"
+)
+_OPERATIONS = frozenset(f"{_WRITTEN} {_TRACED}".split())
+_OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
+_SYMBOL = re.compile(r"s\d+|Symbol\('s\d+', positive=True, integer=True\)")  # an unknown number of images
+_DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 13: torch.bfloat16}  # of torch._export.serde.schema
+_MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
+_PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value that an earlier operation made."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        operation: of torch.
+        given, named: its arguments; those that an earlier step made are `Named`.
+        makes: names of its results.
+        frees: names of values that no later step reads.
+    """
+
+    operation: Callable[..., Any]
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    makes: tuple[str, ...]
+    frees: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a file computes.
+
+    Attributes:
+        card: what it says of itself.
+        constants: weights and buffers, by the name that steps have for them.
+        images, logits: names of the input and the result.
+        steps: in their order.
+        batch: the only number of images that it takes; None for any.
+        outputs: number of logits.
+    """
+
+    card: str
+    constants: dict[str, Tensor]
+    images: str
+    logits: str
+    steps: tuple[Step, ...]
+    batch: int | None
+    outputs: int
+
+    def compute(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> (B, K)."""
+        values: dict[str, Any] = {**self.constants, self.images: images}
+        for step in self.steps:
+            made = step.operation(*_filled(step.given, values), **_filled(step.named, values))
+            if step.makes:
+                values.update(zip(step.makes, made if isinstance(made, (list, tuple)) else (made,), strict=True))
+            for name in step.frees:
+                del values[name]
+        result: Tensor = values[self.logits]
+        return result
+
+
+def read_program(path: Path) -> Program:
+    """The program in a file of vitkit's.
+
+    Raises:
+        VitkitError: it holds anything else, or is damaged.
+    """
+    try:
+        entries = read_entries(path)
+        card = entries[CARD_ENTRY].decode()
+        program = _parse(entries, card)
+    except VitkitError as error:
+        raise VitkitError(f"{path} is no program of vitkit's: {error}") from error
+    except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        raise VitkitError(f"{path} is no program that can be read: {first_line(error)}") from error
+    check(path, entries)
+    return program
+
+
+def _parse(entries: Mapping[str, bytes], card: str) -> Program:
+    described = from_json(entries[MODEL_ENTRY])
+    _refuse_code(described)
+    module = described["graph_module"]
+    graph, signature = module["graph"], module["signature"]
+    tensors = {
+        **_tensors(entries, WEIGHTS, "model_weights_config.json"),
+        **_tensors(entries, CONSTANTS, "model_constants_config.json"),
+    }
+    constants: dict[str, Tensor] = {}
+    inputs: list[str] = []
+    for spec in signature["input_specs"]:
+        ((kind, own),) = spec.items()
+        if kind == "user_input":
+            inputs.append(own["arg"]["as_tensor"]["name"])
+        elif kind in ("parameter", "buffer"):
+            constants[own["arg"]["name"]] = tensors[own[f"{kind}_name"]]
+        else:
+            raise VitkitError(f"it has an input of the kind {kind[:40]!r}")
+    (images,) = inputs
+    (result,) = graph["outputs"]
+    logits = result["as_tensor"]["name"]
+    values = graph["tensor_values"]
+    batch, outputs = values[images]["sizes"][0].get("as_int"), values[logits]["sizes"][1]["as_int"]
+    if not (batch is None or type(batch) is int) or type(outputs) is not int:
+        raise ValueError("its sizes are no numbers")
+    steps = _steps(graph["nodes"], {logits, *constants})
+    return Program(card, constants, images, logits, steps, batch, outputs)
+
+
+def _refuse_code(described: dict[str, Any]) -> None:
+    """Refuse what is never read here, but what torch's own reader would evaluate."""
+    graph = described["graph_module"]["graph"]
+    if described["guards_code"] or graph["custom_obj_values"] or graph["sym_float_values"] or graph["sym_bool_values"]:
+        raise VitkitError("it is refused: it holds code or objects, which vitkit does not write")
+    for text in _expressions(described):
+        if not isinstance(text, str) or not _SYMBOL.fullmatch(text):
+            raise VitkitError(f"it is refused for its expression {text!r:.80}, which vitkit does not write")
+
+
+def _expressions(value: Any) -> Iterator[Any]:
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        if key == "expr_str":
+            yield each
+        yield from _expressions(each)
+
+
+def _tensors(entries: Mapping[str, bytes], folder: str, config: str) -> dict[str, Tensor]:
+    """The tensors that a config names, by their names in the model."""
+    tensors = {}
+    for name, own in from_json(entries[f"{folder}/{config}"])["config"].items():
+        about = own["tensor_meta"]
+        if own["use_pickle"] is not False or about["device"]["type"] != "cpu":
+            raise VitkitError(f"it is refused: reading {name[:80]!r} in it could run anything")
+        content = bytearray(entries[f"{folder}/{own['path_name']}"])
+        sizes, strides = ([_integer(each["as_int"]) for each in about[key]] for key in ("sizes", "strides"))
+        flat = torch.frombuffer(content, dtype=_DTYPES[about["dtype"]])
+        tensors[name] = flat.as_strided(sizes, strides, _integer(about["storage_offset"]["as_int"]))
+    return tensors
+
+
+def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[Step, ...]:
+    plans = []
+    for node in nodes:
+        given = tuple(_value(own["arg"]) for own in node["inputs"] if own["kind"] == 1)
+        named = {str(own["name"]): _value(own["arg"]) for own in node["inputs"] if own["kind"] == 2}
+        plans.append((_operation(node["target"]), given, named, _names(node["outputs"])))
+    last: dict[str, int] = {}
+    for i, (_, given, named, makes) in enumerate(plans):
+        for name in (*_reads(given), *_reads(tuple(named.values())), *makes):
+            last[name] = i
+    frees: dict[int, list[str]] = {}
+    for name, i in last.items():
+        if name not in kept:
+            frees.setdefault(i, []).append(name)
+    return tuple(Step(*plan, tuple(frees.get(i, ()))) for i, plan in enumerate(plans))
+
+
+def _operation(target: str) -> Callable[..., Any]:
+    match = _OPERATION.fullmatch(target)
+    if match is None or f"{match[1]}.{match[2]}" not in _OPERATIONS:
+        raise VitkitError(f"it is refused for its operation {target[:80]!r}, which vitkit does not write")
+    operation: Callable[..., Any] = getattr(getattr(torch.ops.aten, match[1]), match[2])
+    return operation
+
+
+def _value(arg: dict[str, Any]) -> Any:
+    """An argument of an operation: a plain value, the name of an earlier result, or a tuple of them."""
+    ((kind, own),) = arg.items()
+    if kind == "as_none":
+        return None
+    if kind in _PLAIN:
+        if type(own) is not _PLAIN[kind]:
+            raise ValueError(f"{own!r} is no {kind.removeprefix('as_')}")
+        return own
+    if kind in ("as_ints", "as_floats"):
+        return [_value({kind.removesuffix("s"): each}) for each in own]
+    if kind == "as_tensor":
+        return Named(str(own["name"]))
+    if kind == "as_tensors":
+        return [Named(str(each["name"])) for each in own]
+    if kind == "as_sym_int":
+        return Named(str(own["as_name"])) if "as_name" in own else _integer(own["as_int"])
+    if kind == "as_sym_ints":
+        return [_value({"as_sym_int": each}) for each in own]
+    if kind == "as_scalar_type":
+        return _DTYPES[own]
+    if kind == "as_device":
+        return torch.device("cpu")
+    if kind == "as_memory_format":
+        return _MEMORY_FORMATS[own]
+    if kind == "as_layout":
+        return torch.strided
+    raise VitkitError(f"it has an argument of the kind {kind[:40]!r}")
+
+
+def _names(outputs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    names: list[str] = []
+    for output in outputs:
+        ((kind, own),) = output.items()
+        if kind == "as_tensor":
+            names.append(str(own["name"]))
+        elif kind == "as_tensors":
+            names += [str(each["name"]) for each in own]
+        elif kind == "as_sym_int":
+            names.append(str(own["as_name"]))
+        elif kind != "as_none":
+            raise VitkitError(f"it has a result of the kind {kind[:40]!r}")
+    return tuple(names)
+
+
+def _reads(values: Sequence[Any]) -> list[str]:
+    return [name for each in values for name in ([each.name] if isinstance(each, Named) else _within(each))]
+
+
+def _within(value: Any) -> list[str]:
+    return _reads(value) if isinstance(value, list) else []
+
+
+def _filled(value: Any, values: Mapping[str, Any]) -> Any:
+    """Arguments with what the names stand for."""
+    if isinstance(value, Named):
+        return values[value.name]
+    if isinstance(value, dict):
+        return {key: _filled(each, values) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(each, values) for each in value)
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
 
 
 class ProgramRunner(GraphRunner):
@@ -23,7 +356,7 @@ class ProgramRunner(GraphRunner):
 
     backend = "eager"
 
-    def __init__(self, program: program_file.Program) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
         weights = (tensor for tensor in program.constants.values() if tensor.is_floating_point())
         self.precision = str(next(weights).dtype).removeprefix("torch.")
@@ -66,10 +399,10 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
     if isinstance(own, Network):
         program = program.run_decompositions({})  # into operations that change nothing in place
     buffer = BytesIO()
-    torch.export.save(program, buffer, extra_files={program_archive.CARD_ENTRY.removeprefix("extra/"): card})
-    entries = program_archive.read_entries(buffer)
-    entries[program_archive.MODEL_ENTRY] = _without_traces(entries[program_archive.MODEL_ENTRY])
-    program_archive.write_entries(program_archive.sealed(entries), path)
+    torch.export.save(program, buffer, extra_files={CARD_ENTRY.removeprefix("extra/"): card})
+    entries = read_entries(buffer)
+    entries[MODEL_ENTRY] = _without_traces(entries[MODEL_ENTRY])
+    write_entries(sealed(entries), path)
     _read_as_torch_does(path, torch.rand_like(example))
 
 
@@ -85,7 +418,7 @@ def _without_traces(model: bytes) -> bytes:
 def _read_as_torch_does(path: Path, images: Tensor) -> None:
     """Whether PyTorch's reader, which the file is for, makes the same of it; vitkit itself has just written it."""
     theirs = torch.export.load(path).module()(images)
-    if not torch.equal(theirs, program_file.read_program(path).compute(images)):
+    if not torch.equal(theirs, read_program(path).compute(images)):
         raise Refused(f"PyTorch answers otherwise than vitkit when it reads {path.name}")
 
 
@@ -95,7 +428,7 @@ def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
     Raises:
         VitkitError: the file is damaged or not by vitkit, or computes in another precision.
     """
-    program = program_file.read_program(path)
+    program = read_program(path)
     runner = ProgramRunner(program)
     if precision not in ("auto", runner.precision):
         raise VitkitError(f"{path} computes in {runner.precision}: take --precision {runner.precision}, or auto")

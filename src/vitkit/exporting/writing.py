@@ -15,10 +15,9 @@ import torch
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.exporting.check import Comparison, Refused, answers, check_card, compare, read_pictures
+from vitkit.exporting.check import Comparison, Pictures, Refused, answers, check_card, compare, read_pictures
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
-from vitkit.exporting.pictures import Pictures
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress
 

@@ -3,6 +3,8 @@
     logit_k = scale * cos(image, text_k) + bias
 
 Shapes: K classes, P the size of the space that texts share with images, D features.
+
+Names of classes as words: which of them a text encoder may be asked about, and how they are put to it.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import Glance, Words, glance, read_words
-from vitkit.language.text_tower import unit
+from vitkit.language.text_files import Glance, Words, glance, read_words, unit
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
 from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.model.network_config import split_network
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.text.names import alike, unseen_in
+from vitkit.text.names import alike, bare, unseen_in
 from vitkit.weights import load
+from vitkit.weights.catalog import imagenet_synsets
+from vitkit.weights.checkpoint import read_checkpoint, reading_once
 from vitkit.weights.loading import locate
 from vitkit.weights.meaning import meaning_of, split_timm
-from vitkit.weights.read import read_checkpoint, reading_once
 
 # CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
@@ -263,3 +265,32 @@ def zero_shot(
         VitkitError: as `read_images_and_words` and `ImagesAndWords.classifier`.
     """
     return read_images_and_words(source, progress, **overrides).classifier(classes, templates, one=one)
+
+
+_SYNSET = re.compile(r"n\d{8}")
+# Letters in a row: two at least, as `b2` says nothing; of scripts other than Latin's first page, one is a word.
+_WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_a-zA-Z]")
+_PLACEHOLDERS = {"class", "classes", "category", "label", "id", "idx", "cluster", "group", "type", "item", "cls"}
+
+
+def spoken(names: Sequence[str]) -> tuple[str, ...]:
+    """Names as a text has them: spaces for underscores, nothing unseen, and WordNet's ids by their names."""
+    known = imagenet_synsets() if any(_SYNSET.fullmatch(name) for name in names) else {}
+    return tuple(known.get(name, " ".join(bare(name).replace("_", " ").split())) for name in names)
+
+
+def why_no_words(names: Sequence[str]) -> str | None:
+    """Why a text encoder should not be asked about classes of these names; None: it may be.
+
+    Every name needs a word, and other words than all the others: `class_1` and `class_2` differ in a number alone.
+    """
+    told: dict[tuple[str, ...], str] = {}
+    for name, text in zip(names, spoken(names), strict=True):
+        if _SYNSET.fullmatch(text) or not {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS:
+            return f"{name!r} is no word"
+        if _SYNSET.fullmatch(name):  # ImageNet has two cranes
+            continue
+        letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))
+        if (other := told.setdefault(letters, name)) != name:
+            return f"{other!r} and {name!r} differ in no word"
+    return None

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
+from vitkit.model.hybrids import ConvMixer, ConvProjection
 from vitkit.model.layers import Dropout, DropPath, LayerScale, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
 from vitkit.model.vit import MLP, Attention, Block
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
-from vitkit.model.libraries import check_rates, own_size
 from vitkit.model.names import config_for
-from vitkit.model.network import Network, anatomy_of
+from vitkit.model.network import Network, anatomy_of, check_rates, own_size
 from vitkit.model.network_config import Config, NetworkConfig, split_network
 from vitkit.model.vit import VisionTransformer
 

@@ -8,11 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitkit.model.layers import LayerScale, RMSNorm
-from vitkit.model.pooling import AttentionPool
-from vitkit.model.position import Learned2D, RelativePosition
-from vitkit.model.relative import BiasTable
-from vitkit.model.rotary import Rotary
+from vitkit.model.layers import AttentionPool, LayerScale, RMSNorm
+from vitkit.model.position import BiasTable, Learned2D, RelativePosition, Rotary
 
 
 @torch.no_grad()

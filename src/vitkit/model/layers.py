@@ -1,8 +1,18 @@
-"""Small layers that the model is built with."""
+"""Small layers that the model is built with.
+
+How a model's parts compute, set for all of them at once.
+
+Attention pooling: what the head reads is asked of all tokens by one learned query (MAP; SigLIP's head).
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -197,3 +207,90 @@ def heads(config: ViTConfig) -> tuple[nn.Module, Head | None, Head | None]:
         return pre_logits, None, None
     head = Head(config.feature_size, config.num_classes)
     return pre_logits, head, Head(config.hidden_size, config.num_classes) if config.distill_head else None
+
+
+_LOCK = threading.Lock()
+_ASKED: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Have a model compute in evaluation mode, whatever mode its parts are in, and put them back afterwards.
+
+    Dropout and stochastic depth would give another answer each time, and batch norms would learn from what they are
+    asked. Several threads may ask at once: the first switches the modes, and the last puts them back.
+    """
+    with _LOCK:
+        count, training = _ASKED.get(model, (0, []))
+        training = [*training, *(module for module in model.modules() if module.training)]
+        for module in training:
+            module.training = False
+        _ASKED[model] = (count + 1, training)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            count, training = _ASKED.pop(model)
+            if count > 1:
+                _ASKED[model] = (count - 1, training)
+            else:
+                for module in training:
+                    module.training = True
+
+
+class Computing:
+    """Methods of `VisionTransformer` that reach into all of its parts."""
+
+    @property
+    def fused_attention(self: Any) -> bool:
+        """Whether eqs. 6-7 are one kernel; written out they give the same numbers."""
+        return all(block.attn.fused for block in self.blocks if hasattr(block.attn, "fused"))
+
+    @fused_attention.setter
+    def fused_attention(self: Any, fused: bool) -> None:
+        for block in self.blocks:
+            if hasattr(block.attn, "fused"):
+                block.attn.fused = fused
+
+    def rebuild_tables(self: Any) -> None:
+        """Compute the fixed tables anew, beside the parameters, after the model left the meta device."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "rebuild_tables"):
+                module.rebuild_tables(self.patch_embed.proj.weight)
+
+
+def pooling_mlp(config: ViTConfig) -> ViTConfig:
+    """The configuration that attention pooling's own MLP is of."""
+    return config.replace(mlp_size=config.pool_mlp_size or config.mlp_size, mlp_norm=False, proj_bias=True)
+
+
+class AttentionPool(nn.Module):
+    """One learned query attends to all tokens, and an MLP with a residual follows (arXiv 2106.04560, sec. 2.2).
+
+    Its parameters are named as timm's `AttentionPoolLatent`.
+
+    Args:
+        config: whose heads it has.
+        mlp: as in the blocks.
+    """
+
+    def __init__(self, config: ViTConfig, mlp: nn.Module) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.heads = config.pool_heads or config.heads
+        self.scale = (D // self.heads) ** -0.5
+        self.latent = nn.Parameter(torch.zeros(1, 1, D))
+        self.q, self.kv, self.proj = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, D)
+        self.norm, self.mlp = norm_layer(config), mlp
+
+    def query(self) -> Tensor:
+        """What is asked, the same of every image: (1, H, 1, D_h)."""
+        return self.q(self.latent).unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) tokens -> (B, D)."""
+        k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.kv(x).chunk(2, dim=-1))
+        q = self.query().to(k.dtype).expand(x.shape[0], -1, -1, -1)
+        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, 1, D_h)
+        x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
+        return (x + self.mlp(self.norm(x)))[:, 0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vitkit.text.words import listed
+from vitkit.text.cells import listed
 
 UNTRAINED_HEAD = "the head is all zeros: every class is as likely as any other until it is trained"  # a note
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import IMAGENET_1K, ViTConfig, suggest
-from vitkit.model.config_checks import MAX_SIDE, MAX_SIZE, Pair, as_pair
+from vitkit.model.config import IMAGENET_1K, MAX_SIDE, MAX_SIZE, Pair, ViTConfig, as_pair, suggest
 from vitkit.model.names import is_model_name
 from vitkit.text.fields import settle_types
 

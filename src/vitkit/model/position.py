@@ -1,18 +1,114 @@
 """Position embeddings beyond the learned table: 2-D, sinusoids and relative attention (paper, app. D.4).
 
 Shapes: N tokens, D hidden size, h x w patch grid.
+
+Biases of the attention's logits by how far apart two patches are: a table of them, or an MLP of the offset. Shapes: H
+heads, N tokens, P patches of a grid (h, w), n of the tokens asked for, O offsets: (2h - 1) (2w - 1).
+
+Rotary positions: q and k are turned by angles that grow with their patch's place (RoFormer, arXiv 2104.09864). The
+product of a turned q and a turned k depends on how far apart the two are, so that positions are relative and need no
+table. On a grid half of the angles go by the row and half by the column ("axial"), or by both in proportions that are
+learned ("mixed", arXiv 2403.13298). Tokens ahead of the patches are not turned. Shapes: B batch, H heads, N tokens, P
+patches, n of the tokens asked for, D_h head size, L layers.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.model.config import ViTConfig
-from vitkit.model.relative import BiasMLP, BiasTable
+from vitkit.model.config import Pair, ViTConfig
+
+_OF_TOKEN = 3  # from the class token to a patch, from a patch to it, and its own
+
+
+class OffsetBias(nn.Module):
+    """What is added to the logits depends on the offset alone, not on the tokens."""
+
+    def bias(self, n: int) -> Tensor:
+        """What is added to the logits of the first n tokens' queries: (H, n, N)."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
+        """q and k as they are, and the bias (1, H, n, N)."""
+        return q, k, self.bias(q.shape[-2]).to(q.dtype).unsqueeze(0)
+
+
+class BiasTable(OffsetBias):
+    """A learned number for each offset and head (BEiT, arXiv 2106.08254; Swin, arXiv 2103.14030, sec. 3.2).
+
+    Key: table (O, H), with three more rows where there is a class token.
+    """
+
+    index: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.grid, self.prefix_tokens = config.grid, config.prefix_tokens
+        self.table = nn.Parameter(torch.zeros(_offsets(self.grid) + _OF_TOKEN * self.prefix_tokens, config.heads))
+        self.rebuild_tables(self.table)
+
+    def rebuild_tables(self, like: Tensor) -> None:
+        """Compute the fixed index anew, on this tensor's device, after the model left the meta device."""
+        index = offset_index(self.grid)  # (P, P)
+        if self.prefix_tokens:
+            to, back, own = (_offsets(self.grid) + i for i in range(_OF_TOKEN))
+            index = F.pad(F.pad(index, (0, 0, 1, 0), value=to), (1, 0, 0, 0), value=back)  # (N, N)
+            index[0, 0] = own
+        self.register_buffer("index", index.to(like.device), persistent=False)
+
+    def bias(self, n: int) -> Tensor:
+        return self.table[self.index[:n]].permute(2, 0, 1)
+
+
+class BiasMLP(OffsetBias):
+    """The bias as a small MLP of the offset's logarithm, for any grid (Swin V2, arXiv 2111.09883, sec. 3.3).
+
+    A class token has none. Keys: mlp.fc1 (R, 2), mlp.fc2 (H, R).
+    """
+
+    index: Tensor
+    offsets: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.grid, self.prefix_tokens = config.grid, config.prefix_tokens
+        fc1, fc2 = nn.Linear(2, config.relative_size), nn.Linear(config.relative_size, config.heads)
+        self.mlp = nn.Sequential(OrderedDict[str, nn.Module](fc1=fc1, act=nn.ReLU(), fc2=fc2))
+        self.rebuild_tables(fc1.weight)
+
+    def rebuild_tables(self, like: Tensor) -> None:
+        """Compute offsets and index anew, on this tensor's device, after the model left the meta device."""
+        h, w = (torch.arange(1 - side, side, dtype=torch.float64) for side in self.grid)
+        offsets = torch.cartesian_prod(h, w).view(-1, 2)  # (O, 2)
+        offsets = offsets.sign() * (1 + offsets.abs()).log()
+        self.register_buffer("offsets", offsets.to(like.device, like.dtype), persistent=False)
+        self.register_buffer("index", offset_index(self.grid).to(like.device), persistent=False)
+
+    def bias(self, n: int) -> Tensor:
+        ahead = self.prefix_tokens
+        by_offset = self.mlp(self.offsets)  # (O, H)
+        rows = max(n - ahead, 0)
+        return F.pad(by_offset[self.index[:rows]].permute(2, 0, 1), (ahead, 0, min(ahead, n), 0))
+
+
+def _offsets(grid: Pair) -> int:
+    return (2 * grid[0] - 1) * (2 * grid[1] - 1)
+
+
+def offset_index(grid: Pair) -> Tensor:
+    """(P, P): which of the offsets, row by row, lies between two patches."""
+    h, w = grid
+    places = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
+    apart = places[:, None] - places[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
+    return apart[..., 0] * (2 * w - 1) + apart[..., 1]
+
 
 # Positions that act inside attention: q (B, H, n, D_h), k (B, H, N, D_h) and the scale of their products -> q and k
 # as they are to be multiplied, and what is added to the scaled products, broadcast to (B, H, n, N).
@@ -136,3 +232,135 @@ def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinus
     if config.position == "learned_2d":
         return Learned2D(config, tables), None
     return (None if config.position == "none" else Sinusoids(config)), None
+
+
+class Turn(NamedTuple):
+    """How one layer turns its q and k.
+
+    Attributes:
+        cos, sin: of the angle of each feature, (N, D_h), or (H, N, D_h) where heads turn differently; the sine of the
+            first of two that turn together is negative.
+        by_halves: whether feature i turns with i + D_h / 2; else the even ones with the next.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    by_halves: bool
+
+    def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, None]:  # noqa: ARG002
+        """q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h), both turned; nothing is added to the logits."""
+        return self.turned(q), self.turned(k), None
+
+    def turned(self, x: Tensor) -> Tensor:
+        """(B, H, n, D_h), of the first n tokens -> the same shape and type."""
+        n = x.shape[-2]
+        if x.is_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            return self._as_complex(x)
+        if self.by_halves:
+            first, second = x.chunk(2, dim=-1)  # (B, H, n, D_h / 2)
+            across = torch.cat([second, first], dim=-1)
+        else:
+            across = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        return (x * self.cos[..., :n, :] + across * self.sin[..., :n, :]).to(x.dtype)
+
+    def _as_complex(self, x: Tensor) -> Tensor:
+        """The same by products of complex numbers, in a third of the time; always with pairs side by side.
+
+        Where halves turn, the features come in another order, in q and k alike, which changes none of their products.
+        """
+        n, D_h = x.shape[-2:]
+        a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
+        dtype = torch.promote_types(self.cos.dtype, torch.float32)  # there are no complex numbers of bfloat16
+        by = torch.complex(self.cos[..., :n, a].to(dtype), self.sin[..., :n, b].to(dtype))  # (n, D_h / 2)
+        if self.by_halves:
+            pairs = torch.complex(x[..., a].to(dtype), x[..., b].to(dtype))
+        else:
+            pairs = torch.view_as_complex(x.to(dtype).view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * by).flatten(-2).to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """The angles of every layer. Key, where they are learned: freqs (2, L, H, D_h / 2), by column and by row."""
+
+    cos: Tensor
+    sin: Tensor
+    places: Tensor
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.freqs: nn.Parameter | None = None
+        if config.rotary == "mixed":
+            self.freqs = nn.Parameter(torch.zeros(2, config.layers, config.heads, config.head_size // 2))
+        self.rebuild_tables(torch.empty(0))
+
+    def rebuild_tables(self, like: Tensor) -> None:
+        """Compute the fixed tables anew, on this tensor's device, after the model left the meta device."""
+        dtype = torch.promote_types(like.dtype, torch.float32)  # angles of many turns, rounded, would be others
+        places = places_of(self.config)
+        if self.freqs is None:
+            angles = F.pad(axial_angles(self.config, places), (0, 0, self.config.prefix_tokens, 0))  # (N, D_h / 2)
+            turn = self._turn(angles)
+            self.register_buffer("cos", turn.cos.to(like.device, dtype), persistent=False)
+            self.register_buffer("sin", turn.sin.to(like.device, dtype), persistent=False)
+        else:
+            self.register_buffer("places", places.to(like.device, dtype), persistent=False)
+
+    def forward(self, layer: int) -> Turn:
+        """How a layer turns q and k."""
+        if self.freqs is None:
+            return Turn(self.cos, self.sin, self.config.rotary == "dinov3")
+        x, y = self.freqs[:, layer, :, None].to(self.places.dtype)  # (H, 1, D_h / 2)
+        angles = self.places[:, 1, None] * x + self.places[:, 0, None] * y  # (H, P, D_h / 2)
+        angles = F.pad(angles, (0, 0, self.config.prefix_tokens, 0))
+        return self._turn(angles)
+
+    def _turn(self, angles: Tensor) -> Turn:
+        """(..., D_h / 2) the angle of each two features that turn together."""
+        cos, sin = angles.cos(), angles.sin()
+        if self.config.rotary == "dinov3":
+            return Turn(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), by_halves=True)
+        return Turn(cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2), by_halves=False)
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Learned frequencies begin as two axes at right angles, turned at random in each head (arXiv 2403.13298)."""
+        if self.freqs is None:
+            return
+        _, L, H, pairs = self.freqs.shape
+        falling = _frequencies(pairs // 2, self.config.rotary_base).to(self.freqs)  # (D_h / 4)
+        turn = 2 * math.pi * torch.rand(L, H, 1, device=self.freqs.device)
+        turn = torch.stack([turn, turn + math.pi / 2])  # of either axis: (2, L, H, 1)
+        self.freqs[0] = torch.cat([*(falling * turn.cos())], dim=-1)
+        self.freqs[1] = torch.cat([*(falling * turn.sin())], dim=-1)
+
+
+def places_of(config: ViTConfig) -> Tensor:
+    """(P, 2) float64: row and column of each patch, in the units that angles are proportional to.
+
+    Patches are counted; `rotary_grid` stretches the count to that grid, so that images of every size span what the
+    model was trained on (EVA-02, arXiv 2303.11331). DINOv3 has the centres of patches between -1 and 1 instead
+    (arXiv 2508.10104).
+    """
+    axes = []
+    for axis, side in enumerate(config.grid):
+        count = torch.arange(side, dtype=torch.float64)
+        if config.rotary == "dinov3":
+            axes.append(2 * (count + 0.5) / side - 1)
+        else:
+            wanted = side if config.rotary_grid is None else config.rotary_grid[axis]
+            axes.append((count + config.rotary_offset) / side * wanted)
+    return torch.cartesian_prod(*axes).view(-1, 2)
+
+
+def axial_angles(config: ViTConfig, places: Tensor) -> Tensor:
+    """(P, 2) places -> (P, D_h / 2) float64: of one axis with falling frequencies, then of the other."""
+    frequencies = _frequencies(config.head_size // 4, config.rotary_base)  # (D_h / 4)
+    if config.rotary == "dinov3":
+        frequencies = 2 * math.pi * frequencies
+    order = places.flip(-1) if config.rotary == "axial" else places  # the column first, or the row
+    return (order[:, :, None] * frequencies).flatten(1)
+
+
+def _frequencies(number: int, base: float) -> Tensor:
+    return base ** -(torch.arange(number, dtype=torch.float64) / number)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
+from vitkit.model.config import canonical
 from vitkit.model.layers import heads
-from vitkit.model.spellings import canonical
 
 
 class TimmHabits:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
-from vitkit.model.computing import Computing
 from vitkit.model.config import ViTConfig
-from vitkit.model.conv_hybrids import ConvMixer, ConvProjection
+from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
 from vitkit.model.init import initialise
 from vitkit.model.layers import (
+    AttentionPool,
+    Computing,
     Dropout,
     DropPath,
     SwiGLU,
@@ -33,11 +34,9 @@ from vitkit.model.layers import (
     heads,
     layer_scale,
     norm_layer,
+    pooling_mlp,
 )
-from vitkit.model.pooling import AttentionPool, pooling_mlp
-from vitkit.model.position import Relative, build_positions
-from vitkit.model.rotary import Rotary
-from vitkit.model.stem import ResNetStem
+from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.timm_habits import TimmHabits
 
 

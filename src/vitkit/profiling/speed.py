@@ -1,24 +1,259 @@
-"""Ways to compute one model's logits, timed in turn, each beside its drift and the ceiling of its precision."""
+"""Ways to compute one model's logits, timed in turn, each beside its drift and the ceiling of its precision.
+
+Timing several pieces of work so that they can be compared: in turn, round after round (A B C ... A B C ...). Whatever
+slows the machine for a while slows them all, so a ratio is taken within each round, and its median reported.
+
+The roof over a model's speed: its matrix products alone, as fast as torch computes them on this machine. Only what
+must be computed counts: of the last block, what the head reads. A model that did nothing beside its products (no
+softmax, GELU, LayerNorm, copies) and wasted nothing on them would run at the ceiling. Williams, Waterman and
+Patterson, "Roofline", 2009.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from vitkit.errors import VitkitError
 from vitkit.model.build import Model, build
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config
-from vitkit.profiling.roofline import Ceiling
-from vitkit.profiling.timing import Quartiles, Timing, Work, interleave, stopwatch_for
 from vitkit.system.progress import Progress
+
+Work = Callable[[], object]
+Stopwatch = Callable[[Work], float]  # does the work once; seconds
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """The middle of some values, and where their inner half lies."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: tuple[float, ...]) -> Quartiles:
+        """By linear interpolation, as numpy's default; of one value all three are that value."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one piece of work, a value for each round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def quartiles(self) -> Quartiles:
+        """Of the seconds."""
+        return Quartiles.of(self.seconds)
+
+    def rate(self, items: int) -> Quartiles:
+        """Items a second, where the work does so many."""
+        return Quartiles.of(tuple(items / seconds for seconds in self.seconds))
+
+    def times_as_fast_as(self, other: Timing) -> Quartiles:
+        """2 where this takes half the time of the other in the same round."""
+        return Quartiles.of(tuple(b / a for a, b in zip(self.seconds, other.seconds, strict=True)))
+
+
+def on_cpu(work: Work) -> float:
+    """Seconds by the wall clock."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def on_cuda(work: Work) -> float:
+    """Seconds between two events on the device's stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """The one that sees when work on this device is done."""
+    return on_cuda if device.type == "cuda" else on_cpu
+
+
+def interleave(
+    works: Mapping[str, Work],
+    rounds: int,
+    *,
+    stopwatch: Stopwatch = on_cpu,
+    least: float = 0.05,
+    long: float = 1.0,
+    progress: Progress | None = None,
+) -> dict[str, Timing]:
+    """Time each piece of work once a round, in the order given.
+
+    Before the first round each is done twice: kernels are chosen and compiled then. In its turn work is done once
+    untimed first, unless it took `long` seconds: what ran before it has taken the caches, and may have threads that
+    still spin, which a tenth of a second shows. Work that took less than `least` seconds is then done several times;
+    its time is the mean.
+    """
+    repeats, untimed = {}, {}
+    for name, work in works.items():
+        stopwatch(work)
+        took = stopwatch(work)
+        repeats[name], untimed[name] = max(math.ceil(least / max(took, 1e-9)), 1), took < long
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for done in range(rounds):
+        for name, work in works.items():
+            if progress is not None:
+                progress(f"timing {name}", done, rounds)
+            if untimed[name]:
+                work()
+            seconds[name].append(_mean(work, repeats[name], stopwatch))
+    return {name: Timing(tuple(own)) for name, own in seconds.items()}
+
+
+def _mean(work: Work, repeats: int, stopwatch: Stopwatch) -> float:
+    def again() -> None:
+        for _ in range(repeats):
+            work()
+
+    return stopwatch(again) / repeats
+
+
+class Product(NamedTuple):
+    """(rows, inner) @ (inner, columns), so many times side by side: one product, or the heads of attention."""
+
+    rows: int
+    inner: int
+    columns: int
+    batch: int = 1
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates."""
+        return self.batch * self.rows * self.inner * self.columns
+
+
+def products(config: Config, images: int = 1) -> Counter[Product]:
+    """The matrix products of one forward pass over so many images, each with how often it occurs.
+
+    Convolutions count as the product of their unfolded patches.
+    """
+    with torch.device("meta"):
+        model = build(config).eval()
+        batch = torch.empty(images, config.in_channels, *config.image_size)
+    with torch.inference_mode(), _Collector() as collector:
+        model(batch)
+    return collector.found
+
+
+class _Collector(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[Product] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _PRODUCTS:
+            self.found.update(_PRODUCTS[func](output, *args))
+        return output
+
+
+def _of_linear(output: Tensor, _x: Tensor, weight: Tensor, *_: Any) -> list[Product]:
+    return [Product(output.numel() // len(weight), weight.shape[1], len(weight))]
+
+
+def _of_convolution(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
+    groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
+    pixels = output.numel() // output.shape[1]
+    return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
+
+
+def _of_attention(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
+    B, H, n, D_h = output.shape
+    N = k.shape[-2]
+    return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
+
+
+def _of_matmul(output: Tensor, left: Tensor, _right: Tensor) -> list[Product]:
+    *batch, rows, columns = output.shape
+    return [Product(rows, left.shape[-1], columns, math.prod(batch))]
+
+
+_PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
+    F.linear: _of_linear,
+    F.conv2d: _of_convolution,
+    F.scaled_dot_product_attention: _of_attention,
+    Tensor.matmul: _of_matmul,
+}
+
+
+class Ceiling:
+    """The products of a model's forward pass, ready to be done: `ceiling()` does them all.
+
+    Each is done in whichever of torch's ways is the fastest here: the weights as a layer stores them, transposed, or
+    packed in advance. Operands are drawn once and stay where they are, so that a small model's lie in the cache.
+
+    Attributes:
+        macs: multiply-accumulates of one call.
+    """
+
+    def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
+        found = products(config, images)
+        self.macs = sum(product.macs * times for product, times in found.items())
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        with torch.inference_mode():
+            self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in found.items()]
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        for work, times in self._works:
+            for _ in range(times):
+                work()
+
+
+def _ways(product: Product, dtype: torch.dtype, device: torch.device) -> list[Work]:
+    B, rows, inner, columns = product.batch, product.rows, product.inner, product.columns
+    make: dict[str, Any] = {"dtype": dtype, "device": device}
+    if B > 1:
+        left, right = torch.rand(B, rows, inner, **make), torch.rand(B, columns, inner, **make)
+        out, turned = torch.empty(B, rows, columns, **make), right.mT.contiguous()
+        return [lambda: torch.bmm(left, right.mT, out=out), lambda: torch.bmm(left, turned, out=out)]
+    x, weight, y = (
+        torch.rand(rows, inner, **make),
+        torch.rand(columns, inner, **make),
+        torch.empty(rows, columns, **make),
+    )
+    across = weight.t().contiguous()
+    ways: list[Work] = [lambda: torch.mm(x, weight.t(), out=y), lambda: torch.mm(x, across, out=y)]
+    if device.type == "cpu" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
+    return ways
+
+
+def _fastest(ways: list[Work], device: torch.device, tries: int = 5) -> Work:
+    stopwatch = stopwatch_for(device)
+    for work in ways:
+        work()
+    return min(ways, key=lambda work: min(stopwatch(work) for _ in range(tries)))
 
 
 @dataclass(frozen=True)

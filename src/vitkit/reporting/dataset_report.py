@@ -1,4 +1,7 @@
-"""The doctor's page: what a data set looks like, what is wrong with it, and the pictures that prove it."""
+"""The doctor's page: what a data set looks like, what is wrong with it, and the pictures that prove it.
+
+The page of labels that look wrong: each picture over its label, and what it looks like.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from pathlib import Path
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.doctor.findings import Copies
+from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
+from vitkit.reporting.gallery import gallery, thumbnails
 from vitkit.system.files import without_place
 from vitkit.text.html import figure, finding, image, table, to_png, write_page
 
@@ -102,3 +107,31 @@ def _cell(images: ImageTable, index: int) -> str:
     picture.save(data, "JPEG", quality=80)
     shown = image(images.paths[index], data.getvalue(), "jpeg")
     return f"<figure>{shown}<figcaption>{escape(where)}<br>{escape(images.paths[index])}</figcaption></figure>"
+
+
+SHOWN = 300  # photographs; more make a page that browsers labour with
+
+
+def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Path], advice: str) -> None:
+    """Write the page.
+
+    Args:
+        path: the HTML file.
+        title: of the page.
+        suspects: the most doubtful first.
+        files: the photograph of each.
+        advice: what to do with them.
+    """
+    photographs = [
+        (shown, "", (f"label: {own.label}", f"looks like: {own.suggested} (by {own.score})", own.path))
+        for own, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
+    ]
+    more = f"; the first {SHOWN} are shown" if len(suspects) > SHOWN else ""
+    told = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{told}{chance_in_words(suspects)}.</p>",
+        f"<p>{escape(advice)}</p>",
+        gallery(photographs),
+    ]
+    write_page(path, title, body)

@@ -1,25 +1,78 @@
 """One self-contained HTML page about a run: it opens offline, years later, on any machine, and answers to clicks.
 
 What is read without a script, tables and pictures, stands in the page; the views (`views.py`) take its place.
+
+The interactive views of an evaluation: plain JavaScript modules in `static/`, put into a page as one script. Each
+module imports nothing but names of its neighbours, in lines of their own, and exports by `export class` or `export
+function`. A server hands them out as they are; a page that must need nothing else holds them joined, in the order in
+which they need one another. What each view is given is told at its head, and written by `report_data`.
+
+An evaluation as a folder: the report, the figures, and what was said of each image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitkit.evaluation.doubts import Doubt
-from vitkit.evaluation.embedding import LaidOut
+from vitkit.classifier import Classifier
+from vitkit.data.table import ImageTable
+from vitkit.evaluation.embedding import LaidOut, embed
+from vitkit.evaluation.figures import by_name_in_words, counted_in
+from vitkit.evaluation.label_errors import Doubt
 from vitkit.evaluation.metrics import Evaluation
 from vitkit.evaluation.multilabel import MultiEvaluation
-from vitkit.reporting import plots, report_data, sections, views
-from vitkit.reporting.report_photographs import Explained, Photographs
-from vitkit.reporting.tables import operating_table
-from vitkit.text.html import Live, figure, finding, listing, table, write_page
+from vitkit.reporting import plots, report_data, sections
+from vitkit.reporting.report_data import Explained, Photographs
+from vitkit.reporting.sections import operating_table
+from vitkit.system.files import without_place, write_json, write_text
+from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
+from vitkit.text.cells import JOINT, harmless
+from vitkit.text.html import Live, figure, finding, listing, table, to_png, write_page
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
+_EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
+
+
+FOLDER = Path(__file__).parent / "static"  # from which a server hands them out
+
+
+def static(name: str) -> str:
+    """The text of a file in `static/`."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+@cache
+def script() -> str:
+    """All that the report needs, as one module without imports."""
+    return "".join(_with_needs("report", set()))
+
+
+@cache
+def styles() -> str:
+    """How the views look."""
+    return static("views.css")
+
+
+def _with_needs(name: str, done: set[str]) -> list[str]:
+    done.add(name)
+    text = static(f"{name}.js")
+    before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_needs(need, done)]
+    own, given = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
+    return [
+        *before,
+        f"const {{ {given} }} = (() => {{\n{own}\nreturn {{ {given} }};\n}})();\n",
+    ]  # its other names are its own
+
 
 CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
 POINTS = "Held-out images as the model sees them"
@@ -82,7 +135,7 @@ def write_report(
         *(["<h2>Recipe</h2>", listing(recipe)] if recipe else []),
     ]
     data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
-    write_page(path, title, body, Live(views.styles(), views.script(), data))
+    write_page(path, title, body, Live(styles(), script(), data))
 
 
 def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
@@ -142,3 +195,74 @@ def _data(
         "threshold": report_data.threshold_data(evaluation),
         "embedding": report_data.embedding_data(laid_out, shown),
     }
+
+
+def write_evaluation(
+    folder: Path,
+    classifier: Classifier,
+    evaluation: Evaluation,
+    table: ImageTable,
+    numbers: Mapping[str, Any],
+    findings: Sequence[str],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Write report.html, evaluation.json and predictions.csv.
+
+    Args:
+        folder: made if need be.
+        classifier: whose evaluation it is.
+        evaluation: of it, on all images; the report is of those that count.
+        table: the images.
+        numbers: the figures (figures.py).
+        findings: what the reader should know of them.
+        progress: told of how many images the features are computed, of how many.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_predictions(folder / PREDICTIONS, evaluation)
+    evaluation = counted_in(evaluation, numbers)
+    laid_out = embed(classifier, evaluation, table.root, progress)
+    pictures = draw(evaluation, laid_out)
+    config, preprocess = classifier.model.config, classifier.preprocess
+    h, w = config.image_size
+    write_report(
+        folder / REPORT,
+        title=f"evaluation on {without_place(table.name)}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=table.root,
+        facts={
+            "model": f"{config.in_words}, {len(classifier.classes)} classes",
+            **by_name_in_words(classifier.provenance),
+            "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
+            "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
+            "computed": classifier.computed,
+        },
+        findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
+        pictures={caption: to_png(picture) for caption, picture in pictures.items()},
+        laid_out=laid_out,
+    )
+    write_json(folder / EVALUATION, numbers)
+
+
+def write_predictions(path: Path, evaluation: Evaluation) -> None:
+    """A CSV file with the columns path, label, predicted, confidence; several classes of an image are joined by `;`.
+
+    Where models proposed labels, the label is that of before, and there is a column label_now.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.since else [])))
+    classes = evaluation.classes
+    for i, (own, true, said) in enumerate(zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)):
+        row = evaluation.probabilities[i]
+        if isinstance(evaluation, MultiEvaluation):
+            names = [JOINT.join(name for name, has in zip(classes, one, strict=True) if has) for one in (true, said)]
+            confidence = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
+        else:
+            names, confidence = [classes[true], classes[said]], float(row[said])
+        now = [harmless(evaluation.since.get(own, names[0]))] if evaluation.since else []
+        writer.writerow((*map(harmless, (own, *names)), f"{confidence:.6f}", *now))
+    write_text(path, text.getvalue())

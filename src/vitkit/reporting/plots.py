@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.standings import Standing
+from vitkit.evaluation.metrics import Standing
 from vitkit.system.files import replacing
 from vitkit.text.html import DPI, to_png
 

@@ -1,4 +1,9 @@
-"""A server's routes. What they answer is JSON; the page at /docs and its files come from this machine."""
+"""A server's routes. What they answer is JSON; the page at /docs and its files come from this machine.
+
+The description of a server's routes for people: a page whose every part comes from this machine.
+
+The forms of what a server answers, for its OpenAPI description. Tests hold real answers against them.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,155 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+from swagger_ui_bundle import swagger_ui_path
 
 import vitkit
-from vitkit.serving import answers
-from vitkit.serving.describing import OPTIONS, described
-from vitkit.serving.metrics import CONTENT_TYPE
-from vitkit.serving.pages import add_pages
 from vitkit.serving.questions import BadRequestError, read_body, settle_options
-from vitkit.serving.service import Embedded, Service
+from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
 from vitkit.system.files import to_json
+
+_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>vitkit: what this server answers</title><link rel="icon" href="data:,">
+<link rel="stylesheet" href="/docs/swagger-ui.css"></head>
+<body><main id="page"></main><script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/begin.js"></script>
+</body></html>
+"""
+_BEGIN = """
+SwaggerUIBundle({url: "/openapi.json", dom_id: "#page", validatorUrl: null, deepLinking: true,
+                 syntaxHighlight: {activated: false}});
+"""
+
+
+def add_pages(app: FastAPI) -> None:
+    """The description for people, whose files are the bundled ones."""
+
+    async def page() -> Response:
+        return HTMLResponse(_PAGE)
+
+    async def begin() -> Response:
+        return Response(_BEGIN, media_type="text/javascript")
+
+    async def file(name: str) -> Response:
+        if name not in _FILES:
+            raise HTTPException(404)
+        return FileResponse(swagger_ui_path / name)
+
+    async def root() -> Response:
+        return RedirectResponse("/docs")
+
+    pages: dict[str, Callable[..., Any]] = {
+        "/": root, "/docs": page, "/docs/begin.js": begin, "/docs/{name}": file,
+    }  # fmt: skip
+    for path, handle in pages.items():
+        app.add_api_route(path, handle, include_in_schema=False, response_model=None)
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class Refused(_Form):
+    """Why there is no answer."""
+
+    error: str
+
+
+class Place(_Form):
+    """A class with its probability."""
+
+    label: str
+    confidence: float
+
+
+class PredictionForm(_Form):
+    """What the model says of one picture; the fields are those of `vitkit predict -o FILE.jsonl`."""
+
+    path: str
+    label: str | None
+    confidence: float | None
+    top: list[Place] = []
+    rejected: str | None = None
+    error: str | None = None
+    note: str | None = None
+
+
+class PredictionsForm(_Form):
+    """A row for each picture, in their order."""
+
+    model: str
+    version: str
+    predictions: list[PredictionForm]
+
+
+class EmbeddingForm(_Form):
+    """What the model sees in one picture, as a vector; of `patches`, one a patch."""
+
+    path: str
+    features: list[float] | list[list[float]] | None
+    error: str | None = None
+
+
+class EmbeddingsForm(_Form):
+    """A row for each picture, in their order."""
+
+    model: str
+    version: str
+    what: str
+    embeddings: list[EmbeddingForm]
+
+
+class ExplanationForm(_Form):
+    """Where in a picture a class comes from.
+
+    `maps` has a grid of patches for each method, `box` what the model saw of the picture, as left, top, right and
+    bottom in pixels, `heads` for each of `layers` a grid for each head.
+    """
+
+    model: str
+    version: str
+    target: str
+    probability: float
+    top: list[Place]
+    size: list[int]
+    box: list[float]
+    maps: dict[str, list[list[float]]]
+    layers: list[int] = []
+    heads: list[list[list[list[float]]]] | None = None
+
+
+class ModelForm(_Form):
+    """A model, and what it can be asked."""
+
+    name: str
+    version: str
+    classes: list[str]
+    task: str
+    backend: str
+    precision: str
+    image_size: list[int]
+    batch: int
+    answers: list[str]
+
+
+class ModelsForm(_Form):
+    """The first is asked where none is named."""
+
+    models: list[ModelForm]
+
+
+class StateForm(_Form):
+    """How the server is."""
+
+    status: str
+
 
 _AGAIN = "1"  # seconds after which to ask again
 _LARGE = 2**20  # bytes of a body whose taking apart would keep others waiting
@@ -35,15 +176,15 @@ def make_application(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _as_json)
     routes = _Routes(service)
     for path, handle, form, summary in (
-        ("/predict", routes.predict, answers.PredictionsForm, "Classes"),
-        ("/explain", routes.explain, answers.ExplanationForm, "Where in a picture a class comes from"),
-        ("/embed", routes.embed, answers.EmbeddingsForm, "What the model sees, as vectors"),
-        ("/models", routes.models, answers.ModelsForm, "What can be asked"),
-        ("/health", routes.health, answers.StateForm, "Whether the server is there"),
-        ("/ready", routes.ready, answers.StateForm, "Whether it takes questions"),
+        ("/predict", routes.predict, PredictionsForm, "Classes"),
+        ("/explain", routes.explain, ExplanationForm, "Where in a picture a class comes from"),
+        ("/embed", routes.embed, EmbeddingsForm, "What the model sees, as vectors"),
+        ("/models", routes.models, ModelsForm, "What can be asked"),
+        ("/health", routes.health, StateForm, "Whether the server is there"),
+        ("/ready", routes.ready, StateForm, "Whether it takes questions"),
         ("/metrics", routes.metrics, None, "Counters, for Prometheus"),
     ):
-        told: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": answers.Refused}}
+        told: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": Refused}}
         app.add_api_route(
             path,
             _counted(service, path, handle),

@@ -3,6 +3,10 @@
 A page of another site can make the user's browser send requests to 127.0.0.1, and can give its own name that address
 (DNS rebinding). So a request must be addressed to a name that is ours (Host), and what changes something must not come
 from another site (Sec-Fetch-Site, Origin). Other machines need the token. Bodies are counted and timed as they come.
+
+What a server lets through: under which names, with which token, and how much.
+
+HTTP connections whose requests must begin and come to their heads' end in time, and whose answers are sent whole.
 """
 
 from __future__ import annotations
@@ -12,14 +16,88 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import re
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from vitkit.serving.rules import Rules
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitkit.errors import VitkitError
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # as headers, cookies and addresses take them unchanged
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is let through.
+
+    Attributes:
+        names: hosts, without ports, by which the server may be called; see `names_of`.
+        any_address: whether it may also be called by any IP address, which no DNS entry can stand for.
+        token: without which nothing is answered: in the header `Authorization: Bearer`, or in the cookie that a page
+            opened with `?token=` gets; None: nobody needs one.
+        open_paths: answered without the token, and under any name: they say nothing but that the server is there.
+        most_bytes: of a body.
+        most_held: bytes of all bodies that are being read or answered at a time.
+        seconds: in which a body must have come; a large one that comes steadily has longer.
+    """
+
+    names: frozenset[str]
+    any_address: bool = False
+    token: str | None = field(default=None, repr=False)
+    open_paths: frozenset[str] = frozenset()
+    most_bytes: int = 64 * 2**20
+    most_held: int = 512 * 2**20
+    seconds: float = 20.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host.lower() == "localhost"
+
+
+def rules_of(host: str, token: str | None, more: Iterable[str] = (), **limits: Any) -> Rules:
+    """The rules of a server that listens at a host: on this machine alone, or for others, with a token.
+
+    Args:
+        host: a name or an address.
+        token: see `Rules`; must be given where others can reach the host.
+        more: other names that it is called by, as proxies and containers have them.
+        limits: other fields of `Rules`.
+    """
+    own = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in more)}
+    if is_loopback(host):
+        return Rules(frozenset(own | {host.lower().strip("[]")}), token=token, **limits)
+    assert token, "others can reach it"
+    machine = socket.gethostname().lower()
+    names = own | {machine, machine.partition(".")[0], f"{machine.partition('.')[0]}.local", host.lower()}
+    return Rules(frozenset(names), any_address=True, token=token, **limits)
+
+
+def new_token() -> str:
+    """One that nobody can guess."""
+    return secrets.token_urlsafe(32)
+
+
+def check_token(token: str) -> str:
+    """The token, if it is long enough and can be sent as it stands.
+
+    Raises:
+        VitkitError: it is not.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise VitkitError("--token must be 16 to 512 letters, digits and . _ ~ -: the longer, the harder to guess")
+    return token
+
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -289,3 +367,72 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
                 while (await receive()).get("more_body", False):
                     pass
     await send({"type": "http.response.body", "body": b""})
+
+
+HEAD_SECONDS = 10.0  # from a connection's beginning, or a head's first byte, until the head is whole
+MOST_HEAD = 16 * 2**10  # bytes
+
+
+class Whole:
+    """A transport that sends what is written within one step of the loop at a time.
+
+    An answer's head and body are written one after the other. Each piece that is sent alone lets go of Python's lock,
+    which a thread that computes then takes, and the answer waits for it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send it with what else is written now."""
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+
+    def close(self) -> None:
+        """Send what was written, and close."""
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._written:
+            written, self._written = b"".join(self._written), []
+            self._transport.write(written)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Connection(H11Protocol):
+    """uvicorn's own has no time limit for heads: connections that say nothing, or a byte a minute, stay for ever."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first head, so long."""
+        super().connection_made(Whole(transport, self.loop))  # type: ignore[arg-type]
+        self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        """Wait no more once a head is whole; if one has begun, so long."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more comes."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _give_up(self) -> None:
+        self._patience = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()

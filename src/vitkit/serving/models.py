@@ -26,7 +26,7 @@ from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
 from vitkit.system.files import to_json
 from vitkit.system.progress import Progress, Say
-from vitkit.text.words import plural
+from vitkit.text.cells import plural
 from vitkit.verbs.inputs import open_model
 
 if TYPE_CHECKING:

@@ -1,8 +1,13 @@
-"""`vitkit.serve`: classifiers that other programs ask over HTTP."""
+"""`vitkit.serve`: classifiers that other programs ask over HTTP.
+
+A service behind its guard and uvicorn, in a thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,17 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import uvicorn
+
 from vitkit.errors import VitkitError
-from vitkit.serving.rules import Rules, check_token, is_loopback, new_token, rules_of
-from vitkit.system.devices import DeviceName
+from vitkit.serving.application import make_application
+from vitkit.serving.guard import MOST_HEAD, Connection, Guard, Rules, check_token, is_loopback, new_token, rules_of
+from vitkit.serving.service import Service
+from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.inputs import check_choice, check_least
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.serving.service import Service
+
 
 _OPEN = frozenset({"/health", "/ready"})  # for who looks whether the server is there
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
@@ -38,7 +48,6 @@ class Server(Result):
     """
 
     def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
-        from vitkit.serving.running import Running
 
         host, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -196,3 +205,78 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen at {host}, port {port} ({reason}): choose another --port, 0 for any"
         ) from error
     return listener
+
+
+_KEPT = 75  # seconds that a connection is kept without a request
+_LAST = 20  # seconds in which what was accepted is answered when the server is stopped
+_CONNECTIONS = 1000  # at most; fewer where fewer files may be open
+_FILES = 100  # that are left for everything else
+_STEP = 0.01  # seconds after which it is looked again whether the server has begun
+
+
+class Running:
+    """A service that can be reached, until it is stopped.
+
+    Args:
+        service: is closed with it.
+        listener: a bound socket.
+        rules: what is let through.
+    """
+
+    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
+        self._service, self._listener = service, listener
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                Guard(make_application(service), rules, service.metrics.count_refusal),
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEPT,
+                timeout_graceful_shutdown=_LAST,
+                limit_concurrency=_most_connections(),
+                h11_max_incomplete_event_size=MOST_HEAD,
+            )
+        )
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        while self.is_alive and not self._server.started:
+            self._thread.join(_STEP)
+        if self._failed is not None:
+            self._service.close()
+            raise self._failed
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be reached still."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Take nothing more, answer what was accepted, and end."""
+        self._service.begin_to_close()
+        self._server.should_exit = True
+        self._thread.join()
+        self._service.close()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._server.serve([self._listener]))
+        except BaseException as error:  # raised where it was started
+            self._failed = error
+        finally:
+            self._listener.close()
+
+
+def _most_connections() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(_CONNECTIONS, files - _FILES)) if files != resource.RLIM_INFINITY else _CONNECTIONS

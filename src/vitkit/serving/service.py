@@ -1,26 +1,137 @@
-"""What a server is asked, and what comes of it: which model, which batch, which rows. HTTP is elsewhere."""
+"""What a server is asked, and what comes of it: which model, which batch, which rows. HTTP is elsewhere.
+
+What a server counts, in the words of Prometheus.
+
+How a request may look, in the words of OpenAPI.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
 from vitkit.data.decode import UnreadableImageError
 from vitkit.errors import ShortageError, UnansweredError, VitkitError
+from vitkit.explanation.methods import method_names
 from vitkit.inference.pipeline import set_threads, threads
 from vitkit.inference.prediction_files import Columns
 from vitkit.serving.batching import ClosedError, FullError, Work, Workers
-from vitkit.serving.describing import TOP
-from vitkit.serving.metrics import Metrics
 from vitkit.serving.models import ServedModel, Shelf, ToExplain
 from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
-from vitkit.text.words import plural
+from vitkit.text.cells import plural
 
 if TYPE_CHECKING:
     from vitkit.explanation.explanation import Explanation
+
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """Counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
+        self.requests = Counter("vitkit_requests", "Requests by route and status.", ("route", "status"), registry=own)
+        self.seconds = Histogram(
+            "vitkit_request_seconds", "From a request's head to its answer.", ("route",), buckets=_SECONDS, registry=own
+        )
+        self.images = Counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"), registry=own)
+        self._batches = Histogram(
+            "vitkit_batch_images", "Images answered at a time.", ("model",), buckets=_IMAGES, registry=own
+        )
+        self._batch_seconds = Histogram(
+            "vitkit_batch_seconds", "From the first image's decoding to the answer.", ("model",), buckets=_SECONDS,
+            registry=own,
+        )  # fmt: skip
+
+    def observe(self, work: Work, images: int, seconds: float) -> None:
+        """Count a batch."""
+        self._batches.labels(work.name).observe(images)
+        self._batch_seconds.labels(work.name).observe(seconds)
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that no route has seen."""
+        self.requests.labels("refused", str(status)).inc()
+
+    def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
+        """Show how much there is to do, as it is when somebody asks."""
+        own = self._registry
+        Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=own).set_function(waiting)
+        Gauge("vitkit_images_working", "Images that are being answered.", registry=own).set_function(working)
+
+    def text(self) -> bytes:
+        """All of them, as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+TOP = 5  # classes that are named, if nothing else is asked
+_MODEL = {
+    "model": "the model's name; the first by default",
+    "version": "the beginning of its version; the last of several by default",
+}
+OPTIONS = {  # of each route that takes pictures, with what each means
+    "/predict": {
+        **_MODEL,
+        "top": f"classes to name for each picture, the most probable first; {TOP} by default",
+        "reject": "withhold the label below this confidence, 0 to 1",
+    },
+    "/explain": {
+        **_MODEL,
+        "method": f"one of {', '.join(method_names())}; gradient by default",
+        "target": "the class that is explained: its name or number; top, the most probable, by default",
+        "layer": "for the methods that look at one layer, -1 the last",
+        "format": "json, or png for the map upon the picture",
+    },
+    "/embed": {
+        **_MODEL,
+        "what": "head (what the head reads, by default), class (the class token), mean (the patches' mean) or patches",
+    },
+}
+_TEXT = {"type": "string"}
+_BINARY = {"type": "string", "format": "binary"}
+_ONE = {
+    "oneOf": [
+        {"type": "string", "format": "byte"},
+        {
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "data": {"type": "string", "format": "byte"}},
+            "required": ["data"],
+        },
+    ]
+}
+
+
+def _asking(options: Iterable[str]) -> dict[str, Any]:
+    """The bodies that bring pictures: files of a form, base64 in JSON, or one file as it is."""
+    fields = dict.fromkeys(options, _TEXT)
+    files = {"image": {"type": "array", "items": _BINARY}}
+    images = {"image": _ONE, "images": {"type": "array", "items": _ONE}}
+    return {
+        "required": True,
+        "description": "Pictures; the options may stand beside them instead of in the address.",
+        "content": {
+            "multipart/form-data": {"schema": {"type": "object", "properties": files | fields}},
+            "application/json": {"schema": {"type": "object", "properties": images | fields}},
+            "image/*": {"schema": _BINARY},
+        },
+    }
+
+
+def described(path: str) -> dict[str, Any]:
+    """What a route that takes pictures asks for."""
+    options = OPTIONS[path]
+    said = [{"name": name, "in": "query", "description": told, "schema": _TEXT} for name, told in options.items()]
+    return {"requestBody": _asking(options), "parameters": said}
+
 
 _LATER = "too many pictures are waiting: ask again later"
 _CLOSING = "the server is closing"

@@ -1,23 +1,235 @@
 """last.ckpt, from which a run goes on: what tells that it is whole, and that it is of this run.
 
 It ends in a checksum of all that stands before, where every reader of zip files passes it over.
+
+The time that a training has taken, and what of it a budget leaves.
+
+Where a training is: what callbacks are given, and what a run goes on from.
+
+What is left of each epoch: its row, the best model, and what a resumed run goes on from.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pickle
-from collections.abc import Mapping
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
+from vitkit.classifier import Classifier
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.model.build import Model
 from vitkit.system.files import replacing
+from vitkit.system.progress import Say
+from vitkit.system.run_files import FILLER, LAST, METRICS
+from vitkit.training.adapters import merged
+from vitkit.training.distributed import ALONE, Team, full_state, set_full_state
+from vitkit.training.finalize import standing_of, standing_so
+from vitkit.training.optim import Average, build_optimizer, lr_factor, swa_factor, swa_start
+from vitkit.training.pretraining.network import SelfSupervised
 from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
+from vitkit.training.stability import Guard, Pieces, SafePoint
+
+
+class Clock:
+    """Counts the seconds of a training over all processes that worked on it.
+
+    Where a time budget rules, all processes go by the first one's clock: they must agree on learning rates.
+
+    Args:
+        budget: seconds for the whole training; None: as many as it takes.
+        team: the processes that train together.
+
+    Attributes:
+        spent: seconds before this process.
+        ahead: of them before the first step, as in fitting a head, which a schedule fitted to a budget leaves out.
+    """
+
+    def __init__(self, budget: float | None = None, team: Team = ALONE) -> None:
+        self.spent = self.ahead = 0.0
+        self._budget, self._team = budget, team
+        self._started = self._now = time.monotonic()
+
+    def start(self) -> None:
+        """From now on this process's seconds count."""
+        self._started = self._now = self._team.by_first(time.monotonic)
+
+    def look(self) -> None:
+        """Between two looks no time goes by."""
+        self._now = self._team.by_first(time.monotonic) if self._budget else time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds spent in training."""
+        return self.spent + (self._now - self._started)  # nothing is lost to rounding
+
+    @property
+    def part(self) -> float:
+        """How much of the time that the budget leaves for steps is behind, in [0, 1]; 0 without a budget."""
+        if not self._budget:
+            return 0.0
+        left = max(self._budget - self.ahead, 1e-9)  # a first step is taken even where nothing is left
+        return min((self.elapsed - self.ahead) / left, 1.0)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the budget is used up."""
+        return bool(self._budget) and self.elapsed >= float(self._budget or 0)
+
+
+Trained = Model | SelfSupervised  # what can be in training
+
+
+@dataclass(eq=False, repr=False)
+class TrainingState:
+    """A training between two of its steps.
+
+    The learning rate is a function of how far the training is: steps of the total, or seconds of the time budget,
+    whichever is further; what went by before the first step, as in fitting a head, is no part of it. Nothing of it
+    needs to be restored on resume but these seconds.
+
+    Attributes:
+        model: in training.
+        optimizer: over its parameters that learn.
+        recipe: how it is trained.
+        total_steps: of the whole training.
+        clock: the seconds spent.
+        guard: watches over the training and tells of it.
+        pieces: how many images are computed at a time.
+        average: of the weights, if the recipe asks for one.
+        safe_point: weights to go back to.
+        epoch: the current one, from 0.
+        step: how many steps of the optimiser were taken.
+        metrics: of this epoch as far as they are known: lr, train_loss, train_acc, val_loss, val_acc. A callback may
+            add to them; loggers are given all.
+        should_stop: set it, and the training ends after this step, and this epoch with it.
+        went_back: whether this epoch's weights were given up.
+    """
+
+    model: Trained
+    optimizer: torch.optim.Optimizer
+    recipe: Recipe
+    total_steps: int
+    clock: Clock
+    guard: Guard
+    pieces: Pieces
+    average: Average | None
+    safe_point: SafePoint
+    epoch: int = 0
+    step: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    should_stop: bool = False
+    went_back: bool = False
+    epoch_began: float = 0.0  # the clock's part then
+
+    @classmethod
+    def begin(
+        cls,
+        model: Trained,
+        recipe: Recipe,
+        total_steps: int,
+        guard: Guard | None = None,
+        team: Team = ALONE,
+    ) -> TrainingState:
+        """Before the first step.
+
+        Args:
+            model: to train, on its device; of frozen parts nothing is trained.
+            recipe: how.
+            total_steps: of the whole training.
+            guard: by default one that prints.
+            team: the processes that train together.
+        """
+        guard = guard or Guard(print)
+        average = Average(model, recipe) if recipe.ema or recipe.swa else None
+        return cls(
+            model,
+            build_optimizer(model, recipe),
+            recipe,
+            total_steps,
+            Clock(recipe.budget, team),
+            guard,
+            Pieces(guard.say),
+            average,
+            SafePoint(model, average),
+        )
+
+    def __repr__(self) -> str:
+        return f"TrainingState(epoch={self.epoch}, step={self.step} of {self.total_steps}, metrics={self.metrics})"
+
+    @property
+    def progress(self) -> float:
+        """How much of the training is behind, in [0, 1]."""
+        return min(max(self.step / self.total_steps, self.clock.part), 1.0)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        recipe, epochs = self.recipe, self.recipe.epochs
+        factor = swa_factor(self.epoch, recipe)
+        if factor is None and recipe.step_per == "epoch":
+            factor = lr_factor(max(self.epoch / epochs, self.epoch_began), recipe, 1 / epochs)
+        elif factor is None:
+            factor = lr_factor(self.progress, recipe, 1 / self.total_steps)
+        return recipe.lr * factor * self.guard.lr_scale
+
+    @property
+    def kept(self) -> Trained:
+        """The model that is validated and saved: the average, once there is one."""
+        return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs after this epoch; several processes call it together."""
+        model, optimizer = full_state(self.model, self.optimizer)
+        return {
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "model": model,
+            "optimizer": optimizer,
+            "average": None if self.average is None else self.average.state_dict(),
+            "spent": self.clock.elapsed,
+            "ahead": self.clock.ahead,
+            "piece": self.pieces.size,
+            "before": self.safe_point.state_dict(),
+            "guard": self.guard.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        set_full_state(self.model, self.optimizer, state["model"], state["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.clock.spent, self.clock.ahead = state["spent"], state["ahead"]
+        self.pieces.size = state["piece"]
+        self.safe_point.load_state_dict(state["before"])
+        self.guard.load_state_dict(state["guard"])
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Parts that are in training mode are so again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
 
 _LENGTH = 64  # of the checksum, which is the archive's comment
 _SHOWN = 4  # differences
@@ -143,3 +355,159 @@ def _check(path: Path) -> None:
             left -= len(part)
         if file.read() != digest.hexdigest().encode():
             raise ValueError("its content does not match its checksum")
+
+
+class RunWriter:
+    """After each epoch: a row of metrics.csv, the model folder if this epoch's weights are to be kept, last.ckpt.
+
+    The order matters: whenever the process dies, `last.ckpt` is the last of the three to know of the epoch, so a
+    resumed run does that epoch again, to the same result. It also knows whether the run was over early.
+
+    Args:
+        folder: of the run.
+        classifier: whose model is in training.
+        recipe: what is kept, by which figure, and when no better one ends the training.
+        say: takes a line for each epoch.
+        team: the processes that train together; the first writes.
+        identity: of the run, which its checkpoints carry (`checkpoint.identity`).
+    """
+
+    _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")
+
+    def __init__(
+        self,
+        folder: Path,
+        classifier: Classifier,
+        recipe: Recipe,
+        say: Say,
+        team: Team = ALONE,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
+        self.identity = identity or {}
+        self.best: float | None = None
+        self.last_rise = 0  # the last epoch that was better than all before it; `patience` counts from here
+        self.has_kept = False
+        self.keeps_start = False  # what is kept has learned nothing yet
+        self.finished = False
+        self.limits = [recipe.time, recipe.patience]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know of the epochs before."""
+        return {name: getattr(self, name) for name in self._STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        limits = self.limits
+        for name in self._STATE:
+            setattr(self, name, state[name])
+        self.finished &= self.limits == limits  # else it was over by others
+        self.limits = limits
+
+    def on_fit_start(self, state: TrainingState) -> None:
+        """Forget rows of epochs that are done again."""
+        if self.team.is_first:
+            truncate_metrics(self.folder / METRICS, state.epoch)
+
+    def keep_start(self, state: TrainingState) -> None:
+        """Write down how good the model is by the names of its classes alone: zero-shot is epoch 0, and row -1."""
+        metrics = self._figures(state)
+        if self.team.is_first:
+            truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # of a start that was cut short
+            row = {"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)}
+            append_metrics(self.folder / METRICS, row)
+        is_best = self._note_best(ZERO_SHOT, metrics)
+        if is_best and self.recipe.keep != "last":
+            self.classifier.provenance["metrics"] = {"epoch": ZERO_SHOT, **metrics}
+            self.save(self.folder, state.kept)
+            self.has_kept = self.keeps_start = True
+        told = (f"{name} {metrics[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in metrics)
+        self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *told, "zero-shot"]) + ("  *" if is_best else ""))
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Write down the epoch, and end the training where it is not worth going on."""
+        epoch, metrics = state.epoch, self._figures(state)
+        if self.team.is_first:
+            row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
+            append_metrics(self.folder / METRICS, row)
+        if epoch == swa_start(self.recipe):  # from here on the average is the model, better or not
+            self.best = None
+        is_best = not state.went_back and self._note_best(epoch, metrics)
+        if not state.went_back:
+            self._keep_model(epoch, state.kept, metrics, is_best)
+        state.should_stop |= state.clock.is_up  # validation took the rest of it
+        is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
+        state.should_stop |= is_stale
+        self.finished = state.should_stop
+        content = {"run": self.identity, "writer": self.state_dict(), **state.state_dict()}
+        if self.team.is_first:
+            save(content, self.folder / LAST)
+        self.say(_line(epoch, self.recipe.epochs, metrics, state.clock.elapsed, is_best))
+        if is_stale:
+            self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
+
+    def _figures(self, state: TrainingState) -> dict[str, float]:
+        """What the loop has measured, without what callbacks have added."""
+        own = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
+        names = (*own, "val_map") if self.classifier.thresholds is not None else own
+        return {name: state.metrics[name] for name in names if name in state.metrics}
+
+    def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
+        """Whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more.
+
+        Without a val split there is no value, and every epoch is kept. A loss that is not finite is never best.
+        """
+        value = metrics.get(self.recipe.monitor)
+        if value is None:
+            self.last_rise = epoch
+            return True
+        if not math.isfinite(value) or not math.isfinite(metrics.get("val_loss", value)):
+            return False
+        sign = -1.0 if self.recipe.monitor == "val_loss" else 1.0
+        if self.best is None or sign * value > sign * self.best:
+            self.best, self.last_rise = value, epoch
+            return True
+        return value == self.best
+
+    def _keep_model(self, epoch: int, model: Trained, metrics: dict[str, float], is_best: bool) -> None:
+        self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
+        if self.recipe.keep == "every":
+            if self.team.is_first:
+                for other in (self.folder / "checkpoints").glob(f"epoch-{epoch:04d}*"):  # of a run cut short right here
+                    shutil.rmtree(other)
+            self.save(self.folder / "checkpoints" / epoch_name(epoch, metrics), model)
+        if is_best or self.recipe.keep == "last":
+            self.save(self.folder, model)
+            self.has_kept, self.keeps_start = True, False
+
+    def save(self, folder: Path, trained: Trained) -> None:
+        """Write the model folder with these weights, low-rank changes made part of the matrices; all processes meet.
+
+        Of a pre-training the encoder is the model, and the rest is a file beside it.
+        """
+        model = merged(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
+        if not self.team.is_first:
+            return
+        if isinstance(trained, SelfSupervised):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / FILLER) as temporary:
+                save_file(trained.task.state_dict(), temporary)
+        # A new Classifier puts its model into evaluation mode, which the one in training must not be.
+        classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
+        standing = standing_of(classifier)
+        with nullcontext() if standing is None else standing_so(model, standing):
+            classifier.save(folder)
+
+
+def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
+    """What an epoch's model folder is called: `epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
+    told = [f"{name}={metrics[name]:.4f}" for name in ("val_loss", "val_acc") if name in metrics]
+    return "-".join([f"epoch-{epoch:04d}", *told])
+
+
+def _line(epoch: int, epochs: int, metrics: dict[str, float], seconds: float, is_best: bool) -> str:
+    parts = [f"epoch {epoch + 1:>3}/{epochs}"]
+    told = ("train_loss", "val_loss", "val_acc", "val_map")
+    parts += [f"{name} {metrics[name]:.4f}" for name in told if name in metrics]
+    parts += [f"lr {metrics['lr']:.2e}", f"{seconds:.0f} s"]
+    return "  ".join(parts) + ("  *" if is_best else "")

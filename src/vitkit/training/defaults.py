@@ -1,15 +1,21 @@
-"""What the user leaves open: the weights to start from, what of the model is trained, and how long."""
+"""What the user leaves open: the weights to start from, what of the model is trained, and how long.
+
+Which field of a recipe acts where, in one table: a choice that would change nothing is refused, not ignored. A field
+that is not in the table acts in every training.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config, NetworkConfig
-from vitkit.training.networks import check_network, network_of, presets_of
-from vitkit.training.patches import check_patch_dropout
+from vitkit.training.adapters import check_patch_dropout
+from vitkit.training.architecture import check_network, network_of, presets_of
 from vitkit.training.recipe import Recipe, build
 
 DEFAULT_MODEL = "vit_small_patch16_224"
@@ -134,3 +140,177 @@ def _check_multi(asked: Recipe) -> None:
         raise VitkitError(
             "--prior uniform is of single classes; of several, each is said from a threshold of its own on"
         )
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a field needs to act.
+
+    Attributes:
+        holds: whether a recipe with everything settled meets it.
+        needs: what the field does, and why it cannot, as in "needs a teacher (--teacher)".
+    """
+
+    holds: Callable[[Recipe], bool]
+    needs: str
+
+
+_AUGMENTED = (
+    *("crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
+    *("color_jitter", "rand_augment", "random_erasing"),
+)
+
+_OFF: dict[str, Any] = {  # the value at which a field asks for nothing, so that it is accepted everywhere
+    **dict.fromkeys(("lp_ft", "find_lr", "decay_all"), False),
+    **dict.fromkeys(("views", "rand_augment"), 0),
+    **dict.fromkeys(("weight_decay", "warmup", "min_lr", "clip_grad", "ema", "swa", "label_smoothing"), 0.0),
+    **dict.fromkeys(("dropout", "attention_dropout", "drop_path", "patch_dropout", "mixup", "cutmix"), 0.0),
+    **dict.fromkeys(("rotate", "translate", "zoom", "shear", "color_jitter", "random_erasing"), 0.0),
+    **dict.fromkeys(("swa_lr", "patience", "time", "teacher"), None),
+    "hflip": False,
+    "crop_pct": 1.0,
+    "crop_scale": (0.0, 0.0),
+    "layer_decay": 1.0,
+    "head_from": "zero",
+    "checkpointing": "none",
+    "compile": "off",
+    "logger": "none",
+    "balance": "none",
+    "epochs": 1,
+    "grad_accum": 1,
+    "strategy": "auto",
+}
+
+
+def _table() -> dict[str, tuple[Condition, ...]]:
+    """The conditions of each field, all of which must hold; the first that does not is named."""
+    steps = Condition(
+        lambda recipe: recipe.method != "probe", "acts on training steps, and method probe fits a head without any"
+    )
+    backbone = Condition(
+        lambda recipe: recipe.method not in ("probe", "probe-sgd"),
+        "acts where the backbone is trained, and method {method} freezes it",
+    )
+    teacher = Condition(lambda recipe: recipe.teacher is not None, "needs a teacher (--teacher)")
+    soft = Condition(
+        lambda recipe: recipe.distillation != "hard", "acts in soft distillation (--distillation soft), not in hard"
+    )
+    falls = Condition(lambda recipe: recipe.schedule != "constant", "acts where the learning rate falls")
+    moves = Condition(
+        lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0, "acts where the learning rate changes"
+    )
+    pictures = Condition(
+        lambda recipe: recipe.method != "probe" or recipe.views > 0,
+        "changes views of training images, and method probe sees none without --views",
+    )
+    judged = Condition(
+        lambda recipe: recipe.keep != "last" or recipe.patience is not None,
+        "decides which epoch is the best, and keep {keep} without patience does not ask",
+    )
+    cropped = Condition(
+        lambda recipe: recipe.fit in (None, "crop"), "is the part that a centre crop keeps, and fit {fit} crops nothing"
+    )
+    of_steps = (
+        *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
+        *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
+        *("compile", "logger"),
+    )
+    of_backbone = (*("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing"),)
+    return {
+        **dict.fromkeys(of_steps, (steps,)),
+        **dict.fromkeys(of_backbone, (backbone,)),
+        **dict.fromkeys(_AUGMENTED, (pictures,)),
+        "balance": (steps,),
+        "lora_rank": (_method("lora"),),
+        "views": (_method("probe"),),
+        "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
+        "init": (Condition(lambda recipe: recipe.weights == "none", "acts on weights that begin at random"),),
+        "decay_all": (steps, Condition(lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
+        "beta2": (
+            steps,
+            Condition(
+                lambda recipe: recipe.optimizer != "sgd", "is of adam and adamw, and the optimizer is {optimizer}"
+            ),
+        ),
+        "min_lr": (steps, falls),
+        "step_per": (steps, moves),
+        "swa_lr": (
+            steps,
+            Condition(lambda recipe: recipe.swa > 0, "is the learning rate that swa goes to, and swa is off"),
+        ),
+        "distillation": (teacher,),
+        "distill_alpha": (teacher, soft),
+        "distill_temperature": (teacher, soft),
+        "monitor": (steps, judged),
+        "crop_pct": (cropped,),
+    }
+
+
+def _method(*methods: str) -> Condition:
+    named = " or ".join(methods)
+    return Condition(lambda recipe: recipe.method in methods, f"acts with method {named} alone, and this is {{method}}")
+
+
+ACTS = _table()
+"""The conditions under which a field acts; fields that are not here act always."""
+
+
+def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, str]:
+    """Find the fields that were chosen and change nothing, and say why.
+
+    Args:
+        recipe: with everything settled.
+        fields: what was asked for. A value that is the field's default, or that switches it off, asks for nothing:
+            recipe files list every field.
+        named: those of them that the user named for this training alone. They are meant at any value that does not
+            switch them off.
+
+    Returns:
+        The reason for each such field, such as "acts on training steps, and method probe takes none".
+    """
+    default = Recipe()
+    reasons = {}
+    for name in ACTS.keys() & fields.keys():
+        value = getattr(recipe, name)
+        is_default = name not in named and value == getattr(default, name)
+        if value not in ("auto", _OFF.get(name, "auto")) and not is_default:
+            failed = next((condition for condition in ACTS[name] if not condition.holds(recipe)), None)
+            if failed is not None:
+                reasons[name] = failed.needs.format(**vars(recipe))
+    return reasons
+
+
+def check_effects(
+    recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = (), table: ImageTable | None = None
+) -> list[str]:
+    """Refuse a choice that would change nothing.
+
+    Args:
+        recipe: with everything settled.
+        fields: what was asked for.
+        named: those of them that the user named for this training, and not a recipe file that may be for others too.
+        table: the images, where they are known.
+
+    Returns:
+        A line on the other fields that change nothing, if there are any.
+
+    Raises:
+        VitkitError: a field of `named` has nothing to act on; the message names it, and what it needs.
+    """
+    if table is not None and recipe.folds is None and "val" in table.splits:
+        for name in ("split", "split_seed"):
+            if name in named:
+                raise VitkitError(f"{name} divides images, and {table.name} comes divided already: leave it out")
+    reasons = without_effect(recipe, fields, named)
+    for name in fields:
+        if name in reasons and name in named:
+            by_number = fields.get("method", "auto") == "auto" and recipe.method in ("probe", "full")
+            chosen = " (method auto chose it by the number of images)" if by_number else ""
+            raise VitkitError(f"{name} {reasons[name]}{chosen}: leave it out")
+    grouped: dict[str, list[str]] = {}
+    for name in (name for name in fields if name in reasons):
+        grouped.setdefault(reasons[name], []).append(name)
+    return [
+        f"of the recipe, {', '.join(names)} {'changes' if len(names) == 1 else 'change'} nothing: what {reason}"
+        for reason, names in grouped.items()
+    ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.model.build import Model
-from vitkit.training.objective import Objective
+from vitkit.training.losses import Objective
 from vitkit.training.optim import build_optimizer, lr_factor
 from vitkit.training.recipe import Recipe
 

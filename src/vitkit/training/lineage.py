@@ -14,18 +14,17 @@ from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, find_twins
 from vitkit.data.doctor.findings import Finding
-from vitkit.data.label_file import Proposal
-from vitkit.data.memory import Facts
-from vitkit.data.overlap import Overlap, exposures, find_overlap, inherit
-from vitkit.data.pictures import DIGEST, UNLABELLED, PictureRecord, make_record
+from vitkit.data.file_facts import Facts
+from vitkit.data.labels import Proposal
+from vitkit.data.seen import DIGEST, Overlap, PictureRecord, exposures, find_overlap, inherit, make_record
 from vitkit.data.splits import SPLITS, scenes, split
-from vitkit.data.table import ImageTable
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT, fold_folder
-from vitkit.text.words import listed
+from vitkit.text.cells import listed
 from vitkit.training.architecture import network_of_file, weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect

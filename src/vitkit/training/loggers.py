@@ -12,10 +12,9 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD, LOGGER_RUNS
+from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loop import HOOKS
-from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_names import without_places
-from vitkit.training.state import TrainingState
+from vitkit.training.recipe import Recipe, without_places
 
 
 class Logger(Protocol):

@@ -4,6 +4,8 @@ A step is one move of the optimiser along the mean gradient of a batch, or of se
 it stands in pieces that the loop calls by name: memory that runs out (`microbatch`), a loss that is not finite
 (`soundness`), an epoch that was of no use (`safe_point`), averaging, a time budget (`clock`), a signal
 (`interruption`). Several processes compute their shares of each batch, and sum their gradients.
+
+Signals end a run where it can go on from.
 """
 
 from __future__ import annotations
@@ -18,26 +20,53 @@ import torch
 from torch import Tensor
 
 from vitkit.data.augment import Mixing, mix_seeds
-from vitkit.data.batches import Batch, BatchedImages
-from vitkit.errors import VitkitError, is_memory_short
+from vitkit.data.loading import Batch, BatchedImages
+from vitkit.errors import Interrupted, VitkitError, is_memory_short
 from vitkit.system.progress import Progress, silent
 from vitkit.system.stopping import Deferral
-from vitkit.training.distributed import ALONE, Team
-from vitkit.training.divergence import Outcome
-from vitkit.training.draws import Draws
-from vitkit.training.interruption import Interruption
-from vitkit.training.later import Place
-from vitkit.training.linear import heads_of
-from vitkit.training.microbatch import add_gradients
-from vitkit.training.objective import EpochSums, Learning
+from vitkit.training.adapters import Draws, heads_of
+from vitkit.training.batch_norm import RunningStatistics
+from vitkit.training.checkpoint import TrainingState, in_evaluation
+from vitkit.training.distributed import ALONE, Team, is_sharded
+from vitkit.training.losses import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
-from vitkit.training.running_statistics import RunningStatistics
-from vitkit.training.sharding import is_sharded
-from vitkit.training.soundness import AskAtOnce, AskLater
-from vitkit.training.state import TrainingState, in_evaluation
+from vitkit.training.stability import AskAtOnce, AskLater, Outcome, Place, add_gradients
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+class Interruption:
+    """A signal ends the run after the current step, with `Interrupted`, in all processes after the same one.
+
+    Args:
+        stop: notes the signal.
+        team: the processes that train together.
+    """
+
+    def __init__(self, stop: Deferral, team: Team = ALONE) -> None:
+        self._stop, self._team = stop, team
+
+    def after_step(self, *, should_stop: bool = False) -> bool:
+        """Raise `Interrupted` where a signal has come to any of the processes, which all must ask.
+
+        Args:
+            should_stop: whether this process would end the training for another reason.
+
+        Returns:
+            Whether any would.
+        """
+        everyone = self._team.gather((self._stop.received or 0, should_stop))
+        received = max(number for number, _ in everyone)
+        if received:
+            raise Interrupted(received)
+        return any(stops for _, stops in everyone)
+
+    def in_validation(self) -> None:
+        """The same alone; several processes have not as many batches each, and meet again in the next step."""
+        if self._team.size == 1:
+            self.after_step()
+
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # that a callback may have
 

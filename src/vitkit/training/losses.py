@@ -2,16 +2,25 @@
 
 There the student's second head imitates a teacher. A student with one head learns labels and teacher with the same
 logits.
+
+What a model is to learn from an image and its label, and how its answers are judged, in validation and meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vitkit.evaluation.multilabel import mean_average_precision
+from vitkit.training.distributed import Team
+from vitkit.training.recipe import Recipe
+from vitkit.training.stability import Outcome
 
 Kind = Literal["hard", "soft", "soft-deit"]
 
@@ -91,3 +100,151 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 def _mean(losses: Tensor, labels: Tensor) -> Tensor:
     """Of the images' losses (B,), each by the weight of its targets."""
     return losses.mean() if labels.ndim == 1 else (losses * labels.sum(dim=1)).mean()
+
+
+T = TypeVar("T")
+
+
+class Learning(Protocol):
+    """What the loop asks of an objective. What it calls labels (B,) is whatever the data give beside each image."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same with what a step reads on this device."""
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the loss takes labels as they come, if images are not mixed."""
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels (B,) as what can be mixed, (B, K)."""
+
+    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
+        """What the network says of some images; in training it says a tensor for each head."""
+
+    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some images, ()."""
+
+    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """How far each image is right, 0 to 1, (B,); (0,) where nothing can be right."""
+
+    def judge(self, answers: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+        """The figures of the validation images, and what tells of a collapse, if anything does."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Cross-entropy on every head, or distillation from a teacher.
+
+    Where images may have several classes the loss is binary cross-entropy, an accuracy is the part of the images whose
+    every class is right at a probability of 1/2, and `val_map` is the mean average precision.
+
+    Attributes:
+        recipe: label smoothing and how to distil.
+        classes: K.
+        imitate: images to the teacher's logits; a function, so that no checkpoint holds the teacher.
+        class_weights: (K,) what an image of each class counts; None for all alike.
+        sets: (S, K) of a multi-label table the target of each label (`ImageTable.set_targets`).
+        shift: (K,) what is added to logits in validation, as it will be to those of the model that is saved.
+    """
+
+    recipe: Recipe
+    classes: int
+    imitate: Callable[[Tensor], Tensor] | None = None
+    class_weights: Tensor | None = None
+    sets: Tensor | None = None
+    shift: Tensor | None = None
+
+    def to(self, device: torch.device) -> Objective:
+        """The same with what a step reads on this device."""
+        weights, sets = (None if own is None else own.to(device) for own in (self.class_weights, self.sets))
+        return replace(self, class_weights=weights, sets=sets)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels (B,) as (B, K): what of each class an image is, times what an image of that class counts."""
+        if self.sets is not None:
+            return self.sets[labels]  # (B, K); the weights are a matter of each class's loss
+        targets = F.one_hot(labels, self.classes).float()  # (B, K)
+        return targets if self.class_weights is None else targets * self.class_weights
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether labels (B,) say all that targets would."""
+        return self.class_weights is None and self.sets is None
+
+    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:  # none is shown
+        """What the network says of some images."""
+        return network(images)
+
+    def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of some images.
+
+        Args:
+            heads: logits (B, K) of each head.
+            images: (B, C, height, width), which a teacher looks at too.
+            targets: labels (B,), or weights of the classes (B, K).
+        """
+        recipe = self.recipe
+        if self.sets is not None:
+            return binary_loss(heads, targets, self.class_weights, recipe.label_smoothing)
+        if self.imitate is None:
+            return label_loss(heads, targets, recipe.label_smoothing)
+        return distillation_loss(
+            heads,
+            targets,
+            self.imitate(images),
+            kind=recipe.distillation,
+            alpha=recipe.distill_alpha,
+            temperature=recipe.distill_temperature,
+            label_smoothing=recipe.label_smoothing,
+        )
+
+    @torch.no_grad()
+    def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """Which images the mean of the heads has right, (B,)."""
+        answers = torch.stack([head.detach().float() for head in heads]).mean(dim=0)  # (B, K)
+        if self.sets is not None:
+            return ((answers > 0) == (targets > 0.5)).all(dim=1)
+        return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
+
+    def judge(self, logits: Tensor, labels: Tensor) -> tuple[dict[str, float], Outcome | None]:
+        """The figures of the validation images; and what tells of a collapse, where images have single classes.
+
+        Args:
+            logits: (n, K), of the images' order.
+            labels: (n,).
+        """
+        said = logits if self.shift is None else logits + self.shift
+        if self.sets is None:
+            outcome = Outcome(said, labels, self.shift)
+            return {"val_loss": F.cross_entropy(said, labels).item(), "val_acc": outcome.accuracy}, outcome
+        targets = self.sets.cpu()[labels]  # (n, K)
+        figures = {
+            "val_loss": F.binary_cross_entropy_with_logits(said, targets).item(),
+            "val_acc": ((said > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
+            "val_map": mean_average_precision(targets.bool().numpy(), said.nan_to_num().numpy()),
+        }
+        return figures, None
+
+
+class EpochSums:
+    """How the training images of an epoch went, as they were seen."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []  # of each batch the sum over its images
+        self.images: list[int] = []  # of each batch
+        self.hits: list[Tensor] = []  # of each batch how far its images are right
+
+    def add(self, loss: Tensor, images: int) -> None:
+        """Count a batch, of this loss, (), over all of its images."""
+        self.losses.append(loss)
+        self.images.append(images)
+
+    def over(self, team: Team) -> dict[str, float]:
+        """The mean loss and, if any, the accuracy over all processes; losses that are not finite are no part of it."""
+        losses = torch.stack(self.losses).tolist() if self.losses else []
+        own = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
+        sums = team.gather((sum(loss for loss, _ in own), sum(images for _, images in own)))
+        images = sum(images for _, images in sums)
+        hits = torch.cat(team.gather(torch.cat(self.hits).cpu()))
+        loss = sum(loss for loss, _ in sums) / images if images else math.nan
+        return {"train_loss": loss, **({"train_acc": hits.float().mean().item()} if len(hits) else {})}

@@ -18,21 +18,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
-from vitkit.data.batches import is_worker_lost, worker_lost
-from vitkit.data.loading import EvaluationImages, TrainingImages
+from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.multilabel import mean_average_precision
-from vitkit.evaluation.regression import regress, regression_loss
 from vitkit.model.build import Model
-from vitkit.system import devices
+from vitkit.system import environment as devices
 from vitkit.system.run_files import METRICS
-from vitkit.training.balance import give_heads, stand
-from vitkit.training.finalize import keep_standing
-from vitkit.training.metrics_file import ZERO_SHOT, append_metrics, truncate_metrics
+from vitkit.training.finalize import give_heads, keep_standing, stand
 from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import Run
-from vitkit.training.setup import augment_of, choose_precision, choose_workers
+from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
+from vitkit.training.start import augment_of, choose_precision, choose_workers
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex
 MIDDLE = PENALTIES[len(PENALTIES) // 2]

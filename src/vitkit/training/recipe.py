@@ -2,29 +2,307 @@
 
 Precedence: the defaults here, what is chosen from the data, the recipe file, the flags given. The resolved recipe is
 written into the run.
+
+Changes to the model of a name, as recipes, flags and callers say them: fields of `ViTConfig` by name and type.
+
+The `[model]` table of a recipe and `--set model.FIELD=VALUE`: which fields of a named model are changed. What the
+recipe has a field of its own for (`dropout`, `image_size`, ...) is moved there, so that each stands in one place;
+docs/decisions/0023-the-model-of-a-recipe.md.
+
+What a field of a recipe may be: read from TOML and flags, and checked, alone and beside the others.
+
+What a recipe is called where others read it: without where its data, weights and teacher lie.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.system.devices import DeviceName
-from vitkit.text.fields import Between, hints_of, settle_types
-from vitkit.training.recipe_model import check_model_fields, to_table, unfold
-from vitkit.training.recipe_values import (
-    BY_METHOD,
-    METHODS_RENAMED,
-    RENAMED,
-    check_together,
-    check_values,
-    join_weights,
-    parse_duration,
-)
+from vitkit.model.config import ViTConfig, as_pair, canonical, suggest
+from vitkit.system.environment import DeviceName
+from vitkit.system.files import without_place
+from vitkit.text.fields import Between, as_typed, check_ranges, from_text, hints_of, settle_types, shown
+
+_PAIRS = ("image_size", "patch_size")  # one number will do
+_OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
+
+
+def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes by the fields' own names, each as its field's type; `none` is None where a field may have no value.
+
+    Args:
+        changes: what `create_model` takes besides a name.
+
+    Raises:
+        VitkitError: a field is unknown (close ones are suggested), or a value of another type.
+    """
+    return {name: _settled(name, value) for name, value in canonical(changes).items()}
+
+
+def read_change(name: str, text: str) -> dict[str, Any]:
+    """A change whose value is a text, such as a flag's: numbers of a tuple have commas between them.
+
+    Raises:
+        VitkitError: as `settle_changes`.
+    """
+    return {field: _settled(field, _read(field, value)) for field, value in canonical({name: text}).items()}
+
+
+def _read(name: str, text: str) -> Any:
+    is_one = name in _PAIRS and "," not in text
+    return from_text(f"model.{name}", int if is_one else _hint(name), text)
+
+
+def _settled(name: str, value: Any) -> Any:
+    hint = _hint(name)
+    if name in _PAIRS:
+        return as_pair(value, f"model.{name}")
+    if value == "none" and type(None) in get_args(hint):
+        return None
+    return as_typed(f"model.{name}", hint, value)
+
+
+def _hint(name: str) -> Any:
+    hints = {**hints_of(ViTConfig), **_OF_ALIASES}
+    if name not in hints:
+        meant = suggest(name, list(hints)) or f"; known: {', '.join(hints)}"
+        raise VitkitError(f"unknown field model.{name}{meant}")
+    return hints[name]
+
+
+OF_THE_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
+_PREFIX = "model."
+
+
+def read_sets(texts: Iterable[str]) -> dict[str, Any]:
+    """The changes that `--set` asks for, by the names of `ViTConfig`'s fields; `name` is the model's.
+
+    Raises:
+        VitkitError: a text is none of `model.FIELD=VALUE`, or a field is unknown, given twice, or of another type.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip().startswith(_PREFIX):
+            raise VitkitError(
+                f"--set {text}: it sets fields of the model, as in --set model.position=none; those of the recipe are "
+                "flags of their own"
+            )
+        name = key.strip().removeprefix(_PREFIX)
+        change = {name: value.strip()} if name == "name" else read_change(name, value.strip())
+        for field in change:
+            _refuse_twice(field, found, f"--set {_PREFIX}{field}")
+        found |= change
+    return found
+
+
+def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a recipe with those of the model in `model` and `model_fields`, and what is the recipe's own in it.
+
+    Args:
+        fields: whose `model` may be a table, as in TOML, and whose `model_fields` may have any field of the model.
+
+    Raises:
+        VitkitError: a field of the model is unknown, of another type, decided by the data, or given twice; or a table
+            has nothing in it.
+    """
+    unfolded = dict(fields)
+    changes: dict[str, Any] = {}
+    for place in ("model", "model_fields"):
+        if isinstance(fields.get(place), Mapping):
+            if not fields[place]:
+                raise VitkitError(f"{place} is empty: name or change something in it, or leave it out")
+            for name, value in unfolded.pop(place).items():
+                _refuse_twice(name, changes, f"model.{name}")
+                changes[name] = value
+    check_model_fields(unfolded.get("model_fields"))  # which is no table, or None
+    if "name" in changes:
+        if unfolded.get("model") is not None:
+            raise VitkitError(f"model is given twice, as {unfolded['model']} and as {changes['name']}")
+        unfolded["model"] = changes.pop("name")
+    changes = settle_changes(changes)
+    for name in OF_THE_RECIPE:
+        if name in changes:
+            if unfolded.get(name) is not None:
+                raise VitkitError(f"{name} is given twice, as {name} and as model.{name}: leave out one of them")
+            value = changes[name]
+            if name != "image_size" or value[0] == value[1]:
+                unfolded[name] = changes.pop(name) if name != "image_size" else changes.pop(name)[0]
+    if changes:
+        unfolded["model_fields"] = changes
+    return unfolded
+
+
+def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe, those of its model among them, with flags over them; both unfolded."""
+    below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
+    above = flags.get("model_fields") or {}
+    merged = {**fields, **flags, "model_fields": {**below, **above}}
+    if "image_size" in above:  # one that is not square takes the place of a side
+        merged.pop("image_size", None)
+    return merged if merged["model_fields"] else {k: v for k, v in merged.items() if k != "model_fields"}
+
+
+def check_model_fields(changes: Any) -> dict[str, Any] | None:
+    """The changes as a recipe keeps them; None where there are none.
+
+    Raises:
+        VitkitError: they are no such changes, or the recipe or the data have a field for one.
+    """
+    if changes is None or (isinstance(changes, Mapping) and not changes):
+        return None
+    if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
+        raise VitkitError(f"model_fields must be a table of the model's fields, not {shown(changes)}")
+    settled = settle_changes(changes)
+    if "num_classes" in settled:
+        raise VitkitError("model.num_classes is what the data have: leave it out")
+    for name in OF_THE_RECIPE:
+        if name in settled and not (name == "image_size" and settled[name][0] != settled[name][1]):
+            raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
+    return settled
+
+
+def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[model]` table of TOML, which has no word for None."""
+    plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
+    return plain if name is None else {"name": name, **plain}
+
+
+def in_words(changes: Mapping[str, Any]) -> str:
+    """`position none, layers 6`."""
+    return ", ".join(
+        f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else str(value).lower()}"
+        for name, value in changes.items()
+    )
+
+
+def _refuse_twice(name: str, found: Mapping[str, Any], what: str) -> None:
+    if name in found:
+        raise VitkitError(f"{what} is given twice: leave out one of them")
+
+
+BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
+
+
+RENAMED = {  # fields of recipes and runs of before, of which no other meaning may be taken
+    "accumulate": "grad_accum",
+    "erase": "random_erasing",
+    "head_start": "lp_ft",
+    "limit": "max_images",
+    "rank": "lora_rank",
+}
+METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
+
+
+def join_weights(weights: Any) -> Any:
+    """A list of weights as one text with commas between them; anything else as it is.
+
+    Raises:
+        VitkitError: the name of some has a comma itself.
+    """
+    if not isinstance(weights, (list, tuple)):
+        return weights
+    names = [str(name) for name in weights]
+    for name in names:
+        if len(names) > 1 and "," in name:
+            raise VitkitError(f"weights: {name!r} has a comma in its name, which stands between several: rename it")
+    return ",".join(names)
+
+
+def candidates(recipe: Any) -> tuple[str, ...]:
+    """The weights that a recipe asks to choose among; where nothing is to be chosen, those that it names.
+
+    Raises:
+        VitkitError: there are not two, or one is no weights.
+    """
+    if recipe.select_time is None:
+        return (recipe.weights,)
+    names = tuple(name.strip() for name in recipe.weights.split(","))
+    if len(set(names)) < 2 or len(set(names)) < len(names) or not all(names):
+        raise VitkitError(
+            f"select_time chooses among several weights, and these are {recipe.weights!r}: name them with commas "
+            "between them, as in --weights a,b, each once"
+        )
+    for name in names:
+        if name in ("auto", "none"):
+            raise VitkitError(f"select_time tries weights on the photographs, and {name} names none: leave it out")
+    return names
+
+
+def parse_duration(text: str, name: str = "time") -> float:
+    """`90s`, `10m`, `2h` or plain seconds, as seconds.
+
+    Raises:
+        VitkitError: it is none of these, or not above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise VitkitError(f"{name} must be a duration such as 90s, 10m or 2h, not {text!r}")
+    return seconds
+
+
+def checkpoint_every(text: str) -> int:
+    """`none`, `all` or a number as what `VisionTransformer.checkpointing` takes.
+
+    Raises:
+        VitkitError: it is none of these.
+    """
+    if text in ("none", "all"):
+        return int(text == "all")
+    if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
+        raise VitkitError(f"checkpointing must be none, all, or a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def check_values(recipe: Any) -> None:
+    """Refuse a field that is out of range, or that cannot be read."""
+    check_ranges(recipe)
+    if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
+        raise VitkitError(f"split must be three parts of 1 for train, val and test, not {recipe.split}")
+    if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
+        raise VitkitError(f"crop_scale must be two parts of the area, least first, not {recipe.crop_scale}")
+    for name in ("time", "select_time"):
+        if getattr(recipe, name) is not None:
+            parse_duration(getattr(recipe, name), name)
+    checkpoint_every(recipe.checkpointing)
+    try:
+        re.compile(recipe.group_by or "")
+    except re.error as error:
+        raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
+
+
+def check_together(recipe: Any) -> None:
+    """Refuse fields that contradict one another; what has nothing to act on is a matter of `training.defaults`."""
+    if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
+        raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
+    if recipe.ema and recipe.swa:
+        raise VitkitError("ema and swa both average the weights; choose one")
+    candidates(recipe)
+    if recipe.select_time is not None and recipe.folds is not None:
+        raise VitkitError(
+            "select_time chooses weights by their training images, and folds test every image: the figures of weights "
+            "that were chosen by them would flatter; leave out one of the two"
+        )
+    if recipe.split_from is not None and recipe.folds is not None:
+        raise VitkitError("split_from keeps one split, and folds make their own; leave out one of them")
+    if recipe.swa and recipe.time:
+        raise VitkitError("swa counts epochs, whose number a time budget leaves open; leave out swa or time")
+    if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
+        what = "lp_ft fits it to photographs" if recipe.lp_ft else "there are no weights whose text encoder knows them"
+        raise VitkitError(f"head_from names begins the head from the class names, and {what}; leave out one of the two")
+    if recipe.method == "lora" and recipe.weights == "none":
+        raise VitkitError("method lora changes trained weights; name some with --weights, or take --method scratch")
+    if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):
+        raise VitkitError(f"method scratch starts without weights; leave out --weights {recipe.weights}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,3 +575,20 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
         return Recipe(**fields)
     except VitkitError as error:
         raise VitkitError(f"{source}: {error}") from error
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """The recipe as others may read it: data, weights, teacher and what else is a file without where they lie."""
+    teacher = recipe.teacher
+    if teacher is not None:
+        model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
+        teacher = f"{model}:{without_place(file)}" if colon and Path(file).is_absolute() else without_place(teacher)
+    places = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights")}
+    named: dict[str, Any] = {name: None if place is None else without_place(place) for name, place in places.items()}
+    return dataclasses.replace(recipe, **named, teacher=teacher)
+
+
+def name_of(recipe: Recipe) -> str:
+    """What to call the model: its name, or that of the weights it starts from, and what of it was changed."""
+    name = recipe.model or Path(recipe.weights).name
+    return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"

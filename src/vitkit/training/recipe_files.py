@@ -8,8 +8,7 @@ from typing import Any
 
 from vitkit.data.named_sets import DATASETS
 from vitkit.errors import VitkitError
-from vitkit.training.recipe import Recipe, build
-from vitkit.training.recipe_model import in_words, overlay, unfold
+from vitkit.training.recipe import Recipe, build, in_words, overlay, unfold
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:

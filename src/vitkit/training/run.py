@@ -1,52 +1,110 @@
-"""A run from beginning to end: read the data, look for what spoils it, split it, train, report."""
+"""A run from beginning to end: read the data, look for what spoils it, split it, train, report.
+
+From a run's folder, where recipe and split are settled, to the best model and its report.
+
+Cross-validation: each part of the data is tested once, by a model that was trained on the others.
+
+Training on datasets of the caller's own: any that give (image, label) by index, as torchvision's do. There are no
+files to look through, so there is no doctor, no split to draw and no page of mistakes; what can be held is held:
+labels are read once, validation pictures that are training pictures too, or that the weights had seen before, do not
+count, and the figures say that validation images chose the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 import vitkit
+from vitkit.classifier import Classifier
+from vitkit.data.doctor.examine import find_twins
 from vitkit.data.doctor.findings import Finding, of_splits
-from vitkit.data.pictures import PictureRecord
-from vitkit.data.split_file import groups_to_list, split_to_dict
+from vitkit.data.loading import BatchedImages, TrainingImages
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.proposals import read_proposals
+from vitkit.data.seen import PictureRecord, exposures, find_overlap, make_record
+from vitkit.data.split_file import (
+    groups_from_file,
+    groups_to_list,
+    images_of_run,
+    move_run,
+    refuse_changed,
+    split_to_dict,
+)
+from vitkit.data.splits import SPLITS, check_trainable
 from vitkit.data.table import ImageTable
-from vitkit.data.whereabouts import move_run, refuse_changed
+from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
-from vitkit.model_folder import RECORD
-from vitkit.system.files import read_appended, write_bytes, write_json, write_text
+from vitkit.evaluation import registry
+from vitkit.evaluation.evaluator import evaluate_before
+from vitkit.evaluation.figures import (
+    DOUBTS,
+    all_figures,
+    by_name_in_words,
+    chosen_on,
+    counted_in,
+    describe,
+    seen_of,
+    that_count,
+)
+from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.intervals import Interval, fold_intervals
+from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split, pooled
+from vitkit.evaluation.registry import read_figures
+from vitkit.model_folder import RECORD, WEIGHTS
+from vitkit.reporting import plots
+from vitkit.reporting.evaluation_report import draw, write_report
+from vitkit.system.files import from_json, read_appended, read_json, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
+    EVALUATION,
     FINDINGS,
+    FOLDS,
     GROUPS,
     LABELS,
+    METRICS,
+    PICTURES,
+    PREPROCESS,
     PRETRAINING,
     PROPOSALS,
     RECIPE,
+    REPORT,
     SELECTION,
     SPLIT,
     fold_folder,
 )
+from vitkit.text.cells import interval_text
+from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
-from vitkit.training.candidates import choose_and_settle
-from vitkit.training.cross_validation import cross_validate
+from vitkit.training.defaults import check_effects, complete, spare_patches
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
-from vitkit.training.effects import check_effects
-from vitkit.training.fit import fit_and_report
+from vitkit.training.finalize import settle_by, standing_of
+from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
     Divided,
+    ancestry_of,
     contents_of,
     of_earlier_runs,
     record_after,
 )
 from vitkit.training.loggers import check_watchers
-from vitkit.training.recipe import Recipe, build
+from vitkit.training.probe import Features, HeadImages, fit_head, head_images
+from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.recipe_names import name_of
+from vitkit.training.report import doubt_labels, draw_data, report
 from vitkit.training.run_folder import (
     Run,
+    check_overwritten,
     check_place,
     clear,
     discard_if_empty,
@@ -54,9 +112,200 @@ from vitkit.training.run_folder import (
     hold_again,
     hold_given,
     hold_next,
+    read_metrics,
+    reporting,
 )
-from vitkit.training.setup import choose_device
-from vitkit.weights.read import reading_once
+from vitkit.training.select_weights import choose_and_settle
+from vitkit.training.start import augment_of, choose_device, choose_workers, new_classifier, settle_head, start_of
+from vitkit.training.teacher import Teacher, teacher_of_run
+from vitkit.weights import load
+from vitkit.weights.checkpoint import reading_once
+from vitkit.weights.preprocessing import describe as described
+from vitkit.weights.preprocessing import preprocess_of
+
+
+def fit_and_report(run: Run, recipe: Recipe) -> Evaluation | None:
+    """Do everything after the data is settled, reading what a resumed run reads.
+
+    Returns:
+        The evaluation of the held-out images that count; None where the weights had seen all.
+    """
+    table = images_of_run(run.folder / SPLIT, progress=run.progress)
+    data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
+    classifier, teacher = before_training(run, recipe, table, data_hash)
+    record = run.folder / RECORD
+    classifier.pictures = record.read_bytes() if record.is_file() else None
+    if run.team.is_first:
+        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment_of(recipe), recipe.seed)
+        draw_data(run.folder, table, images, recipe.seed)
+    counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
+    run.say(f"{len(table.classes)} classes; images: {counts}")
+    known: Features | None = None
+    if recipe.method == "probe":
+        if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+            known = fit_head(run, recipe, table, classifier, head_images(recipe, table, classifier))
+    else:
+        learn(run, recipe, table, classifier, teacher)
+    with reporting(run):
+        return _conclude(run, recipe, table, known)
+
+
+def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
+    """The classifier that is to be trained, and whom it imitates; what had to be assumed of either is told."""
+    classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
+    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
+        run.say(f"note: {caveat}")
+    for resized in () if classifier.report is None else classifier.report.resized:
+        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
+            was, now = ("x".join(map(str, own)) for own in (resized.old, resized.new))
+            size = "x".join(map(str, classifier.preprocess.size))
+            run.say(f"note: patches of {was} pixels are made {now} ({resized.convention}), of images of {size}")
+    if recipe.teacher is None:
+        return classifier, None
+    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
+    for note in teacher.notes:
+        run.say(f"note: {note}")
+    return classifier, teacher
+
+
+def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation | None:
+    """Settle what the trained model's confidences are worth, evaluate it and write the report."""
+    numbers, evaluation = run.team.by_first(
+        lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
+    )
+    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
+    return evaluation
+
+
+_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  # of all the figures, in the report
+
+
+@dataclass(frozen=True)
+class FoldFigure:
+    """A figure over all images, each tested once, by a model that was not trained on it.
+
+    Attributes:
+        mean: the figure of all images; where it is a mean over images, the mean over folds by their size.
+        interval: 95 %, see `fold_intervals`; None where the figure has none.
+    """
+
+    mean: float | None
+    interval: Interval | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "-"
+        if self.interval is None:
+            return f"{self.mean:.4f}"
+        return f"{self.mean:.4f} (95 %: {interval_text(self.interval, 4)})"
+
+
+def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
+    """Every figure of a cross-validation; no value where the weights had seen all images."""
+    if not evaluations:
+        return {"accuracy": FoldFigure(None, None)}
+    whole, bounds = pooled(evaluations), fold_intervals(evaluations)
+    numbers = registry.summary(whole, "multi" if whole.labels.ndim == 2 else "single")
+    return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
+
+
+def cross_validate(run: Run, recipe: Recipe) -> None:
+    """Train and test every fold that is not done yet, and put their results together in folds.json and report.html.
+
+    Raises:
+        VitkitError: a fold's folder is gone, or the images of one that was done before are.
+    """
+    assert recipe.folds is not None
+    folders = [fold_folder(run.folder, number) for number in range(recipe.folds)]
+    trained: dict[Path, Evaluation | None] = {}
+    for number, folder in enumerate(folders, start=1):
+        if not (folder / RECIPE).is_file():
+            raise VitkitError(f"{folder} holds no run; begin the cross-validation again with --force")
+        if not (folder / REPORT).is_file():
+            run.say(f"fold {number} of {recipe.folds}")
+            trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe.replace(folds=None))
+    results = [read_figures(folder / EVALUATION) for folder in folders]
+    if run.team.is_first:
+        figures = {} if trained else _known(run.folder / FOLDS)
+        if not figures:
+            evaluations = [
+                trained[folder] if folder in trained else _asked_again(folder, own, recipe, run.progress)
+                for folder, own in zip(folders, results, strict=True)
+            ]
+            figures = figures_of_folds([own for own in evaluations if own is not None])
+        numbers = {name: own.to_dict() for name, own in figures.items()}
+        write_json(run.folder / FOLDS, {**numbers, "folds": results})
+        _write_report(run.folder / REPORT, recipe, results, figures)
+        if (unlearned := sum("zero_shot" in own for own in results)) > 0:
+            run.say(
+                f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no training was better"
+            )
+        run.say(f"{headline_of({**numbers, 'folds': results}).words}; report: {run.folder / REPORT}")
+
+
+def _known(file: Path) -> dict[str, FoldFigure]:
+    """What was put together before; nothing where it was not, or without the intervals of today."""
+    try:
+        stored = from_json(file.read_text(encoding="utf-8"))
+        rows = {name: (own["mean"], own["interval_95"]) for name, own in stored.items() if name != "folds"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: FoldFigure(mean, None if ends is None else (ends[0], ends[1])) for name, (mean, ends) in rows.items()}
+
+
+def _asked_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe, progress: Progress) -> Evaluation | None:
+    """What the model of a fold that was done before says of the images that count, as its report had it."""
+    images = images_of_run(folder / SPLIT, progress=progress)
+    split = held_out_split(images)
+    classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
+    judged = evaluate_before(classifier, images, split, read_proposals(folder), partial(progress, "evaluating"))
+    seen = (numbers.get("seen") or {"paths": ()})["paths"]
+    return that_count(grouped(judged.before, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
+
+
+def _unseen(folder: Path) -> str:
+    """What is known of the images that the folds' models were tested on."""
+    record = fold_folder(folder, 0) / RECORD
+    if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
+        return "had not seen it"
+    return "was not trained on it; whether the weights that it began from had seen it is not recorded"
+
+
+def _write_report(
+    path: Path, recipe: Recipe, results: Sequence[dict[str, Any]], figures: dict[str, FoldFigure]
+) -> None:
+    shown = {name: own for name, own in figures.items() if name in _SHOWN}
+    rows = [
+        [
+            f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in own else ""}',
+            *("-" if own[name] is None else f"{own[name]:.4f}" for name in shown),
+            str(own["images"]),
+        ]
+        for number, own in enumerate(results, start=1)
+    ]
+    rows.append(["all", *map(str, shown.values()), str(sum(own["images"] for own in results))])
+    accuracy = figures["accuracy"]
+    headline = headline_of({**{name: own.to_dict() for name, own in figures.items()}, "folds": results})
+    caveats = [f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats]
+    first = "<p>No accuracy can be given.</p>"
+    if accuracy.mean is not None and accuracy.interval is not None:
+        interval = f'<span class="soft">(95 %: {interval_text([100 * end for end in accuracy.interval], 1)})</span>'
+        first = f'<p><span class="figure">{100 * accuracy.mean:.1f} %</span> {headline.figure} {interval}</p>'
+    title = f"{name_of(recipe)} on {without_places(recipe).data}, {recipe.folds} folds"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        first,
+        *caveats,
+        f"<p>Every image was tested once, by a model that {_unseen(path.parent)}.</p>",
+        table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]),
+    ]
+    write_page(path, title, body)
 
 
 def train(
@@ -280,3 +529,253 @@ def write_start(
     write_json(folder / GROUPS, groups_to_list(table, own.images.groups))
     write_bytes(folder / RECORD, record_after(own, before, has_labels=has_labels).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())
+
+
+_DEALING = ("layout", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed")
+OF_FILES = ("data", *_DEALING, "find_lr", "cache", "select_time")  # fields
+
+
+def train_on(
+    datasets: Datasets,
+    fields: dict[str, Any],
+    out: str | Path | None,
+    *,
+    force: bool,
+    run_of: Run,
+    named: Collection[str] = (),
+) -> Path:
+    """Train on these datasets, and leave a run folder: recipe, metrics.csv, the model, figures and a page.
+
+    Args:
+        datasets: to learn from and to judge by.
+        fields: of the recipe; those that are about files are refused.
+        out: the run folder; by default the next free `runs/datasets-N`.
+        force: write over the run that is in `out`.
+        run_of: who is told, and who looks on; its folder is of no account.
+        named: the fields that the caller named, as opposed to those of a recipe file.
+
+    Raises:
+        VitkitError: what is given cannot be trained on.
+        Interrupted: a signal stopped the run; the folder holds the best model so far.
+    """
+    _refuse(fields)
+    from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
+    asked = {"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields}
+    recipe = build(asked, "flags")
+    check_watchers(recipe, run_of.callbacks, run_of.loggers)
+    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
+    check_overwritten(out, recipe.teacher, weights_of(recipe))
+    found = survey(datasets, run_of.watch if team.is_first else silent)
+    check_trainable(found.table)
+    recipe, reasons = complete(asked, found.table)
+    reasons += check_effects(recipe, fields, named)
+    check_team(recipe, team)
+    recipe, of_head = settle_head(recipe, asked, found.table, run_of.watch)
+    config, own = start_of(recipe, found.table.classes, run_of.watch)
+    found.check(own)
+    preprocess, of_pixels = _preprocess_of(datasets, found, own)
+    recipe = spare_patches(recipe, asked, config)
+    with ExitStack() as hold, reading_once():
+        folder = team.by_first(partial(_begin, out, force, recipe, preprocess, found.table, hold))
+        run = replace(run_of, folder=folder, team=team)
+        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
+        for reason in (*reasons, *of_head, *of_pixels):
+            run.say(reason)
+        if found.shared:
+            run.say(f"problem: {found.shared} validation images are training images too: no figure counts them")
+        _go_user_datasets(run, recipe, datasets, found)
+    return folder
+
+
+def resume_on(datasets: Datasets, run_of: Run) -> None:
+    """Go on with such a run, in whose folder the recipe is.
+
+    Raises:
+        VitkitError: the folder holds no such run, or the datasets are others.
+    """
+    folder = run_of.folder
+    if not (folder / RECIPE).is_file():
+        raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
+    recipe = load_of_run(folder / RECIPE)
+    if recipe.data is not None:
+        raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")
+    check_watchers(recipe, run_of.callbacks, run_of.loggers)
+    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
+    check_team(recipe, team)
+    with ExitStack() as hold, reading_once():
+        team.by_first(partial(hold_again, folder, hold))
+        _go_user_datasets(replace(run_of, team=team), recipe, datasets, survey(datasets, run_of.watch))
+
+
+def _refuse(fields: dict[str, Any]) -> None:
+    given = [name for name in OF_FILES if fields.get(name) not in (None, False)]
+    if given:
+        raise VitkitError(f"{given[0]} is about files, and train_dataset has none: leave it out")
+
+
+def _preprocess_of(datasets: Datasets, found: Survey, own: Preprocess) -> tuple[Preprocess, list[str]]:
+    """How pictures are prepared for the model, and what is worth a line of that.
+
+    Raises:
+        VitkitError: what the caller says is no preprocessing, or is for another size than the model's.
+    """
+    if datasets.preprocess is not None:
+        named = preprocess_of(datasets.preprocess, own)
+        return named, [f"files are prepared as you say: {described(named.to_dict())}"]
+    preprocess, told = found.preprocess_of(datasets, own)
+    if preprocess != own and not preprocess.unknown:
+        told = [f"files are prepared as the datasets' transforms say: {described(preprocess.to_dict())}", *told]
+    return preprocess, told
+
+
+def _begin(
+    out: str | Path | None, force: bool, recipe: Recipe, preprocess: Preprocess, table: ImageTable, hold: ExitStack
+) -> Path:
+    if out is not None:
+        hold_given(out, hold, force=force)
+    folder = Path(out) if out is not None else hold_next("datasets", hold)
+    clear(folder)
+    write_json(folder / PREPROCESS, preprocess.to_dict())
+    write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
+    write_text(folder / RECIPE, recipe.to_toml())
+    return folder
+
+
+def _go_user_datasets(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
+    table, team = found.table, run.team
+    with going_on(run, f'vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)'):
+        classifier, teacher = before_training(run, recipe, table, found.digest)
+        classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
+        record, seen = team.by_first(partial(_look_up, recipe, classifier, teacher, found, run.watch))
+        classifier.pictures = record
+        data, of_head = _data_of(recipe, datasets, table, classifier, team)
+        if team.is_first:
+            assert isinstance(data.train, TrainingOf)
+            draw_data(run.folder, table, data.train, recipe.seed)
+        counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
+        run.say(f"{len(table.classes)} classes; images: {counts}")
+        if recipe.method != "probe":
+            learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
+        elif team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+            fit_head(run, recipe, table, classifier, of_head)
+        team.by_first(partial(_conclude_user_datasets, run, recipe, data.val, seen))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the weights had seen of the validation images: trained on them, or copies of them, in this run or before.
+
+    Attributes:
+        roles: by the stand-in for the path.
+        doubt: why there may be more of them; empty: there are none.
+    """
+
+    roles: dict[str, str]
+    doubt: str
+
+
+def _look_up(
+    recipe: Recipe, classifier: Classifier, teacher: Teacher | None, found: Survey, progress: Progress
+) -> tuple[bytes, _Seen]:
+    """The record of what the weights will have seen after the run, and what that says of the validation images."""
+    before = ancestry_of(recipe, None if teacher is None else teacher.pictures, progress)
+    facts, table = found.facts(classifier.preprocess), found.table
+    overlap = find_overlap(before, table, facts)
+    roles = exposures(table, find_twins(table, facts), overlap)
+    labels = [table.name_of(i) for i in range(len(table))]
+    record = before.merge(make_record(facts, labels, roles, is_whole=found.is_certain))
+    seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
+    is_doubtful = bool(before.seen) and not found.is_certain
+    return record.to_bytes(), _Seen(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
+
+
+# Where weights begin from a run: its pictures are known again by their looks.
+_DOUBT = "whether the weights had seen others cannot be known of tensors, or of pictures that change"
+
+
+def _data_of(
+    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: Team
+) -> tuple[BatchedImages, HeadImages]:
+    """The images in batches, and as a head is fitted to them."""
+    labels = {name: table.of_split(name).labels for name in ("train", "val")}
+    preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
+    augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment_of(recipe), recipe.seed)
+    held_out = EvaluationOf(val, labels["val"], "val", preprocess)
+    batches = BatchedImages(
+        augmented,
+        held_out,
+        table,
+        batch_size=recipe.batch_size,
+        workers=choose_workers(recipe, preprocess.size),
+        seed=recipe.seed,
+        balanced=recipe.balance == "sampler",
+        process=(team.rank, team.size),
+    )
+    plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
+    return batches, HeadImages(plain, augmented, held_out)
+
+
+def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> None:
+    """Calibrate the model that was kept, and write down its figures on validation images."""
+    if not len(val):
+        run.say("no validation images: the confidences are not calibrated, and there are no figures")
+        return
+    classifier = load(run.folder).use(images=len(val), device=choose_device(recipe))
+    before = standing_of(classifier)
+    settle_by(run.folder, classifier, lambda: _ask(classifier, val, run.progress))
+    if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
+        classifier = classifier.use(images=len(val), device=choose_device(recipe))
+    evaluation = _ask(classifier, val, run.progress)
+    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
+    numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
+    write_json(run.folder / EVALUATION, numbers)
+    if (spoilt := describe(numbers)) is not None:
+        run.say(f"note: {spoilt}")
+    _write_report_user_datasets(run, recipe, classifier, counted_in(evaluation, numbers), numbers)
+    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{headline_of(numbers).words}{loss}")
+
+
+def _ask(classifier: Classifier, val: EvaluationOf, progress: Progress) -> Evaluation:
+    batches = torch.utils.data.DataLoader(val, batch_size=64)
+    found: list[Tensor] = []
+    with torch.inference_mode():
+        for images, _ in batches:
+            found.append(classifier.probabilities(images).float().cpu())
+            progress("evaluating", sum(map(len, found)), len(val))
+    return Evaluation(
+        split="val",
+        classes=classifier.classes,
+        paths=tuple(val.paths),
+        labels=np.array(val.labels),
+        probabilities=torch.cat(found).numpy(),
+        temperature=classifier.temperature,
+    )
+
+
+def _write_report_user_datasets(
+    run: Run, recipe: Recipe, classifier: Classifier, evaluation: Evaluation, numbers: dict[str, Any]
+) -> None:
+    folder = run.folder
+    drawn = {"Curves": plots.curves(read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"])}
+    drawn |= draw(evaluation, None)
+    for caption, picture in drawn.items():
+        plots.save_figure(picture, folder / PICTURES[caption])
+    write_report(
+        folder / REPORT,
+        title=f"{name_of(recipe)} on {NAME}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=None,
+        facts={
+            "data": NAME,
+            **by_name_in_words(classifier.provenance),
+            "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items()),
+        },
+        findings=[
+            *([f"problem: {spoilt}"] if (spoilt := describe(numbers)) else []),
+            "the images came from datasets, not files: nobody looked for wrong labels",
+        ],
+        pictures={caption: (folder / PICTURES[caption]).read_bytes() for caption in drawn},
+        recipe=without_places(recipe).to_toml(),
+    )

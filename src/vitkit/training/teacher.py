@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model_folder import is_model_folder, read_description
-from vitkit.system.cache import offline
+from vitkit.system.environment import offline
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Teacher:
         columns: which of its logits are the student's classes, in the student's order.
         sha256: of its weights, so that a resumed run has the same teacher.
         notes: what had to be assumed.
-        pictures: the record of what it was trained on (`data.pictures`); None: there is none.
+        pictures: the record of what it was trained on (`data.seen`); None: there is none.
     """
 
     name: str
@@ -162,7 +162,7 @@ def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
 def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
     from torchvision import models
 
-    from vitkit.weights.read import read_checkpoint
+    from vitkit.weights.checkpoint import read_checkpoint
 
     if not file.is_file():
         raise VitkitError(f"teacher {name}: no such file: {file}")

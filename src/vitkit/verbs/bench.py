@@ -1,25 +1,30 @@
-"""`vitkit.bench`: how fast a model runs on this machine, by each backend."""
+"""`vitkit.bench`: how fast a model runs on this machine, by each backend.
+
+Bars of images a second, with the quartiles of the rounds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from vitkit.errors import VitkitError
 from vitkit.model.names import is_model_name
 from vitkit.model.network_config import is_network_name
-from vitkit.system.devices import DeviceName
+from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.system.environment import DeviceName
 from vitkit.system.files import sole_in
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.arguments import check_arguments
-from vitkit.text.words import aligned
-from vitkit.verbs.choices import check_choice, check_least, several
-from vitkit.verbs.inputs import open_model, path_of
-from vitkit.verbs.notes import Notes
-from vitkit.verbs.result import Result
+from vitkit.text.cells import aligned
+from vitkit.verbs.inputs import check_choice, check_least, open_model, path_of, several
+from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.model.build import Model
     from vitkit.profiling.speed import Opened
+
 
 _RATIO = "times_eager_float32"
 TABLE, PICTURE = "bench.csv", "bench.png"
@@ -217,7 +223,7 @@ def _measure(
     import torch
 
     from vitkit.profiling.speed import compare, row
-    from vitkit.system.devices import choose_device
+    from vitkit.system.environment import choose_device
 
     place = torch.device(choose_device(device))
     speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, progress, place)
@@ -273,7 +279,6 @@ def _machine() -> dict[str, Any]:
 def _write(out: Path, model: str, rows: list[dict[str, Any]]) -> None:
     import csv
 
-    from vitkit.profiling.chart import chart
     from vitkit.reporting.plots import save_figure
     from vitkit.system.files import replacing
 
@@ -296,3 +301,48 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _short(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+_BAR, _HEAD = 0.24, 0.9  # inches
+
+
+def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """A panel of horizontal bars for each title, from the rows of `vitkit.profiling.speed.row`.
+
+    Blue is vitkit, orange the others, float32 hatched; a line through each bar's end spans the quartiles. A grey bar is
+    the ceiling of a precision.
+    """
+    heights = [_HEAD + _BAR * (len(rows) + 2) for rows in panels.values()]
+    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+        _panel(axis, title, rows)
+    return figure
+
+
+def _panel(axis: Axes, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    ceilings = {row["precision"]: row["images_per_s"] / row["share_of_ceiling"] for row in rows}
+    bars = [(f"{row['name']} {row['precision']}", row) for row in rows]
+    bars.sort(key=lambda bar: bar[1]["images_per_s"])
+    for y, (_, row) in enumerate(bars):
+        rate, low, high = (row[f"images_per_s{part}"] for part in ("", "_q1", "_q3"))
+        axis.barh(
+            y,
+            rate,
+            color=BLUE if row["name"].startswith("vitkit") else ORANGE,
+            hatch="///" if row["precision"] == "float32" else "",
+            edgecolor="white",
+            xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
+            error_kw={"ecolor": "black", "capsize": 2, "lw": 1},
+        )
+        axis.annotate(f" {rate:.4g}", (max(high, rate), y), va="center", fontsize=8)
+    names = [name for name, _ in bars]
+    for y, (precision, rate) in enumerate(sorted(ceilings.items(), key=lambda item: item[1]), start=len(bars)):
+        axis.barh(y, rate, color=GREY, hatch="///" if precision == "float32" else "", edgecolor="white")
+        axis.annotate(f" {rate:.4g}", (rate, y), va="center", fontsize=8)
+        names.append(f"matrix products alone, {precision}")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.margins(x=0.12)
+    axis.set_xlabel("images a second")
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import sole
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.choices import check_choice, check_least
+from vitkit.verbs.inputs import check_choice, check_least
 from vitkit.verbs.result import Result
 from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, kind_of, kinds
 
@@ -103,7 +103,7 @@ def convert(
     kind = to or kind_of(destination)
     _check_place(destination, kind)
     from vitkit.weights import load
-    from vitkit.weights.formats.writing import write
+    from vitkit.weights.formats.export import write
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
@@ -157,7 +157,7 @@ def _is_model(folder: Path) -> bool:
 def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     from vitkit.model.build import stored_weights, vit_of
     from vitkit.weights import inspect
-    from vitkit.weights.formats.foreign import settled
+    from vitkit.weights.formats.export import settled
 
     is_bare = destination.suffix in (".pth", ".pt")  # which cannot say how many heads there are
     options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}

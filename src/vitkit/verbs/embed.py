@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features
-from vitkit.system.devices import DeviceName
+from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
-from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, given_labels, open_model, path_of, source_folders, split_sources
-from vitkit.verbs.notes import Notes
-from vitkit.verbs.places import check_out, sole_out
-from vitkit.verbs.result import Result
+from vitkit.verbs.inputs import (
+    check_choice,
+    check_least,
+    check_out,
+    find_pictures,
+    given_labels,
+    open_model,
+    path_of,
+    sole_out,
+    source_folders,
+    split_sources,
+)
+from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     import numpy.typing as npt

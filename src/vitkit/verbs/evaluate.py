@@ -1,36 +1,181 @@
-"""`vitkit.evaluate`: how good a classifier is on labelled images."""
+"""`vitkit.evaluate`: how good a classifier is on labelled images.
+
+What the reader of an evaluation's figures should know.
+
+What `vitkit.evaluate` gives: figures, in Python, in lines and as a page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.system.devices import DeviceName
+from vitkit.evaluation.headline import Headline, headline_of, value_of
+from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.evaluation_result import EvaluationResult
-from vitkit.verbs.findings import findings_of
-from vitkit.verbs.inputs import path_of
-from vitkit.verbs.notes import Notes
-from vitkit.verbs.places import sole_out_folder
+from vitkit.verbs.inputs import check_choice, check_least, path_of, sole_out_folder
+from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.data.label_file import Proposal
+    from vitkit.data.labels import Proposal
+    from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
-    from vitkit.data.whereabouts import Changes
+    from vitkit.evaluation.evaluator import Judged
     from vitkit.evaluation.metrics import Evaluation
-    from vitkit.evaluation.proposed import Judged
     from vitkit.weights.preprocessing import PreprocessLike
+
+
+_SHOWN = 10  # names of absent classes
+
+
+def findings_of(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
+    """What the reader of the figures should know."""
+    from vitkit.evaluation.figures import counted_in, describe
+    from vitkit.evaluation.headline import describe_proposals
+
+    found = [describe_proposals(numbers), describe(numbers)]
+    return [*_absent(counted_in(outcome, numbers)), *filter(None, found)]
+
+
+def _absent(outcome: Evaluation) -> list[str]:
+    from vitkit.evaluation.multilabel import MultiEvaluation
+
+    if not outcome.absent:
+        return []
+    names = ", ".join(outcome.absent[:_SHOWN]) + (", ..." if len(outcome.absent) > _SHOWN else "")
+    there = len(outcome.classes) - len(outcome.absent)
+    absent = f"no image of {len(outcome.absent)} of the model's {len(outcome.classes)} classes: {names}"
+    areas = "mAP" if isinstance(outcome, MultiEvaluation) else "areas"
+    said = sum(row["f1"] is not None for row in outcome.per_class().values())
+    f1 = f"macro F1 over the {said} that occur or are predicted"
+    return [f"{absent}; balanced accuracy and {areas} are means over the {there} that occur, {f1}"]
+
+
+def operating_lines(numbers: dict[str, Any]) -> list[str]:
+    """Where classes differ much in size: what the answers come to for their shares in training, and for equal ones."""
+    from vitkit.evaluation.figures import SHARES
+
+    points = numbers.get("operating_points", {})
+    return [
+        f"for classes {shares}: accuracy {points[name]['accuracy']:.4f}, "
+        f"balanced {points[name]['balanced_accuracy']:.4f}{' (chosen)' if name == points['chosen'] else ''}"
+        for name, shares in SHARES.items()
+        if name in points
+    ]
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationResult(Result):
+    """How good a classifier is on labelled images.
+
+    Attributes:
+        evaluation: every image with its label and probabilities.
+        figures: what evaluation.json holds, accuracy (0-1) first: of the images that the weights had not seen.
+        root: the folder of the images.
+        computed: what computed the answers and in what precision, in words.
+        report: the page that tells of it; None: none was asked for.
+        notes: what was assumed of the model, and what the reader of the figures should know.
+    """
+
+    evaluation: Evaluation
+    figures: dict[str, Any]
+    root: Path
+    computed: str
+    report: Path | None
+    notes: tuple[str, ...]
+
+    @property
+    def headline(self) -> Headline:
+        """The figure to quote, with its interval and caveats."""
+        return headline_of(self.figures)
+
+    @property
+    def accuracy(self) -> float:
+        """The headline figure: the part of the images that are right, 0 to 1, without images that the weights had seen.
+
+        Of a multi-label model it is the exact match.
+
+        Raises:
+            VitkitError: the weights had seen every image; `figures["with_seen"]` is of those.
+        """
+        return value_of(self.headline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures."""
+        return self.figures
+
+    def lines(self) -> list[str]:
+        """The figures with their intervals, those of each class, and what was left out."""
+        told = [f"{self.evaluated} of {self.root} ({self.computed})"]
+        told += [*self._summary_lines(), *operating_lines(self.figures), *self._class_lines()]
+        told += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
+        return told if self.report is None else [*told, "", f"report: {self.report}"]
+
+    @property
+    def evaluated(self) -> str:
+        """Which images the figures are of, in words."""
+        own, every = self.headline, len(self.evaluation.paths)
+        if own.images == every:
+            return f"{every} {own.split} images"
+        return f"{own.images} of {every} {own.split} images, without {every - own.images} that the weights had seen,"
+
+    def _summary_lines(self) -> Iterator[str]:
+        from vitkit.text.html import decimals
+
+        if self.headline.value is None:
+            yield self.headline.words
+        if self.evaluation.chosen:
+            yield f"validation: chosen on these images: {', '.join(self.evaluation.chosen)}"
+        for name, value in self.figures.get("cross_fitted", {}).items():
+            yield f"{name:18} {decimals(value)} with cross-fitted thresholds"
+        for name, value, interval in self._summary():
+            yield f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else "")
+
+    def _summary(self) -> Iterator[tuple[str, float, str]]:
+        """Each of the main figures with its 95 % interval, if it has one."""
+        from vitkit.text.cells import interval_text
+
+        for name in self.evaluation.summary():
+            if isinstance(value := self.figures[name], float):
+                bounds = self.figures["intervals_95"].get(name)
+                yield name, value, "" if bounds is None else interval_text(bounds)
+
+    def _class_lines(self) -> Iterator[str]:
+        from vitkit.text.html import decimals
+
+        width = max(5, *map(len, self.evaluation.classes))
+        yield ""
+        yield f"{'class':{width}}  precision  recall     F1  images"
+        for name, row in self.figures["per_class"].items():
+            precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
+            yield f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}"
+
+    def __repr__(self) -> str:
+        return f"<EvaluationResult: {self.headline.words}>"
+
+    def _repr_html_(self) -> str:
+        from vitkit.text.html import decimals, table
+
+        main = [[escape(name), f"{value:.4f}", interval] for name, value, interval in self._summary()]
+        classes = [
+            [escape(name), *(decimals(row[key]) for key in ("precision", "recall", "f1")), str(row["support"])]
+            for name, row in self.figures["per_class"].items()
+        ]
+        notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
+        heading = f"<p>{escape(self.lines()[0])}</p>{notes}"
+        figures = table(main, ("figure", "value", "95 % interval"))
+        return heading + figures + table(classes, ("class", "precision", "recall", "F1", "images"))
 
 
 @check_arguments
@@ -133,7 +278,7 @@ def _write(
     progress: Progress,
 ) -> Path:
     """The report, and the files beside it."""
-    from vitkit.reporting.writing import write_evaluation
+    from vitkit.reporting.evaluation_report import write_evaluation
 
     write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
     return out / REPORT
@@ -150,7 +295,7 @@ def _ask(
 ) -> tuple[Judged, Classifier]:
     """The answers, and the classifier as it computed them: by backend, precision, plan, merging and device."""
     from vitkit.evaluation import metrics
-    from vitkit.evaluation.proposed import evaluate_before
+    from vitkit.evaluation.evaluator import evaluate_before
 
     backend, precision, plan, merge, device = way
     name = split or metrics.held_out_split(table)
@@ -163,8 +308,8 @@ def _proposals(
     run: Path | None, own: ImageTable | None, table: ImageTable, split: str | None, progress: Progress
 ) -> tuple[Proposal, ...]:
     """The labels of the images that models proposed, by the label file, and by what the run in a folder suggests."""
-    from vitkit.data.overlap import read_digests
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
+    from vitkit.data.seen import read_digests
     from vitkit.evaluation.metrics import held_out_split
 
     earlier = [] if run is None else earlier_runs([run], [])
@@ -179,8 +324,8 @@ def _proposals(
 
 def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
-    from vitkit.data.whereabouts import groups_of_run
-    from vitkit.evaluation.chosen import chosen_on
+    from vitkit.data.split_file import groups_of_run
+    from vitkit.evaluation.figures import chosen_on
     from vitkit.evaluation.metrics import grouped
 
     recipe, is_multi = classifier.provenance.get("recipe", {}), classifier.task == "multi"
@@ -193,8 +338,8 @@ def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, progress: Progress, *, is_own: bool
 ) -> tuple[dict[str, str] | None, str]:
     """What the weights had seen of the images, None where no record tells; and why there may be more of them."""
-    from vitkit.data.pictures import PictureRecord
-    from vitkit.evaluation.unseen import find_seen
+    from vitkit.data.seen import PictureRecord
+    from vitkit.evaluation.figures import find_seen
 
     if classifier.pictures is None:
         return None, ""
@@ -204,8 +349,8 @@ def _seen(
 def _figures(
     classifier: Classifier, judged: Judged, seen: dict[str, str] | None, doubt: str, changes: Changes | None
 ) -> dict[str, Any]:
-    from vitkit.evaluation.proposed import proposal_figures
-    from vitkit.evaluation.unseen import all_figures
+    from vitkit.evaluation.evaluator import proposal_figures
+    from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
     about |= proposal_figures(judged, seen)
@@ -220,7 +365,7 @@ def _look_over(
     Raises:
         VitkitError: none is as it was.
     """
-    from vitkit.data.whereabouts import look_over, read_contents
+    from vitkit.data.split_file import look_over, read_contents
     from vitkit.evaluation.metrics import held_out_split
 
     # Under another root images have been found by their content, whatever their paths are now.
@@ -242,7 +387,7 @@ def _of_run(
             raise VitkitError(f"--data-root says where the run's own images are; leave it out, or {data}")
         return None
     from vitkit.data.proposals import proposals_of_run
-    from vitkit.data.whereabouts import images_of_run
+    from vitkit.data.split_file import images_of_run
 
     if layout != "auto":
         raise VitkitError(f"--layout {layout} is about the folders of DATA: name it, or leave out the flag")
@@ -276,8 +421,8 @@ def _table(
     progress: Progress,
 ) -> ImageTable:
     """The images to evaluate on, as a label file has them: the run's own, or `data`."""
-    from vitkit.data.corrected import correct, read_corrected
-    from vitkit.data.label_file import read_labels
+    from vitkit.data.corrections import correct, read_corrected
+    from vitkit.data.labels import read_labels
 
     if own is None:
         assert data is not None

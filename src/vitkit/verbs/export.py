@@ -13,12 +13,9 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.arguments import check_arguments
-from vitkit.text.words import one_of
-from vitkit.verbs.choices import check_choice
-from vitkit.verbs.inputs import load_noting, open_model, path_of
-from vitkit.verbs.notes import Notes
-from vitkit.verbs.places import check_outside
-from vitkit.verbs.result import Result
+from vitkit.text.cells import one_of
+from vitkit.verbs.inputs import check_choice, check_outside, load_noting, open_model, path_of
+from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -132,8 +129,8 @@ def export(
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
+    from vitkit.exporting.check import choose_pictures
     from vitkit.exporting.formats import format_of
-    from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
     from vitkit.exporting.writing import export as write
 

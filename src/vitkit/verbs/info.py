@@ -12,7 +12,7 @@ from vitkit.model.names import config_for, is_model_name
 from vitkit.model.network_config import NetworkConfig, is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.choices import check_least
+from vitkit.verbs.inputs import check_least
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitkit.data.preprocess import Preprocess
     from vitkit.model.load_report import LoadReport
     from vitkit.profiling.model_info import ModelInfo
-    from vitkit.weights.plan import Plan
+    from vitkit.weights.loading import Plan
     from vitkit.weights.preprocessing import PreprocessLike
 
 

@@ -1,18 +1,25 @@
-"""What verbs read: a model by its name, its path or in memory; pictures by files, folders and patterns."""
+"""What verbs read: a model by its name, its path or in memory; pictures by files, folders and patterns.
+
+Where verbs write: outside the photographs, as the only process that does, and over nothing unless told to.
+
+Values that only some of are allowed; the command line refuses them itself, and these are for who calls a verb.
+"""
 
 from __future__ import annotations
 
 import copy
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from vitkit.data.sources import find_source
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
+from vitkit.system.files import is_empty, sole, sole_in
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import path_text
 
@@ -73,7 +80,7 @@ def _reading(classifier: Classifier, preprocess: PreprocessLike | None, note: Sa
 
 def _copy_on(classifier: Classifier, device: str) -> Classifier:
     from vitkit.exporting.loading import Exported
-    from vitkit.system.devices import choose_device
+    from vitkit.system.environment import choose_device
 
     if isinstance(classifier, Exported):
         return classifier.to(device)
@@ -180,9 +187,8 @@ def given_labels(paths: Sequence[str], labels: str | Path, folders: Sequence[str
     Raises:
         VitkitError: it is no label file, or leaves out every picture.
     """
-    from vitkit.data.label_file import EXCLUDED, read_labels
-    from vitkit.data.path_finder import PathFinder
-    from vitkit.text.words import listed
+    from vitkit.data.labels import EXCLUDED, PathFinder, read_labels
+    from vitkit.text.cells import listed
 
     places = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # links are not to be followed
     finders = [PathFinder(Path(folder).absolute(), places) for folder in folders or ["."]]
@@ -210,3 +216,119 @@ def source_folders(sources: Iterable[str]) -> list[str]:
         for name in ([source] if Path(source).exists() else glob.glob(source, recursive=True))  # noqa: PTH207
     )
     return [name for name in named if Path(name).is_dir()]
+
+
+def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
+    """Whether --out can be a file of such a kind, outside the source folders.
+
+    Raises:
+        VitkitError: it cannot.
+    """
+    if out.suffix.lower() not in suffixes:
+        raise VitkitError(f"--out {out} must end in {' or '.join(suffixes)}")
+    if not out.parent.is_dir():
+        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise VitkitError(f"--out {out} is a folder; name a file")
+    check_outside("--out", out, folders)
+
+
+@contextmanager
+def sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Make a file as the only process that does, from before it is looked for until it is there; None: none is made.
+
+    Raises:
+        VitkitError: another process makes it, or it is there and is not to be written over.
+    """
+    if out is None:
+        yield
+        return
+    with sole(out):
+        if out.exists() and not force:
+            raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
+        yield
+
+
+@contextmanager
+def sole_out_folder(
+    flag: str, path: Path | None, folders: Iterable[str], or_else: str, *, may_hold: bool
+) -> Iterator[None]:
+    """Write into a folder, outside the source folders, as the only process that does.
+
+    Args:
+        flag: by which it was named.
+        path: the folder, there or not; None: none is written into.
+        folders: of the sources.
+        or_else: what else than another folder the user can choose, where something is in it.
+        may_hold: whether something may be in it.
+
+    Raises:
+        VitkitError: it cannot be written into, or another process writes into it.
+    """
+    if path is None:
+        yield
+        return
+    check_outside(flag, path, folders)
+    if path.exists() and not path.is_dir():
+        raise VitkitError(f"{flag} {path} is a file; name a folder")
+    with sole_in(path):
+        if not may_hold and not is_empty(path):
+            raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
+        yield
+
+
+def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
+    """Whether what is to be written lies outside the source folders.
+
+    Raises:
+        VitkitError: it would lie beside the photographs.
+    """
+    for folder in folders:
+        if path.resolve().is_relative_to(Path(folder).resolve()):
+            raise VitkitError(f"{flag} {path} lies in the source {folder}: nothing is written beside the photographs")
+
+
+def check_choice(flag: str, value: object, literal: Any) -> None:
+    """Whether a value is one of a Literal's.
+
+    Raises:
+        VitkitError: it is none of them.
+    """
+    if value not in get_args(literal):
+        raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
+
+
+def check_least(flag: str, value: int | None, least: int) -> None:
+    """Whether a number is large enough; None is no number.
+
+    Raises:
+        VitkitError: it is not.
+    """
+    if value is not None and value < least:
+        raise VitkitError(f"{flag} must be at least {least}, not {value}")
+
+
+def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """Choices with commas between them, or one by one; each once, and `auto` is none.
+
+    Raises:
+        VitkitError: one is not known, or there is none.
+    """
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    known = [name for name in known if name != "auto"]
+    for part in parts or [""]:
+        if part not in known:
+            raise VitkitError(f"{flag} {part!r} is none of {', '.join(known)}")
+    return list(dict.fromkeys(parts))
+
+
+def watchers(callbacks: Any, loggers: Any) -> dict[str, Any]:
+    """Who looks on at a training, as its parameters by name.
+
+    Raises:
+        VitkitError: the one or the other is no list.
+    """
+    for name, given in (("callbacks", callbacks), ("loggers", loggers)):
+        if not isinstance(given, (list, tuple)):
+            raise VitkitError(f"{name} must be a list of objects, not {type(given).__name__}")
+    return {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}

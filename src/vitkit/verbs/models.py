@@ -11,11 +11,11 @@ from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name, list_models
 from vitkit.model.network_config import LIBRARIES
 from vitkit.text.arguments import check_arguments
-from vitkit.text.words import aligned
+from vitkit.text.cells import aligned
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
-    from vitkit.weights.entry import Entry
+    from vitkit.weights.catalog import Entry
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,7 +124,7 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
 
 
 def _find_networks(pattern: str) -> tuple[str, ...]:
-    from vitkit.model.libraries import names_of
+    from vitkit.model.network import names_of
 
     library, _, own = pattern.partition(":")
     known = [name for name in names_of(library) if not is_model_name(name)]
@@ -155,7 +155,7 @@ def _shape_line(name: str, width: int) -> str:
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    from vitkit.weights.published import facts_of
+    from vitkit.weights.catalog import facts_of
 
     own = facts_of(entry.name)
     return {

@@ -13,13 +13,11 @@ from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
-from vitkit.training.pretraining.choices import OF_LABELS, OtherDefaults, Pretraining
-from vitkit.training.recipe import Recipe, build
+from vitkit.training.pretraining.options import OF_LABELS, OtherDefaults, Pretraining
+from vitkit.training.recipe import Recipe, build, overlay, unfold
 from vitkit.training.recipe_files import load_fields
-from vitkit.training.recipe_model import overlay, unfold
-from vitkit.verbs.choices import watchers
 from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import check_data, path_of
+from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ class PretrainingRun(Result):
     @cached_property
     def choices(self) -> Pretraining:
         """What was hidden, and what was to be said of it."""
-        from vitkit.training.pretraining.run import choices_of_run
+        from vitkit.training.pretraining.pretrain import choices_of_run
 
         return choices_of_run(self.folder)
 
@@ -63,7 +61,7 @@ class PretrainingRun(Result):
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv, an epoch each: losses, rate, seconds."""
-        from vitkit.training.metrics_file import read_metrics
+        from vitkit.training.run_folder import read_metrics
 
         return read_metrics(self.folder / METRICS)
 
@@ -140,7 +138,7 @@ def pretrain(
     if resume is not None:
         if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
-        from vitkit.training.pretraining import run
+        from vitkit.training.pretraining import pretrain as run
 
         return PretrainingRun(run.resume(resume, path_of(data_root), **common))
     if data_root is not None:
@@ -151,7 +149,7 @@ def pretrain(
         fields = overlay(load_fields(recipe), unfold(fields))
     if fields.get("data") is not None:
         check_data(fields["data"])
-    from vitkit.training.pretraining import run
+    from vitkit.training.pretraining import pretrain as run
 
     return PretrainingRun(run.pretrain(fields, out, force=force, **common))
 

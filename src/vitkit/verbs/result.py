@@ -1,9 +1,15 @@
-"""What every result of a verb can do: be shown in a line, in a notebook, and as plain values."""
+"""What every result of a verb can do: be shown in a line, in a notebook, and as plain values.
+
+What the reader of a result should know: told as it comes, and kept for the result.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
+
+from vitkit.system.progress import Say
 
 
 class Result:
@@ -26,3 +32,15 @@ class Result:
     def _repr_html_(self) -> str:
         """As notebooks show it."""
         return "<pre>" + escape("\n".join(self.lines())) + "</pre>"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Passes each note on to `say`, and keeps it."""
+
+    say: Say
+    lines: list[str] = field(default_factory=list)
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        self.say(line)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.devices import DeviceName
+from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent, unsaid
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
-from vitkit.verbs.choices import check_choice, check_least
-from vitkit.verbs.inputs import find_pictures, named
-from vitkit.verbs.notes import Notes
-from vitkit.verbs.result import Result
+from vitkit.verbs.inputs import check_choice, check_least, find_pictures, named
+from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_words
 
 

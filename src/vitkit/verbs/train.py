@@ -15,12 +15,10 @@ from vitkit.evaluation.headline import Headline, counted_figures, headline_of, v
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
-from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe import Recipe, build, overlay, unfold
 from vitkit.training.recipe_files import departures, load_fields, published, resolve
-from vitkit.training.recipe_model import overlay, unfold
-from vitkit.verbs.choices import watchers
 from vitkit.verbs.fields import tell_of_fields
-from vitkit.verbs.inputs import check_data, path_of
+from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -173,7 +171,7 @@ def train(
             default what torchvision's transforms in `val_dataset.transform` say; where they cannot be read, the model
             answers about tensors and refuses files.
         callbacks: objects with some of on_fit_start, on_step_end, on_epoch_end, on_fit_end; each of these is given the
-            training's state: epoch, step, metrics, model, should_stop (`training.state.TrainingState`).
+            training's state: epoch, step, metrics, model, should_stop (`training.checkpoint.TrainingState`).
         loggers: objects with log_metrics(metrics, step), as Lightning's, beside the one that `logger` names.
         say: takes each line of the story.
         progress: told what is being done, how many are done, of how many.
@@ -230,7 +228,7 @@ def train(
 
 def _heeded(resolved: dict[str, Any], asked: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """The fields without those of a published recipe that its caller's model does not know, and a line for each."""
-    from vitkit.training.networks import without_fields_of_vits
+    from vitkit.training.architecture import without_fields_of_vits
 
     of_recipe = {name: value for name, value in resolved.items() if name == "model" or name not in asked}
     heeded, left_out = without_fields_of_vits(of_recipe)
@@ -249,8 +247,8 @@ def _train_on_datasets(
     watching: dict[str, Any],
 ) -> TrainingRun:
     from vitkit.data.user_datasets import Datasets
+    from vitkit.training.run import OF_FILES, resume_on, train_on
     from vitkit.training.run_folder import Run
-    from vitkit.training.user_datasets import OF_FILES, resume_on, train_on
 
     run_of = Run(Path("." if resume is None else resume), say, progress, **watching)
     if resume is None:

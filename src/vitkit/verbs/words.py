@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from vitkit.data.csv_rows import refuse_encoding
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say
-from vitkit.text.cells import JOINT
-from vitkit.text.words import listed
+from vitkit.text.cells import JOINT, listed
 from vitkit.verbs.inputs import open_model
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def open_for_labels(
     if classes is None:
         opened = open_named(model, None, templates, note, progress, one=None, preprocess=preprocess)
         return lambda _table: opened
-    from vitkit.language.class_words import spoken
+    from vitkit.language.zero_shot import spoken
 
     words = open_words(model, note, progress, preprocess)
     names = spoken([name.strip() for name in named_classes(classes)])
@@ -197,7 +196,7 @@ def _of_table(text: str, what: str) -> list[str]:
 
 def _of_json(text: str, what: str) -> list[str]:
     from vitkit.system.files import from_json
-    from vitkit.weights.classes import numbered_names
+    from vitkit.weights.catalog import numbered_names
 
     try:
         found = from_json(text)

@@ -7,7 +7,7 @@ build step: what the browser runs are the files in `static/`, and nothing comes 
 To add a tab:
 
 1. A row in `tabs.TABS`: its name, its title and what it is for, in one line.
-2. `routes_NAME.py` with `router(workspace: Workspace) -> APIRouter`; its paths begin with `/api/NAME`. Handlers that
+2. `NAME.py` with `router(workspace: Workspace) -> APIRouter`; its paths begin with `/api/NAME`. Handlers that
    compute or read files are plain `def` functions, which run in threads. What a user can fix raises `VitkitError`, and
    reaches the page as a line.
 3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main` and may give back a

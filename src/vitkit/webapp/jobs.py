@@ -27,9 +27,9 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, is_held, read_text, regular, sole, write_json
-from vitkit.system.processes import birth_of, is_same, python
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE
-from vitkit.text.words import plural
+from vitkit.system.stopping import birth_of, is_same, python
+from vitkit.text.cells import plural
 from vitkit.webapp.workspace import own_folder
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
@@ -53,7 +53,7 @@ class Job:
         asked: what the page asked for, to be shown.
         queued, started, ended: seconds since 1970; 0: not yet.
         process: its number while it is running.
-        birth: when that process began, as the system tells it (`system.processes`); empty: it cannot.
+        birth: when that process began, as the system tells it (`system.stopping`); empty: it cannot.
         code: with which its process ended; None: not yet, or nobody was there to hear it.
     """
 

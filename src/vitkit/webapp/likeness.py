@@ -1,4 +1,9 @@
-"""What a model sees in the photographs, as `vitkit embed` makes it: what is alike, and what to label next."""
+"""What a model sees in the photographs, as `vitkit embed` makes it: what is alike, and what to label next.
+
+Work that takes longer than a page waits: one at a time of each kind, with how far it is.
+
+Which photographs to label next: the choice is `evaluation.label_choice`'s, by what a frozen model sees in them.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,79 @@ import hashlib
 import re
 import signal
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from vitkit.data.table import ImageTable
-from vitkit.errors import VitkitError
-from vitkit.system.cache import cache_folder
-from vitkit.system.processes import python
+from vitkit.data.labels import EXCLUDED
+from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.errors import VitkitError, first_line
+from vitkit.system.environment import cache_folder
 from vitkit.system.progress import Progress
-from vitkit.webapp.background import Background
-from vitkit.webapp.offers import Offer, best_eyes
-from vitkit.webapp.stamps import stamp_of
+from vitkit.system.stopping import python
+from vitkit.webapp.photographs import State, stamp_of
+from vitkit.webapp.train import Offer, best_eyes
 from vitkit.webapp.workspace import Workspace
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Runs one thing at a time in a thread, and remembers what came of the last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._told: tuple[str, int, int | None] = ("", 0, None)
+        self._error = ""
+        self._result: T | None = None
+        self._key: object = None
+
+    def start(self, key: object, work: Callable[[Progress], T]) -> None:
+        """Begin, unless it runs already.
+
+        Args:
+            key: what it is that is worked on; what `result` gives back belongs to it.
+            work: is given where to tell how far it is.
+        """
+        with self._lock:
+            if self.is_running:
+                return
+            self._told, self._error, self._key, self._result = ("", 0, None), "", key, None
+            self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+            self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether something runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def result(self, key: object) -> T | None:
+        """What came of it, where it was about the same."""
+        return self._result if self._key == key else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """How far it is, and why it failed."""
+        what, done, total = self._told
+        return {"running": self.is_running, "what": what, "done": done, "total": total, "error": self._error}
+
+    def _run(self, work: Callable[[Progress], T]) -> None:
+        try:
+            self._result = work(self._tell)
+        except (VitkitError, OSError) as error:
+            self._error = first_line(error)
+        except Exception as error:  # a thread's own end, which nobody else hears of
+            self._error = f"{type(error).__name__}: {first_line(error)}"
+
+    def _tell(self, what: str, done: int, total: int | None) -> None:
+        self._told = (what, done, total)
+
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,3 +218,29 @@ def run_vitkit(arguments: list[str], progress: Progress) -> None:
             with contextlib.suppress(OSError):
                 process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def next_labels(
+    state: State, seen: tuple[tuple[int, ...], npt.NDArray[np.float32]] | None, count: int
+) -> dict[str, Any]:
+    """The numbers of so many photographs without a class whose labels would teach the most, the most first.
+
+    Args:
+        state: of the photographs.
+        seen: the numbers of those that could be read, and the features of each (n, D).
+        count: how many are wanted.
+
+    Raises:
+        VitkitError: the photographs were not looked at yet, or all have a class.
+    """
+    if seen is None:
+        raise VitkitError("the photographs were not looked at yet")
+    from vitkit.evaluation.label_choice import choose_next
+
+    numbers, features = seen
+    rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED]
+    labels = [None if (own := state.labels[numbers[row]]) == UNLABELLED else own for row in rows]
+    if None not in labels:
+        raise VitkitError("every photograph has a class already")
+    chosen = choose_next(features[rows], labels, count)
+    return {"images": [numbers[rows[i]] for i in chosen]}

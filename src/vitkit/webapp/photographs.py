@@ -1,4 +1,7 @@
-"""The photographs of a workspace and what is said of them. Every edit is in the label file before it is answered."""
+"""The photographs of a workspace and what is said of them. Every edit is in the label file before it is answered.
+
+What changes whenever a file does, without reading it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.corrected import Followed
-from vitkit.data.label_file import EXCLUDED, Edit, LabelFile, renaming
-from vitkit.data.pictures import UNLABELLED
-from vitkit.data.sources import read_table
-from vitkit.data.table import ImageTable
-from vitkit.data.unlabelled import has_no_folders, read_unlabelled
+from vitkit.data.corrections import Followed
+from vitkit.data.labels import EXCLUDED, Edit, LabelFile, renaming
+from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import JOINT
 from vitkit.text.names import bare
-from vitkit.webapp.stamps import stamp_of
 from vitkit.webapp.workspace import Workspace
+
+
+def stamp_of(file: Path) -> str:
+    """Size, time and place on disk; empty where it cannot be seen."""
+    try:
+        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
+    except OSError:
+        return ""
+    return f"{seen.st_size} {seen.st_mtime_ns} {seen.st_ino}"
+
 
 Doubts = tuple[str, Mapping[str, tuple[str, str]]]  # a run, and label and suggestion of each photograph by its path
 _LONGEST = 200  # characters of a class's name
@@ -262,6 +272,6 @@ def _version_of(table: ImageTable) -> str:
 
 
 def read_photographs(workspace: Workspace) -> ImageTable:
-    """As trainings with a label file read them (`data.corrected`)."""
+    """As trainings with a label file read them (`data.corrections`)."""
     folder = workspace.photographs
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)

@@ -15,9 +15,9 @@ from PIL import Image
 
 from vitkit.data.decode import UnreadableImageError, picture_of
 from vitkit.inference.pipeline import cores
-from vitkit.system.cache import cache_folder
+from vitkit.system.environment import cache_folder
 from vitkit.system.files import write_bytes
-from vitkit.webapp.stamps import stamp_of
+from vitkit.webapp.photographs import stamp_of
 
 SIDE = 256  # pixels of the longer one
 _LARGE = 1600  # of a picture that is looked at by itself

@@ -1,4 +1,11 @@
-"""Fitting a checkpoint's tensors to another image size, patch size or set of classes."""
+"""Fitting a checkpoint's tensors to another image size, patch size or set of classes.
+
+Fitting positions to another grid as each publisher does, and patch kernels to another patch size (FlexiViT). Fine-
+tuning at a higher resolution interpolates the learned positions in 2-D (paper, sec. 3.2). Everybody interpolates in
+another way, and weights were evaluated with the way of their source.
+
+Fitting the tensors of another library's network to another set of classes, or to another image size.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,131 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import Pair, PositionResize, ViTConfig
 from vitkit.model.load_report import Resized
-from vitkit.model.resize import resize_grid, resize_offsets, resize_patch
+from vitkit.model.network import anatomy_of
+from vitkit.model.network_config import NetworkConfig
+from vitkit.weights.origin import shapes_of
+
+_DINOV2_OFFSET = 0.1  # keeps the authors' scale factor from rounding down to a smaller grid
+
+
+def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
+    """Positions of one patch grid to those of another; the very same tensor when the grids are equal.
+
+    Args:
+        positions: (..., h * w, D), row by row, without prefix tokens.
+        old: their grid, (h, w).
+        new: the grid that is wanted.
+        convention: `reference`, scipy's `zoom` of order 1: bilinear, corners aligned (without the zeros that it leaves
+            in the last row or column when it rounds past the edge, as from 28 to 14); `timm`, bicubic and antialiased,
+            as are the register models of DINOv2; `torchvision`, bicubic, corners aligned; `huggingface`, bicubic;
+            `dinov2`, bicubic at a scale of (new + 0.1) / old; `siglip2`, bilinear and antialiased; `linear`, bilinear
+            to a square as long as the longer side, of which what is beyond the shorter one is cut off (C-RADIO's);
+            `linear_aligned`, the same with corners aligned.
+
+    Returns:
+        (..., h' * w', D) of the same type; computed in float32.
+    """
+    if old == new:
+        return positions
+    *leading, _, D = positions.shape
+    grid = positions.reshape(-1, *old, D).permute(0, 3, 1, 2).float()  # (B, D, h, w)
+    grid = _interpolate(grid, old, new, convention)  # (B, D, h', w')
+    return grid.permute(0, 2, 3, 1).reshape(*leading, new[0] * new[1], D).to(positions.dtype)
+
+
+def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize) -> Tensor:
+    if convention == "reference":
+        return F.interpolate(grid, new, mode="bilinear", align_corners=True)
+    if convention == "timm":
+        return F.interpolate(grid, new, mode="bicubic", antialias=True)
+    if convention == "torchvision":
+        return F.interpolate(grid, new, mode="bicubic", align_corners=True)
+    if convention == "huggingface":
+        return F.interpolate(grid, new, mode="bicubic")
+    if convention == "siglip2":
+        return F.interpolate(grid, new, mode="bilinear", antialias=True)
+    if convention in ("linear", "linear_aligned"):
+        square = F.interpolate(grid, (max(new),) * 2, mode="bilinear", align_corners=convention == "linear_aligned")
+        return square[:, :, : new[0], : new[1]]
+    scale = [(side + _DINOV2_OFFSET) / before for side, before in zip(new, old, strict=True)]
+    return F.interpolate(grid, scale_factor=scale, mode="bicubic")
+
+
+def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
+    """Biases by the offset of two patches of one grid to those of another; the same tensor when the grids are equal.
+
+    As BEiT's fine-tuning does it (arXiv 2106.08254) and timm: known offsets are spread over the new range in steps
+    that grow geometrically, so that near ones change least, and what lies between is interpolated linearly.
+
+    Args:
+        table: (O + e, H), offsets row by row, and e rows of the class token, which stay.
+        old: the grid that it was learned on, (h, w): O is (2h - 1) (2w - 1).
+        new: the grid that is wanted.
+
+    Returns:
+        (O' + e, H) of the same type; computed in float32.
+    """
+    if old == new:
+        return table
+    (h, w), H = (2 * side - 1 for side in old), table.shape[1]
+    grid = table[: h * w].view(h, w, H).float()
+    down, across = (_between(before, after).to(table.device) for before, after in zip(old, new, strict=True))
+    resized = torch.einsum("ih,jw,hwk->ijk", down, across, grid)  # (2h' - 1, 2w' - 1, H)
+    return torch.cat([resized.flatten(0, 1).to(table.dtype), table[h * w :]])
+
+
+def _between(old: int, new: int) -> Tensor:
+    """(2 new - 1, 2 old - 1): what each offset of the new range takes from those of the old one."""
+    known, wanted = _spread(old, new), torch.arange(1 - new, new, dtype=torch.float64)
+    if old == 1:
+        return torch.ones(len(wanted), 1)
+    above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)
+    share = (wanted - known[above - 1]) / (known[above] - known[above - 1])
+    share = share.clamp(0, 1)  # what is farther than all that is known is like the farthest
+    found = torch.zeros(len(wanted), len(known), dtype=torch.float64)
+    found.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
+    return found.float()
+
+
+def _spread(old: int, new: int) -> Tensor:
+    """Where the old offsets lie in the new range: 0, 1, 1 + q, 1 + q + q^2, ..., and the same below; (2 old - 1)."""
+    low, high = 1.01, 1.5  # BEiT's bounds of q
+    while high - low > 1e-6:
+        q = (low + high) / 2
+        low, high = (low, q) if (q ** (old - 1) - 1) / (q - 1) > new - 1 else (q, high)
+    steps = (q ** torch.arange(old - 1, dtype=torch.float64)).cumsum(0)
+    return torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
+
+
+def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
+    """A patch embedding for patches of another size that answers resized patches as the old one answered the originals.
+
+    FlexiViT's pseudo-inverse resize (arXiv 2212.08013, sec. 3.4): with B the matrix that resizes a patch, the kernel w
+    becomes pinv(B^T) w, so that <B x, w'> = <x, w> for every patch x when patches grow, and as nearly as can be when
+    they shrink.
+
+    Args:
+        kernel: (D, C, p, q).
+        size: the new patch's height and width, in pixels.
+
+    Returns:
+        (D, C, p', q') of the same type; the very same tensor when the size is unchanged.
+    """
+    old = (kernel.shape[2], kernel.shape[3])
+    if old == size:
+        return kernel
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64, device=kernel.device).view(-1, 1, *old)
+    resized = F.interpolate(pixels, size, mode="bicubic", antialias=True)  # (p*q, 1, p', q'): the rows of B^T
+    inverse = torch.linalg.pinv(resized.flatten(1))  # (p'*q', p*q)
+    fitted = kernel.flatten(2).double() @ inverse.t()  # (D, C, p'*q')
+    return fitted.unflatten(2, size).to(kernel.dtype)
+
 
 Read = Callable[[], Tensor]
 
@@ -103,3 +229,29 @@ def _replace_head(adapted: Adapted, target: ViTConfig, shapes: Mapping[str, torc
 
 def _then(read: Read, change: Callable[[Tensor], Tensor]) -> Read:
     return lambda: change(read())
+
+
+def adapt_network(
+    read: Mapping[str, Read], source: NetworkConfig, target: NetworkConfig, shapes: Mapping[str, torch.Size]
+) -> Adapted:
+    """From the tensors of `source` to those of `target`, which may have another head and another image size.
+
+    Raises:
+        VitkitError: a tensor depends on the image size, which another library's network does not resize.
+    """
+    adapted = Adapted(dict(read))
+    head = anatomy_of(target).head
+    if source.num_classes != target.num_classes:
+        for name in [name for name in adapted.read if name.startswith(f"{head}.")]:
+            if name in shapes:
+                adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
+                adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
+            else:
+                del adapted.read[name]
+                adapted.dropped[name] = "no head was asked for"
+    if source.image_size != target.image_size:
+        before = shapes_of(source.replace(num_classes=target.num_classes))
+        if bound := [name for name in shapes if before.get(name) != shapes[name]]:
+            size = "x".join(map(str, source.image_size))
+            raise VitkitError(f"{bound[0]} of {target.full_name} is made for {size} pixels: leave image_size as it is")
+    return adapted

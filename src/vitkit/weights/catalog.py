@@ -5,20 +5,453 @@ Names are timm's, MODEL.TAG, and where timm has the same name it means the same 
 that AugReg's authors recommend (arXiv 2106.10270), `orig_*` the first paper's own files, `jx_in21k` their
 conversion with the representation layer, `tv_*` torchvision's. Repositories on the Hugging Face hub go by their id.
 Whatever else timm publishes for Vision Transformers is in `published.py`, by its tags.
+
+One set of published weights: where it is, and what is known of it.
+
+Google's weights: its own files (arXiv 2010.11929, 2106.10270 (AugReg), 2106.01548 (SAM)), and on the hub.
+
+Weights by others: DeiT (arXiv 2012.12877), DINO (2104.14294), MAE (2111.06377), DINOv2 (2304.07193; registers
+2309.16588), and torchvision's.
+
+What is known of published weights beside where they lie; and those of timm that vitkit's own catalog has not. The
+table is written by `benchmarks/catalog.py` from the sources that it names. An empty cell: no source is at hand.
+
+Class names of heads that come without any.
 """
 
 from __future__ import annotations
 
+import csv
 import difflib
 import fnmatch
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any, Literal
 
+from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.model import config
-from vitkit.weights.entry import Entry
-from vitkit.weights.google_weights import augreg, google_hub, jx, orig
-from vitkit.weights.other_weights import deit, dino_and_mae, dinov2, torchvision
-from vitkit.weights.published import tagged, tags
+from vitkit.model.names import IMAGENET_21K
+from vitkit.system.files import from_json
+from vitkit.system.run_files import CLASS_INDICES
+
+Classes = Literal["imagenet1k", "imagenet21k", "other", "none"]
+
+# Names by timm's rule that timm itself does not have.
+_NOT_TIMMS = (
+    "vit_base_patch8_224.orig_in21k",
+    "vit_base_r26_s32_224.orig_in21k",
+    "vit_large_r50_s32_224.orig_in21k",
+    "vit_base_patch32_384.orig_in21k_ft_in1k",
+    "vit_large_patch16_384.orig_in21k_ft_in1k",
+    "vit_large_patch16_224.orig_in21k_ft_in1k",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One set of published weights: a file at `url`, or the folder of a repository on the Hugging Face `hub`.
+
+    Attributes:
+        name: what a user types.
+        architecture: the model name that builds it. DINOv2's have LayerScale and registers, which no name here stands
+            for: theirs are timm's.
+        preprocess: the pixels that the authors evaluate with. A hub folder's own `preprocessor_config.json` may differ.
+        classes: what the head tells apart; `other` sets, or a projection; `none` for features alone.
+        sha256: of the file, its first digits or all of them; None where nobody publishes it.
+        licence: SPDX identifier where it has one; empty where nobody says.
+        paper: arXiv number; empty where timm's table, which this is of, names none.
+        top1: published accuracy on ImageNet-1k, in percent, at `preprocess.size`.
+    """
+
+    name: str
+    architecture: str
+    preprocess: Preprocess
+    licence: str
+    paper: str
+    url: str | None = None
+    hub: str | None = None
+    classes: Classes = "none"
+    sha256: str | None = None
+    top1: float | None = None
+
+    @property
+    def timm(self) -> Preprocess | None:
+        """The pixels that timm gives the weights of this name; None where it has no such name."""
+        if not self.paper:  # a row of timm's own
+            return self.preprocess
+        if self.hub or self.name in _NOT_TIMMS or re.search(r"\.(augreg_best_\w+|jx_in21k|tv_\w+)$", self.name):
+            return None
+        is_small = self.preprocess.size[0] < 384
+        return replace(self.preprocess, fit="crop", interpolation="bicubic", crop_pct=0.9 if is_small else 1.0)
+
+    @property
+    def filename(self) -> str | None:
+        """What the file is called; None for a hub folder."""
+        return self.url.rpartition("/")[2] if self.url else None
+
+
+def google_pixels(size: int) -> Preprocess:
+    """As the reference implementation evaluates."""
+    return Preprocess(size=(size, size), fit="squash", interpolation="bilinear", mean=HALF, std=HALF)
+
+
+def imagenet_pixels(
+    size: int, crop_pct: float = 0.875, interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+) -> Preprocess:
+    """Short side to size / crop_pct, then the centre."""
+    return Preprocess(
+        size=(size, size), crop_pct=crop_pct, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
+    )
+
+
+def named_by_hash(url: str, **fields: Any) -> Entry:
+    """An entry whose file carries the first eight digits of its SHA-256 in its name."""
+    return Entry(url=url, sha256=url.rpartition("-")[2].partition(".")[0], **fields)
+
+
+_STORE = "https://storage.googleapis.com/vit_models"
+
+
+def _google_file(model: str, tag: str, path: str, paper: str, top1: float | None = None) -> Entry:
+    in21k = tag.endswith("in21k")
+    return Entry(
+        name=f"{model}.{tag}",
+        architecture=f"{model}_in21k" if in21k else model,
+        url=f"{_STORE}/{path}.npz",
+        classes="imagenet21k" if in21k else "imagenet1k",
+        preprocess=google_pixels(int(model.rpartition("_")[2])),
+        licence="Apache-2.0",
+        paper=paper,
+        top1=top1,
+    )
+
+
+_ORIG_IN21K = {
+    "vit_base_patch8": "ViT-B_8",
+    "vit_base_patch16": "ViT-B_16",
+    "vit_base_patch32": "ViT-B_32",
+    "vit_large_patch16": "ViT-L_16",
+    "vit_large_patch32": "ViT-L_32",
+    "vit_huge_patch14": "ViT-H_14",
+    "vit_base_r26_s32": "R26+ViT-B_32",
+    "vit_base_r50_s16": "R50+ViT-B_16",
+    "vit_large_r50_s32": "R50+ViT-L_32",
+}
+_ORIG_IN1K = ("vit_base_patch16", "vit_base_patch32", "vit_large_patch16", "vit_large_patch32", "vit_base_r50_s16")
+_ORIG_IN1K_224 = {"vit_base_patch16": 81.2, "vit_large_patch16": 82.7}
+
+
+def orig() -> Iterator[Entry]:
+    paper, fine_tuned = "2010.11929", "imagenet21k+imagenet2012"
+    for model, file in _ORIG_IN21K.items():
+        yield _google_file(f"{model}_224", "orig_in21k", f"imagenet21k/{file}", paper)
+    for model in _ORIG_IN1K:
+        yield _google_file(f"{model}_384", "orig_in21k_ft_in1k", f"{fine_tuned}/{_ORIG_IN21K[model]}", paper)
+    for model, top1 in _ORIG_IN1K_224.items():
+        file = f"{fine_tuned}/{_ORIG_IN21K[model]}-224"
+        yield _google_file(f"{model}_224", "orig_in21k_ft_in1k", file, paper, top1)
+    for patch in (16, 32):
+        yield _google_file(f"vit_base_patch{patch}_224", "sam_in1k", f"sam/ViT-B_{patch}", "2106.01548")
+
+
+# Model, the AugReg run, the learning rate of its fine-tuning at 384 px, ImageNet top-1 after that.
+_AUGREG_BEST = (
+    ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 78.22),
+    ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", 0.03, 83.73),
+    ("vit_small_patch32", "S_32", "aug_none-wd_0.1-do_0.0-sd_0.0", 0.01, 79.58),
+    ("vit_base_patch16", "B_16", "aug_medium1-wd_0.1-do_0.0-sd_0.0", 0.03, 85.49),
+    ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.59),
+    ("vit_large_patch16", "L_16", "aug_strong1-wd_0.1-do_0.0-sd_0.0", 0.01, 85.59),
+    ("vit_tiny_r_s16_p8", "R_Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 75.40),
+    ("vit_small_r26_s32", "R26_S_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.85),
+    ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 85.99),
+)
+# timm's picks: model, run, learning rates of the fine-tunings by resolution.
+_AUGREG_TIMM: tuple[tuple[str, str, str, dict[int, float]], ...] = (
+    ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_small_patch32", "S_32", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_base_patch8", "B_8", "aug_medium1-wd_0.1-do_0.0-sd_0.0", {224: 0.01}),
+    ("vit_base_patch16", "B_16", "aug_medium1-wd_0.1-do_0.0-sd_0.0", {224: 0.01, 384: 0.01}),
+    ("vit_base_patch32", "B_32", "aug_medium1-wd_0.03-do_0.0-sd_0.0", {224: 0.03}),
+    ("vit_large_patch16", "L_16", "aug_medium1-wd_0.1-do_0.1-sd_0.1", {224: 0.01, 384: 0.01}),
+    ("vit_tiny_r_s16_p8", "R_Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
+    ("vit_small_r26_s32", "R26_S_32", "aug_medium2-wd_0.03-do_0.0-sd_0.0", {384: 0.03}),
+    ("vit_large_r50_s32", "R50_L_32", "aug_medium2-wd_0.1-do_0.0-sd_0.0", {384: 0.01}),
+)
+# Where timm fine-tuned another run than the one it offers at 224 px.
+_AUGREG_TIMM_APART = (
+    ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.03, 384),
+    ("vit_small_r26_s32", "R26_S_32", "aug_light0-wd_0.03-do_0.1-sd_0.1", 0.03, 224),
+    ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 224),
+)
+
+
+def augreg() -> Iterator[Entry]:
+    def run(size: str, choices: str) -> str:
+        return f"augreg/{size}-i21k-300ep-lr_0.001-{choices}"
+
+    def tuned(file: str, lr: float, resolution: int) -> str:
+        return f"{file}--imagenet2012-steps_20k-lr_{lr}-res_{resolution}"
+
+    paper = "2106.10270"
+    for model, size, choices, lr, top1 in _AUGREG_BEST:
+        file = run(size, choices)
+        yield _google_file(f"{model}_224", "augreg_best_in21k", file, paper)
+        yield _google_file(f"{model}_384", "augreg_best_in21k_ft_in1k", tuned(file, lr, 384), paper, top1)
+    for model, size, choices, rates in _AUGREG_TIMM:
+        file = run(size, choices)
+        yield _google_file(f"{model}_224", "augreg_in21k", file, paper)
+        for resolution, lr in rates.items():
+            yield _google_file(f"{model}_{resolution}", "augreg_in21k_ft_in1k", tuned(file, lr, resolution), paper)
+    for model, size, choices, lr, resolution in _AUGREG_TIMM_APART:
+        file = tuned(run(size, choices), lr, resolution)
+        yield _google_file(f"{model}_{resolution}", "augreg_in21k_ft_in1k", file, paper)
+
+
+# --- Converted, with the representation layer -------------------------------------------------------
+
+_JX_STORE = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx"
+_JX = {
+    "vit_base_patch16_224": "e5005f0a",
+    "vit_base_patch32_224": "8db57226",
+    "vit_large_patch16_224": "606da67d",
+    "vit_large_patch32_224": "9046d2e7",
+}
+
+
+def jx() -> Iterator[Entry]:
+    for model, digits in _JX.items():
+        yield named_by_hash(
+            f"{_JX_STORE}/jx_{model}_in21k-{digits}.pth",
+            name=f"{model}.jx_in21k",
+            architecture=f"{model}_in21k",
+            classes="imagenet21k",
+            preprocess=google_pixels(224),
+            licence="Apache-2.0",
+            paper="2010.11929",
+        )
+
+
+# --- On the hub -------------------------------------------------------------------------------------
+
+_HUB_IN1K = {
+    224: ("base-patch16", "large-patch16"),
+    384: ("base-patch16", "base-patch32", "large-patch16", "large-patch32"),
+}
+_HUB_IN21K = ("base-patch16", "base-patch32", "large-patch16", "large-patch32", "huge-patch14")
+
+
+def google_hub() -> Iterator[Entry]:
+    """The in21k ones keep the representation layer and have no head."""
+    for size, bodies in _HUB_IN1K.items():
+        for body in bodies:
+            yield _google_repository(f"vit-{body}-{size}", size, "imagenet1k")
+    for body in _HUB_IN21K:
+        yield _google_repository(f"vit-{body}-224-in21k", 224, "none")
+
+
+def _google_repository(model: str, size: int, classes: Literal["imagenet1k", "none"]) -> Entry:
+    return Entry(
+        name=f"google/{model}",
+        architecture=model.replace("-", "_"),
+        hub=f"google/{model}",
+        classes=classes,
+        preprocess=google_pixels(size),
+        licence="Apache-2.0",
+        paper="2010.11929",
+    )
+
+
+_DEIT = {
+    "deit_tiny_patch16_224": ("a1311bcf", 72.2),
+    "deit_small_patch16_224": ("cd65a155", 79.9),
+    "deit_base_patch16_224": ("b5f2ef4d", 81.8),
+    "deit_base_patch16_384": ("8de9b5d1", 82.9),
+    "deit_tiny_distilled_patch16_224": ("b40b3cf7", 74.5),
+    "deit_small_distilled_patch16_224": ("649709d9", 81.2),
+    "deit_base_distilled_patch16_224": ("df68dfff", 83.4),
+    "deit_base_distilled_patch16_384": ("d0272ac0", 85.2),
+}
+
+
+def deit() -> Iterator[Entry]:
+    for model, (digits, top1) in _DEIT.items():
+        fields: dict[str, Any] = {
+            "architecture": model,
+            "classes": "imagenet1k",
+            "preprocess": imagenet_pixels(int(model.rpartition("_")[2])),
+            "licence": "Apache-2.0",
+            "paper": "2012.12877",
+            "top1": top1,
+        }
+        url = f"https://dl.fbaipublicfiles.com/deit/{model}-{digits}.pth"
+        yield named_by_hash(url, name=f"{model}.fb_in1k", **fields)
+        repository = f"facebook/{model.replace('_', '-')}"
+        yield Entry(name=repository, hub=repository, **fields)
+
+
+# Model, tag, file, crop_pct, top-1.
+_TORCHVISION = (
+    ("vit_base_patch16_224", "tv_in1k", "vit_b_16-c867db91", 224 / 256, 81.072),
+    ("vit_base_patch32_224", "tv_in1k", "vit_b_32-d86f8d99", 224 / 256, 75.912),
+    ("vit_large_patch16_224", "tv_in1k", "vit_l_16-852ce7e3", 224 / 242, 79.662),
+    ("vit_large_patch32_224", "tv_in1k", "vit_l_32-c7638314", 224 / 256, 76.972),
+    ("vit_base_patch16_384", "tv_swag_ft_in1k", "vit_b_16_swag-9ac1b537", 1.0, 85.304),
+    ("vit_large_patch16_512", "tv_swag_ft_in1k", "vit_l_16_swag-4f3808c9", 1.0, 88.064),
+    ("vit_huge_patch14_518", "tv_swag_ft_in1k", "vit_h_14_swag-80465313", 1.0, 88.552),
+    ("vit_base_patch16_224", "tv_swag_lc_in1k", "vit_b_16_lc_swag-4e70ced5", 1.0, 81.886),
+    ("vit_large_patch16_224", "tv_swag_lc_in1k", "vit_l_16_lc_swag-4d563306", 1.0, 85.146),
+    ("vit_huge_patch14_224", "tv_swag_lc_in1k", "vit_h_14_lc_swag-c1eb923e", 1.0, 85.708),
+)
+
+
+def torchvision() -> Iterator[Entry]:
+    for model, tag, file, crop_pct, top1 in _TORCHVISION:
+        swag = "swag" in tag  # arXiv 2201.08371; the others were trained by torchvision's own recipe
+        yield named_by_hash(
+            f"https://download.pytorch.org/models/{file}.pth",
+            name=f"{model}.{tag}",
+            architecture=model,
+            classes="imagenet1k",
+            preprocess=imagenet_pixels(int(model.rpartition("_")[2]), crop_pct, "bicubic" if swag else "bilinear"),
+            licence="CC-BY-NC-4.0" if swag else "BSD-3-Clause",
+            paper="2201.08371" if swag else "2010.11929",
+            top1=top1,
+        )
+
+
+# --- Self-supervised --------------------------------------------------------------------------------
+
+_META = "https://dl.fbaipublicfiles.com"
+_DINOV2 = ("small", "base", "large", "giant")
+
+
+def dino_and_mae() -> Iterator[Entry]:
+    for size, theirs in (("small", "deitsmall"), ("base", "vitbase")):
+        for patch in (8, 16):
+            model, file = f"vit_{size}_patch{patch}_224", f"dino_{theirs}{patch}_pretrain"
+            yield Entry(
+                name=f"{model}.dino",
+                architecture=model,
+                url=f"{_META}/dino/{file}/{file}.pth",
+                preprocess=imagenet_pixels(224),
+                licence="Apache-2.0",
+                paper="2104.14294",
+            )
+    for model, size in (("vit_base_patch16", "base"), ("vit_large_patch16", "large"), ("vit_huge_patch14", "huge")):
+        yield Entry(
+            name=f"{model}_224.mae",
+            architecture=f"{model}_224",
+            url=f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth",
+            preprocess=imagenet_pixels(224),
+            licence="CC-BY-NC-4.0",
+            paper="2111.06377",
+        )
+
+
+def dinov2() -> Iterator[Entry]:
+    for size in _DINOV2:
+        for registers in (False, True):
+            architecture = f"vit_{size}_patch14_{'reg4_' if registers else ''}dinov2"
+            fields: dict[str, Any] = {
+                "architecture": architecture,
+                "licence": "Apache-2.0",
+                "paper": "2309.16588" if registers else "2304.07193",
+            }
+            folder = f"dinov2_vit{size[0]}14"
+            url = f"{_META}/dinov2/{folder}/{folder}{'_reg4' if registers else ''}_pretrain.pth"
+            yield Entry(name=f"{architecture}.lvd142m", url=url, preprocess=imagenet_pixels(518, 1.0), **fields)
+            repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{size}"
+            yield Entry(name=repository, hub=repository, preprocess=imagenet_pixels(224), **fields)
+
+
+FILE = Path(__file__).with_name("published.csv")
+COLUMNS = (
+    *("name", "hub", "url", "family", "data", "licence", "gated"),
+    *("height", "width", "fit", "crop_pct", "interpolation", "mean", "std", "classes"),
+    *("parameters", "gmacs", "top1", "measured", "source"),
+)
+_CLASSES: dict[str, Classes] = {"1000": "imagenet1k", "21843": "imagenet21k", "0": "none"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a user chooses weights by.
+
+    Attributes:
+        family: such as CLIP, as the name says.
+        data: what they were trained on, first to last, as the name says.
+        gated: `yes` where an account and its consent are asked for, `no`; empty where no source is at hand.
+        parameters: their number; None where it was not counted.
+        gmacs: 10^9 multiply-accumulates for an image; None where they were not counted.
+        top1: published accuracy on ImageNet-1k, in percent; None where no source is at hand.
+        measured: of which that is: `linear`, a head alone; `fine-tuned` after other data; `trained` on it alone.
+        source: of `top1`.
+    """
+
+    family: str = ""
+    data: str = ""
+    gated: str = ""
+    parameters: int | None = None
+    gmacs: float | None = None
+    top1: float | None = None
+    measured: str = ""
+    source: str = ""
+
+
+@cache
+def _rows() -> dict[str, dict[str, str]]:
+    with FILE.open(newline="", encoding="utf-8") as text:
+        return {row["name"]: row for row in csv.DictReader(text)}
+
+
+def facts_of(name: str) -> Facts:
+    """Of weights by their name; nothing of others."""
+    row = _rows().get(name)
+    if row is None:
+        return Facts()
+    numbers: dict[str, Any] = {
+        column: kind(row[column]) if row[column] else None
+        for column, kind in (("parameters", int), ("gmacs", float), ("top1", float))
+    }
+    return Facts(row["family"], row["data"], row["gated"], **numbers, measured=row["measured"], source=row["source"])
+
+
+def tags() -> list[str]:
+    """Names of timm's tags, `MODEL.TAG`, that vitkit's own catalog has not."""
+    return [name for name, row in _rows().items() if row["hub"] or row["url"]]
+
+
+def tagged(name: str) -> Entry | None:
+    """The entry of a tag of timm's."""
+    row = _rows().get(name)
+    if row is None or not (row["hub"] or row["url"]):
+        return None
+    mean, std = (tuple(map(float, row[column].split())) for column in ("mean", "std"))
+    return Entry(
+        name=name,
+        architecture=name.partition(".")[0],
+        preprocess=Preprocess(
+            size=(int(row["height"]), int(row["width"])),
+            fit=row["fit"],  # type: ignore[arg-type]
+            crop_pct=float(row["crop_pct"]),
+            interpolation=row["interpolation"],  # type: ignore[arg-type]
+            mean=mean,
+            std=std,
+        ),
+        licence=row["licence"],
+        paper="",
+        url=row["url"] or None,
+        hub=row["hub"] or None,
+        classes=_CLASSES.get(row["classes"], "other"),
+        top1=float(row["top1"]) if row["top1"] else None,
+    )
+
 
 HUB = "hf:"  # before a repository on the hub, whatever lies on disk
 
@@ -90,3 +523,65 @@ def is_hub_id(name: str) -> bool:
         return False
     owner = Path(name).parent
     return owner.name != "runs" and not owner.exists()
+
+
+_NAMED = {
+    1000: ("imagenet_classes.txt", "ImageNet's names"),
+    IMAGENET_21K: ("imagenet21k_classes.txt", "ImageNet-21k's names in the order of Google's files"),
+}
+
+
+def class_names(count: int) -> tuple[tuple[str, ...], str]:
+    """Names for a head of so many classes, and on what ground they were taken."""
+    if count not in _NAMED:
+        return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes"
+    file, whose = _NAMED[count]
+    text = resources.files("vitkit.weights").joinpath(file).read_text(encoding="utf-8")
+    return tuple(text.splitlines()), f"{whose}, as the head has {count} classes"
+
+
+def imagenet_synsets() -> dict[str, str]:
+    """The names of ImageNet's classes by WordNet's ids, `n01440764` and so on."""
+    folder = resources.files("vitkit.weights")
+    ids, names = (
+        folder.joinpath(f"imagenet_{what}.txt").read_text(encoding="utf-8").splitlines()
+        for what in ("synsets", "classes")
+    )
+    return dict(zip(ids, names, strict=True))
+
+
+def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
+    """Names for a head of so many classes from the `class_indices.json` beside its weights, and a note on them.
+
+    Both ways of writing it are read: {"0": "daisy"} and {"daisy": 0}. There are no names where there is no such file,
+    or where it does not number as many classes from 0 on; what is wrong with it is then the note.
+    """
+    path = (weights if weights.is_dir() else weights.parent) / CLASS_INDICES
+    if not path.is_file():
+        return None, None
+    try:
+        numbered = numbered_names(from_json(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        return None, f"{CLASS_INDICES} beside the weights was passed over: it does not name classes by number ({error})"
+    if len(numbered) != count:
+        return None, f"{CLASS_INDICES} beside the weights was passed over: it names {len(numbered)} classes for {count}"
+    return numbered, f"classes are named by {CLASS_INDICES} beside the weights"
+
+
+def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
+    """The names of a class_indices.json, in the order of their numbers.
+
+    Raises:
+        ValueError: it does not number them from 0 on, each once.
+    """
+    by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
+    by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
+    if sorted(by_number) != list(range(len(mapping))):
+        raise ValueError("expected every number from 0 on, once")
+    return tuple(by_number[number] for number in range(len(mapping)))
+
+
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of which no two are the same: ImageNet has two cranes, one a bird and one a machine."""
+    first: dict[str, int] = {}
+    return tuple(name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names))

@@ -1,16 +1,43 @@
-"""What a checkpoint holds: names and shapes first, numbers when they are asked for."""
+"""What a checkpoint holds: names and shapes first, numbers when they are asked for.
+
+Bytes tucked into a zip file where every reader of zip files passes over them: before its central directory. An entry
+of its own would be one array too many for those who load all that a `.npz` file holds; the file's comment has room
+for 64 KiB. The Android package format keeps its signatures in this place for the same reason.
+
+Checkpoints in numpy's `.npz` files: a zip whose arrays are not as large as they say is refused before unpacking.
+
+Checkpoints in safetensors files.
+
+Checkpoints that PyTorch saved, read with `weights_only`: never their code.
+
+Reading a checkpoint's names and shapes first, its numbers when they are asked for, and never its code. The kind of a
+file is told by its content.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import argparse
+import json
+import math
+import os
+import pickle
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitkit.errors import VitkitError
+from vitkit.data.seen import from_text
+from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json
 
 _PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
@@ -37,7 +64,7 @@ class Checkpoint:
         preprocessor: `preprocessor_config.json` beside the weights.
         metadata: of a safetensors file.
         passed_over: parts of the file that hold other weights, and why they were not taken.
-        pictures: the record of what the weights were trained on (`data.pictures`), where vitkit wrote the file.
+        pictures: the record of what the weights were trained on (`data.seen`), where vitkit wrote the file.
     """
 
     path: Path
@@ -78,3 +105,359 @@ def without_prefixes(tensors: Mapping[str, Stored], path: Path) -> dict[str, Sto
             )
         bare[stripped] = tensor
     return bare
+
+
+_END = struct.Struct("<Q16s")  # bytes before it, and a name
+_NAME = b"vitkit pictures\n"
+
+
+def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
+    """Put bytes, unless there are none, and if given a comment, into a zip file.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    with zipfile.ZipFile(path, "a") as archive:
+        assert archive.fp is not None
+        if data:
+            archive.fp.seek(archive.start_dir)
+            archive.fp.write(data + _END.pack(len(data), _NAME))
+            archive.start_dir = archive.fp.tell()
+        archive.comment = archive.comment if comment is None else comment  # which makes it write its directory anew
+
+
+def tucked_in(path: Path) -> bytes | None:
+    """What `tuck_in` put into a zip file; None where it holds nothing of the kind."""
+    with zipfile.ZipFile(path) as archive:
+        start = archive.start_dir
+    with path.open("rb") as file:
+        if start < _END.size:
+            return None
+        file.seek(start - _END.size)
+        size, name = _END.unpack(file.read(_END.size))
+        if name != _NAME or size > start - _END.size:
+            return None
+        file.seek(start - _END.size - size)
+        return file.read(size)
+
+
+def read_npz(path: Path) -> Checkpoint:
+    """What the file holds; each array is unpacked when it is asked for."""
+    try:
+        archive = zipfile.ZipFile(path)
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment), pictures=tucked_in(path))
+
+
+def _of_comment(comment: bytes) -> dict[str, str]:
+    """What vitkit's export notes in the zip file's comment, section by section."""
+    try:
+        content = from_json(comment)
+    except ValueError:
+        return {}
+    return {name: json.dumps(value) for name, value in content.items()} if isinstance(content, dict) else {}
+
+
+def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Stored:
+    with archive.open(member) as stream:
+        shape, fortran, dtype = _npy_header(stream)
+        begin = stream.tell()
+    if dtype.hasobject:
+        raise VitkitError(f"{path}: {member.filename} holds Python objects, which could run code; it is not read")
+    if begin + math.prod(shape) * dtype.itemsize != member.file_size:
+        raise VitkitError(f"{path} is damaged: {member.filename} is not as large as its shape {shape} says")
+
+    def read() -> Tensor:
+        array = np.empty(shape[::-1] if fortran else shape, dtype)
+        with archive.open(member) as stream:
+            stream.read(begin)
+            _fill(stream, array.reshape(-1).view(np.uint8).data, path)
+        return _as_tensor(array.T if fortran else array)
+
+    return Stored(shape, _torch_dtype(dtype), read)
+
+
+def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return reader(stream)
+
+
+def _fill(stream: IO[bytes], buffer: memoryview, path: Path) -> None:
+    done = 0
+    while done < len(buffer):
+        try:
+            count = stream.readinto(buffer[done:])  # type: ignore[attr-defined]
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise VitkitError(f"{path} is damaged: {error}") from error
+        if not count:
+            raise VitkitError(f"{path} is damaged: it ends too early")
+        done += count
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    if dtype == np.dtype("V2"):
+        return torch.bfloat16  # as big_vision saves it: numpy has no such type
+    kinds = {np.dtype(np.float32): torch.float32, np.dtype(np.float16): torch.float16, np.dtype(float): torch.float64}
+    return kinds.get(dtype, torch.int64)
+
+
+def _as_tensor(array: Any) -> Tensor:
+    if array.dtype == np.dtype("V2"):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+PICTURES = "vitkit_pictures"  # the key of the record in a safetensors file's metadata
+_SAFE_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+def read_safetensors(path: Path) -> Checkpoint:
+    """What the file holds; its numbers are read from it when they are asked for."""
+    try:
+        file: Any = safe_open(path, framework="pt")
+        names: list[str] = file.keys()
+        tensors = {name: _of_safetensors(file, name) for name in names}
+        metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    except RuntimeError as error:  # torch's word for a file that cannot be mapped into memory
+        raise VitkitError(f"{path} cannot be opened: {first_line(error)}") from error
+    pictures = metadata.get(PICTURES)
+    return Checkpoint(
+        path=path,
+        tensors=without_prefixes(tensors, path),
+        metadata=metadata,
+        pictures=None if pictures is None else from_text(pictures, path),
+    )
+
+
+def _of_safetensors(file: Any, name: str) -> Stored:
+    view = file.get_slice(name)
+    dtype = _SAFE_TYPES.get(view.get_dtype(), torch.int64)
+    return Stored(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
+
+
+# The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before
+# students (DINO).
+_WRAPPERS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "module", "net", "student")
+
+
+def is_torch_zip(path: Path) -> bool:
+    """Whether a zip file is one that PyTorch saved."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+
+
+def read_torch(path: Path) -> Checkpoint:
+    """The weights in the file, out of what training kept around them."""
+    is_zip = zipfile.is_zipfile(path)
+    try:
+        # Authors keep their command line beside the weights; a Namespace holds plain values and runs nothing.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        if "truncated" in str(error):
+            raise VitkitError(f"{path} is damaged: it ends too early") from error
+        found = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
+        what = f", such as {next(filter(None, found.groups()))}" if found else ""
+        raise VitkitError(f"{path} holds more than tensors{what}, which could run code; it is not read") from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise VitkitError(f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
+    passed_over: dict[str, str] = {}
+    wrappers, state = _unwrap(content, path, passed_over)
+    tensors = {name: _of_torch(tensor) for name, tensor in state}
+    return Checkpoint(
+        path=path,
+        tensors=without_prefixes(tensors, path),
+        wrappers=wrappers,
+        passed_over=passed_over,
+        pictures=tucked_in(path) if is_zip else None,
+    )
+
+
+def _of_torch(tensor: Tensor) -> Stored:
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
+    return Stored(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, tensor.detach)
+
+
+def _unwrap(
+    content: Any, path: Path, passed_over: dict[str, str]
+) -> tuple[tuple[str, ...], Iterator[tuple[str, Tensor]]]:
+    wrappers: tuple[str, ...] = ()
+    while isinstance(content, Mapping):
+        found = [name for name in _WRAPPERS if isinstance(content.get(name), Mapping)]
+        if not found:
+            break
+        taken, *others = found
+        passed_over |= {".".join([*wrappers, name]): f"{taken} was taken" for name in others}
+        wrappers, content = (*wrappers, taken), content[taken]
+    if not isinstance(content, Mapping):
+        raise VitkitError(f"{path} holds no weights by name, but a {type(content).__name__}: save model.state_dict()")
+    return wrappers, (
+        (name, tensor) for name, tensor in content.items() if isinstance(name, str) and isinstance(tensor, Tensor)
+    )
+
+
+_OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+_SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # a file's name, and no path on any system
+_FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
+
+
+_Identity = tuple[Path, int, int, int]  # with inode, size and time: a file that was written anew is another
+_kept: dict[_Identity, Checkpoint] | None = None
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Within, a file that was read is not read again, unless it has been written anew: a run asks several times.
+
+    Files that are mapped into memory are meant, of which nothing else is kept than the names.
+    """
+    global _kept
+    if _kept is not None:
+        yield
+        return
+    _kept = {}
+    try:
+        yield
+    finally:
+        _kept = None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The names and shapes in a checkpoint file, or in a folder as the Hugging Face hub has them.
+
+    Raises:
+        VitkitError: there is no such file, it holds no tensors, it is damaged, or reading it would run code.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.is_file():
+        raise VitkitError(f"no such file or folder: {path}")
+    return _read_file(path)
+
+
+def _read_folder(folder: Path) -> Checkpoint:
+    files = _weight_files(folder)
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        part = _read_file(file)
+        tensors |= part.tensors
+    return Checkpoint(
+        path=folder,
+        tensors=tensors,
+        wrappers=part.wrappers,
+        config=_read_description(folder / _description_of(files)),
+        preprocessor=_read_json(folder / "preprocessor_config.json"),
+        metadata=part.metadata,
+        passed_over=part.passed_over,
+        pictures=part.pictures,
+    )
+
+
+def _read_description(path: Path) -> dict[str, Any] | None:
+    found = _read_json(path)
+    if found is not None and not isinstance(found.get("model_type", ""), str | None):
+        raise VitkitError(f"{path} is damaged: model_type is no text")
+    return found
+
+
+def _description_of(files: list[Path]) -> str:
+    """OpenCLIP's folders may hold the same model in transformers' layout, with a config.json of its own."""
+    return "open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in _SHARDS:
+        index = _read_json(folder / name)
+        if index is not None:
+            files = _shards(folder / name, index)
+            missing = [file.name for file in files if not file.is_file()]
+            if missing:
+                raise VitkitError(f"{folder} is incomplete: {', '.join(missing)} of {name} is missing")
+            return files
+    for name in _FOLDER_FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+    endings = ("safetensors", "npz", "pth", "pt", "bin")
+    loose = [file for suffix in endings for file in sorted(folder.glob(f"*.{suffix}")) if file.is_file()]
+    if len(loose) == 1:
+        return loose
+    if loose:
+        raise VitkitError(f"{folder} holds several weight files: name one of {', '.join(file.name for file in loose)}")
+    raise VitkitError(
+        f"{folder} holds no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin"
+    )
+
+
+def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
+    """The files that an index names, which lie beside it.
+
+    Raises:
+        VitkitError: it names none, or one that lies elsewhere.
+    """
+    try:
+        shards = sorted(set(index["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError) as error:
+        raise VitkitError(f"{path} is damaged: it has no weight_map") from error
+    if not shards:
+        raise VitkitError(f"{path} is damaged: its weight_map names no file")
+    for shard in shards:
+        if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
+            raise VitkitError(f"{path} names {shard!r:.200}: expected the names of files in the same folder")
+    return [path.with_name(shard) for shard in shards]
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise VitkitError(f"{path} is damaged: it holds no JSON object")
+    return content
+
+
+def _read_file(path: Path) -> Checkpoint:
+    with path.open("rb") as file:
+        start, found = file.read(16), os.fstat(file.fileno())
+    identity = (path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns)
+    if _kept is not None and identity in _kept:
+        return _kept[identity]
+    checkpoint = _read_content(path, start)
+    is_mapped = start.startswith(b"PK") or start[8:9] == b"{"
+    if _kept is not None and is_mapped:
+        _kept[identity] = checkpoint
+    return checkpoint
+
+
+def _read_content(path: Path, start: bytes) -> Checkpoint:
+    if not start:
+        raise VitkitError(f"{path} is empty")
+    if start.startswith(b"PK"):
+        is_torch = is_torch_zip(path)
+        checkpoint = read_torch(path) if is_torch else read_npz(path)
+    elif len(start) > 8 and start[8:9] == b"{":
+        checkpoint = read_safetensors(path)
+    elif start[:1] == b"\x80" or start[:4] == b"PYTO":
+        checkpoint = read_torch(path)
+    else:
+        raise VitkitError(f"{path} is no checkpoint: neither safetensors, nor PyTorch's, nor .npz")
+    if not checkpoint.tensors:
+        raise VitkitError(f"{path} holds no tensors")
+    return checkpoint

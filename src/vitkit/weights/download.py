@@ -2,6 +2,10 @@
 
 A file is written to `NAME.part` and takes its name when its length and checksum are right. What an interruption leaves
 is gone on with next time, if the server still has the same file. Nothing here runs when the file is in the cache.
+
+An unfinished download: its bytes, and beside them which file they are of.
+
+A folder of the Hugging Face hub, by its own library.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any
@@ -25,10 +30,60 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from vitkit import __version__
-from vitkit.errors import VitkitError
-from vitkit.system.cache import cache_folder, offline
+from vitkit.errors import VitkitError, first_line
+from vitkit.system.environment import cache_folder, offline
+from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import Progress, silent
-from vitkit.weights.partial_file import PartialFile, Version
+from vitkit.text.fields import settle_types
+
+
+@dataclass(frozen=True)
+class Version:
+    """Which file a part is of, as the server described it: validator for If-Range, length, MD5 in base64."""
+
+    validator: str | None = None
+    length: int | None = None
+    md5: str | None = None
+
+    def __post_init__(self) -> None:
+        settle_types(self)
+
+    @classmethod
+    def described(cls, headers: Message, length: int | None) -> Version:
+        etag = headers.get("ETag")
+        if etag is None or etag.startswith("W/"):  # a weak one may name other bytes
+            etag = headers.get("Last-Modified")
+        hashes = re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash", [])))
+        return cls(etag, length, hashes[0] if hashes else None)
+
+
+@dataclass(frozen=True)
+class PartialFile:
+    """An unfinished download: its bytes, and beside them the version that they are of."""
+
+    path: Path
+
+    @property
+    def note(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.json")
+
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def version(self) -> Version:
+        """Of nothing known when the note is missing or damaged: the part is then begun anew."""
+        with suppress(OSError, ValueError, TypeError):
+            return Version(**from_json(self.note.read_text(encoding="utf-8")))
+        return Version()
+
+    def begin(self, version: Version) -> None:
+        self.path.write_bytes(b"")
+        write_json(self.note, asdict(version))
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
+
 
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSES = (0.5, 1.0, 2.0)  # seconds before trying again after an attempt that got no further
@@ -244,3 +299,89 @@ def _failure(url: str, reason: str) -> VitkitError:
 
 def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+_WORDS = ["tokenizer.json", "spiece.model", "vocab.json", "merges.txt", "tokenizer_config.json"]  # of text encoders
+_DESCRIPTIONS = ["config.json", "preprocessor_config.json", "open_clip_config.json", *_WORDS]
+_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
+_OTHER_WEIGHTS = ["pytorch_model*.bin", "pytorch_model.bin.index.json", "*.npz"]
+
+
+def fetch_hub(repo_id: str, progress: Progress = silent) -> Path:
+    """The weights and their descriptions of a repository on the Hugging Face hub: a folder in the hub's own cache.
+
+    Weights are safetensors, or what else there is. HF_HOME, HF_ENDPOINT (a mirror) and HF_HUB_OFFLINE are respected,
+    and files that other programs put into that cache are used.
+
+    Raises:
+        VitkitError: offline and not in the cache, there is no such repository, it is private or gated, the hub cannot
+            be reached, or the repository has no weights.
+    """
+    folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS], progress)
+    if not any(folder.glob("*.safetensors")):
+        folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_OTHER_WEIGHTS], progress)
+    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.npz")):
+        refuse_offline(repo_id, "download its files elsewhere and name their folder")
+        raise VitkitError(
+            f"{repo_id} on the hub has no weights: expected a .safetensors, pytorch_model.bin or .npz file"
+        )
+    return folder
+
+
+def _snapshot(repo_id: str, patterns: list[str], progress: Progress) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                repo_id,
+                allow_patterns=patterns,
+                ignore_patterns=["*/*"],  # other formats, other precisions
+                local_files_only=offline() is not None,
+                tqdm_class=_reporting(f"downloading {repo_id}", progress),
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise VitkitError(
+            f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise VitkitError(
+            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`"
+        ) from error
+    except errors.HFValidationError as error:
+        raise VitkitError(f"{repo_id!r} is no repository on the hub: expected owner/name") from error
+    except Exception as error:  # the errors of its HTTP library, which changes from release to release
+        refuse_offline(repo_id, "download its files elsewhere and name their folder")
+        reason = first_line(error)
+        raise VitkitError(
+            f"could not download {repo_id} from the hub: {reason}; or download its files by other means and name their "
+            "folder instead"
+        ) from error
+
+
+def _reporting(what: str, progress: Progress) -> type[Any]:
+    """A progress bar as the hub's library wants one, that draws nothing and tells `progress` instead."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Reporting(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            super().__init__(*args, **{**fields, "file": _Nowhere(), "disable": False})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.unit == "B":  # others count files
+                progress(what, int(self.n), int(self.total or 0))
+            return shown
+
+    return Reporting
+
+
+class _Nowhere:
+    """A stream that forgets."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

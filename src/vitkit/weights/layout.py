@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.model.config_checks import MAX_LAYERS
+from vitkit.model.config import MAX_LAYERS, ViTConfig
 
 _GAP = 8  # blocks that may be missing of a checkpoint that is loaded in part
 Join = Callable[..., Tensor]

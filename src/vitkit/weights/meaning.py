@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.errors import VitkitError
-from vitkit.model.config_checks import Pair
+from vitkit.model.config import Pair
 from vitkit.model.names import config_for, is_model_name
-from vitkit.weights.catalog import CATALOG, find, find_published, tags_of
-from vitkit.weights.entry import Entry
+from vitkit.weights.catalog import CATALOG, Entry, find, find_published, tags_of
 
 Use = Literal["answers", "training"]
 TIMM = "timm:"  # ahead of a name: the same weights, with the pixels that timm gives them

@@ -12,20 +12,18 @@ from torch import Tensor
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
-from vitkit.model.config_checks import Pair
-from vitkit.model.libraries import published_by_timm
-from vitkit.model.network import anatomy_of
+from vitkit.model.config import Pair
+from vitkit.model.network import anatomy_of, published_by_timm
 from vitkit.model.network_config import NetworkConfig
 from vitkit.system.files import without_place
 from vitkit.system.progress import Progress
-from vitkit.text.words import listed
-from vitkit.weights import download, hub
-from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.classes import class_names, unique
-from vitkit.weights.match import shapes_of
-from vitkit.weights.origin import Origin, owned
+from vitkit.text.cells import listed
+from vitkit.weights import download
+from vitkit.weights import download as hub
+from vitkit.weights.catalog import class_names, unique
+from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
+from vitkit.weights.origin import Origin, owned, shapes_of
 from vitkit.weights.preprocessing import describe
-from vitkit.weights.read import read_checkpoint
 
 _ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # GoogLeNet's and Inception's classifiers at the side
 _COUNTERS = "num_batches_tracked"  # which files of torch before 0.4.1 lack

@@ -1,38 +1,239 @@
-"""What a source is before anything is asked of it: its configuration, and its tensors under our names."""
+"""What a source is before anything is asked of it: its configuration, and its tensors under our names.
+
+Every tensor of both sides held against the other: nothing loads by half unnoticed.
+
+Which published family a checkpoint that cannot be loaded is of: told by names that no other family has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from vitkit import model_folder
 from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
-from vitkit.model.config_checks import Pair
-from vitkit.model.network_config import Config, config_from_dict
+from vitkit.model import network
+from vitkit.model.config import Pair, ViTConfig
+from vitkit.model.network_config import Config, NetworkConfig, config_from_dict
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.system.run_files import CLASS_INDICES
+from vitkit.text.cells import listed
 from vitkit.text.fields import is_number
 from vitkit.text.names import check_names
-from vitkit.text.words import listed
-from vitkit.weights.checkpoint import Checkpoint, Stored
-from vitkit.weights.classes import class_names, names_beside, unique
-from vitkit.weights.entry import Entry
-from vitkit.weights.families import family_of
+from vitkit.weights.catalog import Entry, class_names, names_beside, unique
+from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
 from vitkit.weights.formats.registry import readable
 from vitkit.weights.formats.timm import TUTORIALS
-from vitkit.weights.infer import Given, Inferred, infer
+from vitkit.weights.infer import Given, Inferred, infer, namesakes
 from vitkit.weights.layout import Layout
-from vitkit.weights.match import account_for, joined_shape, shapes_of
-from vitkit.weights.namesakes import namesakes
 from vitkit.weights.preprocessing import describe
-from vitkit.weights.read import read_checkpoint
+
+
+@functools.lru_cache(maxsize=4)  # one load asks for the source, and again for the target
+def shapes_of(config: Config) -> Mapping[str, torch.Size]:
+    """The tensors of a model of this configuration, as they are saved."""
+    if isinstance(config, NetworkConfig):
+        return {name: torch.Size(shape) for name, shape in network.shapes_of(config).items()}
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
+
+
+def joined_shape(layout: Layout, name: str, stored: Sequence[Stored | None]) -> torch.Size | None:
+    """The shape of one of our tensors, or None where the checkpoint lacks a part or its parts do not join."""
+    if any(tensor is None for tensor in stored):
+        return None
+    try:
+        return layout.pieces[name].join(*(torch.empty(t.shape, device="meta") for t in stored if t is not None)).shape
+    except (RuntimeError, IndexError):
+        return None
+
+
+@dataclasses.dataclass
+class Account:
+    """Every tensor of both sides: what is expected, and what is wrong with it, by the checkpoint's names."""
+
+    expected: Mapping[str, torch.Size]
+    used: set[str]
+    missing: list[str]
+    left_over: list[str]
+    misshapen: dict[str, str]
+    unfit: list[str]
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.missing or self.left_over or self.misshapen)
+
+    def describe(self) -> str:
+        parts = [("missing", self.missing), ("left over", self.left_over)]
+        parts.append(("of another shape", [f"{name} ({why})" for name, why in self.misshapen.items()]))
+        return "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts if names)
+
+
+def account_for(checkpoint: Checkpoint, layout: Layout, config: ViTConfig) -> Account:
+    account = Account(shapes_of(config), set(), [], [], {}, [])
+    for name, shape in account.expected.items():
+        theirs = layout.theirs(name)
+        account.used.update(theirs)
+        absent = [part for part in theirs if part not in checkpoint.tensors]
+        account.missing += [part for part in absent if part not in account.missing]
+        wrong = {} if absent else _wrong_shapes(checkpoint, layout, name, shape, config)
+        account.misshapen |= wrong
+        if absent or wrong:
+            account.unfit.append(name)
+    known = account.used | set(layout.dropped)
+    account.left_over = [name for name in checkpoint.tensors if name not in known]
+    return account
+
+
+def _wrong_shapes(
+    checkpoint: Checkpoint, layout: Layout, name: str, shape: torch.Size, config: ViTConfig
+) -> dict[str, str]:
+    if name not in layout.pieces:
+        return {}
+    piece = layout.pieces[name]
+    stored = [checkpoint.tensors[part] for part in piece.theirs]
+    parts = piece.split(torch.empty(shape, device="meta"), config)
+    wrong = {
+        theirs: f"expected {tuple(part.shape)}, not {tensor.shape}"
+        for theirs, tensor, part in zip(piece.theirs, stored, parts, strict=False)
+        if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape)
+    }
+    integers = {
+        t: "expected plain floats" for t, s in zip(piece.theirs, stored, strict=True) if not s.dtype.is_floating_point
+    }
+    if not wrong and joined_shape(layout, name, stored) != shape:
+        wrong = {
+            theirs: f"expected {tuple(shape)}, not {tensor.shape}"
+            for theirs, tensor in zip(piece.theirs, stored, strict=True)
+        }
+    return wrong | integers
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(side for side in shape if side != 1)
+
+
+class Family(NamedTuple):
+    """A family by the names of its tensors.
+
+    Attributes:
+        name: of the family, and what it has that vitkit's model has not.
+        has: patterns that each match the beginning of some tensor's name.
+        lacks: patterns that match none.
+    """
+
+    name: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+
+NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
+_BLOCK = r"blocks\.(?:\d+\.)?\d+\."
+# In this order: the first whose names are all there.
+_FAMILIES = (
+    # Text beside the images
+    Family("CLIP with a ResNet", (r"visual\.layer1\.",)),
+    Family("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
+    Family("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
+    Family("BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")),
+    # One stack of layers on patches
+    Family("SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")),
+    Family("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
+    Family(
+        "Sapiens, with rotary positions and RMS norms",
+        (_BLOCK + r"attn\.q_norm\.",),
+        (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
+    ),
+    Family("a ViT that normalises queries and keys", (_BLOCK + r"attn\.q_norm\.",)),
+    Family("a ViT whose attention is a difference of two", (_BLOCK + r"(attn\.)?lambda_q1$",)),
+    Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"in_proj\.",)),
+    Family("a ViT whose attention and MLP run side by side", (_BLOCK + r"attns\.0\.",)),
+    Family("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
+    Family("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
+    Family("YOLOS, a detector", (r".*detection_tokens$",)),
+    Family("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
+    # Stages
+    Family("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
+    Family("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
+    Family("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
+    Family("Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)),
+    Family("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
+    Family("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
+    Family("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
+    Family("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
+    Family("LeViT", (r"levit\.",)),
+    Family("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
+    Family("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
+    Family("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
+    Family("ConvNeXt V2", (r".*\.grn\.",)),
+    Family("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
+    Family("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
+    Family("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
+    Family("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
+    Family("CvT", (r".*convolution_projection_query",)),
+    Family("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
+    Family("VOLO", (r"post_network\.",)),
+    Family("CrossViT", (r"blocks\.\d+\.fusion\.",)),
+    Family("CoaT", (r"serial_blocks\d\.",)),
+    Family("PiT", (r"transformers\.\d+\.blocks\.",)),
+    Family("TNT", (r"pixel_embed\.",)),
+    Family("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
+    Family("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
+    Family("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
+    Family("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
+    Family("ResNet, a CNN", (r"resnet\.embedder\.",)),
+    Family("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
+)
+# `model_type` in config.json, where its own spelling is not what people say.
+_TYPES = {
+    "dinov3_convnext": "ConvNeXt, of DINOv3",
+    "siglip2": NAFLEX,
+    "siglip2_vision_model": NAFLEX,
+    "swin": "Swin, with shifted windows",
+    "swinv2": "Swin V2, with shifted windows",
+    "convnext": "ConvNeXt",
+    "convnextv2": "ConvNeXt V2",
+    "resnet": "ResNet, a CNN",
+    "levit": "LeViT",
+    "cvt": "CvT",
+    "pvt": "PVT",
+    "sam": "SAM",
+    "sam2": "SAM 2",
+    "hiera": "Hiera",
+    "yolos": "YOLOS, a detector",
+    "dpt": "DPT, a model of depth",
+}
+
+
+def family_of(checkpoint: Checkpoint) -> str | None:
+    """The family that a checkpoint is of, and what sets it apart; None where its names do not tell."""
+    written = _written(checkpoint.config or {})
+    if written is not None:
+        return written
+    names = list(checkpoint.tensors)
+    for family in _FAMILIES:
+        if all(_any(pattern, names) for pattern in family.has) and not any(_any(p, names) for p in family.lacks):
+            return family.name
+    return None
+
+
+def _any(pattern: str, names: list[str]) -> bool:
+    matches = re.compile(pattern).match
+    return any(matches(name) for name in names)
+
+
+def _written(config: Mapping[str, Any]) -> str | None:
+    kind = config.get("model_type")
+    return _TYPES.get(kind) if isinstance(kind, str) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

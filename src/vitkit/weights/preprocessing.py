@@ -11,7 +11,7 @@ from typing import Any
 from vitkit import model_folder
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model.config_checks import Pair
+from vitkit.model.config import Pair
 from vitkit.system.files import from_json
 from vitkit.text.arguments import type_of
 from vitkit.text.fields import as_typed, from_text, hints_of, is_number

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
 from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies, unpack
 from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels, as_pixels
-from vitkit.data.memory import Facts
+from vitkit.data.file_facts import Facts
 
 LEAST_SCORE = 4.5
 PRECISE, DEARER = 0.0035, 1300.0  # the score must be so much more for each short side that matches are off beyond that

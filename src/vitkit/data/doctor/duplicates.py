@@ -15,7 +15,7 @@ from typing import Literal
 
 from vitkit.data.doctor.altered import Described, find_altered
 from vitkit.data.doctor.likeness import Pairs, find_pairs
-from vitkit.data.memory import Facts
+from vitkit.data.file_facts import Facts
 
 Kind = Literal["exact", "near", "altered", "mirrored"]
 LookedFor = Literal[

@@ -11,7 +11,7 @@ from vitkit.data.doctor import findings
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
 from vitkit.data.doctor.findings import Copies, Finding
 from vitkit.data.doctor.scan import scan
-from vitkit.data.memory import Facts, Memory
+from vitkit.data.file_facts import Facts, Memory
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError

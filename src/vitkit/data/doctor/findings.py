@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitkit.data.doctor.duplicates import Kind, LookedFor
-from vitkit.data.memory import Facts
+from vitkit.data.file_facts import Facts
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
 from vitkit.data.walk import SUFFIXES
-from vitkit.text.words import plural
+from vitkit.text.cells import plural
 
 TINY_CLASS = 10  # images
 MOST_LOST, MOST_CROPPED = 0.5, 0.2  # a crop that loses more of the area, in more of the images, is warned of

@@ -1,15 +1,237 @@
-"""What each image file holds, found by decoding it once, in full."""
+"""What each image file holds, found by decoding it once, in full.
+
+What is in an image file: read once, decoded in full, unless its content is known from before.
+
+Other processes that look at image files: what Python itself does for a small picture takes turns among threads. They
+are started as programs of their own, since a process with threads cannot be forked safely and a user's script cannot
+be imported twice. Where that fails, or one of them dies, the files are looked at here.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import hashlib
 import os
+import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
 
-from vitkit.data.doctor.contents import Stamped, examine
-from vitkit.data.doctor.readers import Readers
-from vitkit.data.memory import Facts, Memory, stamp_of
+from PIL import Image
+
+from vitkit.data.decode import UnreadableImageError, picture_of, reason, refuse_shortage, refuse_special
+from vitkit.data.doctor.keypoints import SHORT, Grey, find_keypoints, working_copy
+from vitkit.data.doctor.likeness import THUMBNAIL
+from vitkit.data.file_facts import Facts, Memory, row_of, stamp_of
+from vitkit.data.image_cache import LEAST, ROOM, NoRoomError
+from vitkit.data.opening import QUIET, decoders
+from vitkit.system.stopping import python
+
+Stamped = tuple[Path, bytes | None]  # a file, and what changes whenever it does
+_PART = 2**20  # bytes read at a time
+LEAST_SIDE = 48  # pixels of a picture that has keypoints: of smaller ones each blob would be a few pixels
+_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # what decodes from memory as from a file, by how it begins
+
+
+def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
+    """The facts of files that are not known by their stamps; None for a picture larger than this process may decode."""
+    with QUIET:
+        contents = [_read(file) for file, _ in files]
+        known = memory.of_contents([own.digest for own in contents if isinstance(own, _Content)])
+        looks = [
+            _Look(own) if isinstance(own, Facts) else _look(file, own, known.get(own.digest))
+            for (file, _), own in zip(files, contents, strict=True)
+        ]
+    greys = {i: own.grey for i, own in enumerate(looks) if own.grey is not None}
+    keypoints = dict(zip(greys, find_keypoints(list(greys.values())), strict=True))
+    facts = [
+        own.facts and replace(own.facts, keypoints=keypoints.get(i, own.facts.keypoints)) for i, own in enumerate(looks)
+    ]
+    for (_, stamp), look, own in zip(files, looks, facts, strict=True):
+        if own is not None and look.is_lasting:
+            memory.learn(own, stamp)
+    return facts
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is in a file.
+
+    Attributes:
+        facts: None for a picture larger than this process may decode.
+        grey: where keypoints are to be looked for yet.
+        is_lasting: it will be the same when it is looked at again.
+    """
+
+    facts: Facts | None
+    grey: Grey | None = None
+    is_lasting: bool = False
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is in a file: its digest, and itself where that need not be read again."""
+
+    digest: bytes
+    itself: bytes | None
+
+
+def _read(file: Path) -> _Content | Facts:
+    """What is in a file, or why it cannot be opened."""
+    digest = hashlib.sha256()
+    parts, first = 0, b""
+    try:
+        refuse_special(file)
+        with file.open("rb", buffering=0) as opened:
+            while part := opened.read(_PART):
+                digest.update(part)
+                parts, first = parts + 1, first or part
+    except (OSError, UnreadableImageError) as error:
+        refuse_shortage(file, error)
+        return Facts(b"", reason(file, error))
+    return _Content(digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None)
+
+
+def _look(file: Path, content: _Content, known: Facts | None) -> _Look:
+    if known is not None:
+        return _Look(known, is_lasting=True)
+    try:
+        return _decode(file, content)
+    except NoRoomError:
+        return _Look(None)
+    except UnreadableImageError as error:
+        return _Look(Facts(content.digest, str(error)), is_lasting=not _may_pass(error.__cause__))
+
+
+def _may_pass(cause: BaseException | None) -> bool:
+    """Whether the machine is to blame, and not what is in the file."""
+    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
+
+
+def _decode(file: Path, content: _Content) -> _Look:
+    with picture_of(file, short_side=SHORT // 2, content=content.itself) as own:  # a JPEG is read to its end
+        small = own.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
+        facts = Facts(
+            content.digest, None, own.format, own.mode, own.width, own.height, own.is_animated, small, own.doubt
+        )
+        return _Look(facts, working_copy(own.image) if min(own.image.size) >= LEAST_SIDE else None, is_lasting=True)
+
+
+_MOST = 32  # processes
+
+
+class Readers:
+    """Processes that are handed files, and tell what is in them. Threads may share them.
+
+    Args:
+        processes: how many; one is this process alone.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._processes = min(processes, _MOST)
+        self._idle: SimpleQueue[_Reader] = SimpleQueue()
+        self._all: list[_Reader] = []
+
+    def __enter__(self) -> Self:
+        if self._processes > 1 and sys.executable:
+            with contextlib.suppress(OSError):
+                for _ in range(self._processes):
+                    self._all.append(_Reader(LEAST // self._processes))
+        for reader in self._all:
+            self._idle.put(reader)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for reader in self._all:
+            reader.leave()
+        for reader in self._all:
+            reader.wait()
+
+    def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
+        """The facts of each file; None where it is to be looked at in this process."""
+        if not self._all:
+            return [None] * len(files)
+        reader = self._idle.get()
+        try:
+            return reader.examine(files)
+        finally:
+            self._idle.put(reader)
+
+
+class _Reader:
+    """One process, which may come to nothing."""
+
+    def __init__(self, room: int) -> None:
+        self._process = subprocess.Popen(  # noqa: S603  # this program
+            python(__name__),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._is_able: bool | None = None  # until it is asked
+        self._room = room
+
+    def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
+        try:
+            if self._is_able is None:
+                self._is_able = self._ask(self._room) == decoders()  # a format may have been added in this process
+            if self._is_able:
+                rows = self._ask([(str(file), stamp) for file, stamp in files])
+                return [None if row is None else Facts(*row) for row in rows]
+        except (OSError, EOFError, pickle.UnpicklingError):
+            self._is_able = False
+        return [None] * len(files)
+
+    def _ask(self, what: Any) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pickle.dump(what, self._process.stdin)
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)  # noqa: S301  # from our own process
+
+    def leave(self) -> None:
+        """Let it write down what it has learned, and end."""
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        with self._process:
+            self._process.wait()
+
+
+def serve() -> None:
+    """Look at the files that are named on stdin, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both, and the other one decides
+    gc.set_threshold(100_000)  # little of what a picture leaves behind needs it
+    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    with Memory() as memory, contextlib.suppress(EOFError, BrokenPipeError):
+        ROOM.limit(pickle.load(asked))  # noqa: S301
+        _tell(told, decoders())
+        while True:
+            files = [(Path(name), stamp) for name, stamp in pickle.load(asked)]  # noqa: S301
+            _tell(told, [None if own is None else row_of(own) for own in examine(files, memory)])
+
+
+def _tell(out: Any, what: Any) -> None:
+    pickle.dump(what, out)
+    out.flush()
+
+
+if __name__ == "__main__":
+    serve()
+
 
 _BATCH = 32  # files that are looked at in one go
 _MANY = 2_000  # new files from which on processes are worth their start

@@ -10,9 +10,8 @@ from vitkit.experiments.lab.experiment import Ablation, Variant
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.network_config import is_network_name
-from vitkit.training.recipe import Recipe
+from vitkit.training.recipe import Recipe, unfold
 from vitkit.training.recipe_files import published, resolve
-from vitkit.training.recipe_model import unfold
 
 Preset = Literal["small", "paper"]
 EPOCHS = 15

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.experiments.lab.experiment import Ablation, Experiment
-from vitkit.text.words import aligned
+from vitkit.text.cells import aligned
 from vitkit.verbs.result import Result
 
 LAB, PAGE = "lab.json", "lab.html"

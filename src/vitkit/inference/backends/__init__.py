@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.precision import best_precision
-from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
-from vitkit.system.devices import choose_device
+from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names, best_precision
+from vitkit.system.environment import choose_device
 from vitkit.system.progress import Say, unsaid
 
 if TYPE_CHECKING:
-    from vitkit.inference.backends.base import Runner
+    from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
 
 __all__ = ["best_precision", "open_runner"]

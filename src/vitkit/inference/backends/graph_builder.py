@@ -6,28 +6,169 @@ tokens that the head reads, patches are cut by a reshape, and what is linear is 
 the affine part of LayerNorm, LayerScale, and the scale of the attention's logits.
 
 Shapes: B batch, C channels, N tokens, n of them asked for, D hidden size, H heads, D_h head size, h x w patch grid.
+
+The operations that a model is written in: what a runtime's graph must be able to say.
+
+Positions that act inside attention, written out for a graph.
+
+The ResNet in front of a hybrid's patches, operation by operation (`graph_builder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic
+import math
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.folding import after_norm, qkv_after_norm, with_scale
-from vitkit.inference.backends.graph_relative import RelativeDrawing
-from vitkit.inference.backends.graph_stem import StemDrawing
-from vitkit.inference.backends.pen import Pen, V
+from vitkit.inference.backends.optimized import after_norm, qkv_after_norm, with_scale
 from vitkit.model.branches import Branch, branches, in_order, refuse_unknown
-from vitkit.model.conv_hybrids import ConvMixer
-from vitkit.model.layers import QUICK, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
-from vitkit.model.pooling import AttentionPool
-from vitkit.model.position import Relative
-from vitkit.model.stem import ResNetStem
+from vitkit.model.hybrids import Bottleneck, ConvMixer, Projection, ResNetStem, StandardisedConv2d, standardise
+from vitkit.model.layers import QUICK, AttentionPool, Norm, QuickGELU, RMSNorm, SwiGLU, TokenConvolution
+from vitkit.model.position import OffsetBias, Relative, RelativePosition, Turn
 from vitkit.model.vit import MLP, Attention, VisionTransformer
+
+V = TypeVar("V")
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+class Pen(Protocol[V]):
+    """Writes operations; a `V` is a value in the runtime's language. In shapes, 0 keeps what the input has there."""
+
+    def images(self, channels: int, height: int, width: int) -> V: ...
+    def constant(self, value: Tensor) -> V: ...
+    def linear(self, x: V, weight: Tensor) -> V:
+        """x @ weight.T"""
+        ...
+
+    def matmul(self, a: V, b: V) -> V: ...
+    def add(self, a: V, b: V) -> V: ...
+    def multiply(self, a: V, b: V) -> V: ...
+    def normalise(self, x: V, size: int, eps: float) -> V:
+        """Mean 0 and deviation 1 along the last axis, which has this size."""
+        ...
+
+    def activate(self, x: V, kind: Activation) -> V: ...
+    def softmax(self, x: V) -> V:
+        """Along the last axis."""
+        ...
+
+    def reshape(self, x: V, *shape: int) -> V: ...
+    def transpose(self, x: V, *order: int) -> V: ...
+    def slice(self, x: V, axis: int, start: int, stop: int) -> V: ...
+    def concat(self, parts: Sequence[V], axis: int) -> V: ...
+    def repeat(self, tokens: Tensor, images: V) -> V:
+        """(1, n, D) -> (B, n, D), for each of the images."""
+        ...
+
+    def mean(self, x: V, axis: int) -> V:
+        """The axis is gone from the result."""
+        ...
+
+    def convolve(self, x: V, kernel: Tensor, stride: int, pads: Pads, groups: int) -> V: ...
+    def max_pool(self, x: V, size: int, stride: int, pads: Pads) -> V:
+        """What is padded never is the largest."""
+        ...
+
+
+Pads = tuple[int, int, int, int]  # above, left, below, right
+
+
+class RelativeDrawing(Generic[V]):
+    """Draws with a pen for attention of so many heads.
+
+    Shapes: B batch, H heads, N tokens, n of them asked for, D_h head size.
+    """
+
+    def __init__(self, pen: Pen[V], heads: int, head_size: int) -> None:
+        self.pen, self.heads, self.head_size = pen, heads, head_size
+
+    def turned(self, relative: Relative | None, x: V, n: int) -> V:
+        """`Turn.turned` of (B, H, n, D_h); the same x where nothing turns it."""
+        if not isinstance(relative, Turn):
+            return x
+        pen, H, D_h = self.pen, self.heads, self.head_size
+        cos, sin = (each[..., :n, :].reshape(1, -1, n, D_h) for each in (relative.cos, relative.sin))
+        if relative.by_halves:
+            across = pen.concat([pen.slice(x, 3, D_h // 2, D_h), pen.slice(x, 3, 0, D_h // 2)], 3)
+        else:
+            pairs = pen.reshape(x, 0, H, n * (D_h // 2), 2)
+            across = pen.concat([pen.slice(pairs, 3, 1, 2), pen.slice(pairs, 3, 0, 1)], 3)
+            across = pen.reshape(across, 0, H, n, D_h)
+        return pen.add(pen.multiply(x, pen.constant(cos)), pen.multiply(across, pen.constant(sin)))
+
+    def added(self, relative: Relative | None, logits: V, q: V, n: int) -> V:
+        """The logits (B, H, n, N) with what positions add to them."""
+        if isinstance(relative, OffsetBias):
+            return self.pen.add(logits, self.pen.constant(relative.bias(n).unsqueeze(0)))
+        if isinstance(relative, RelativePosition) and relative.tokens > 1:
+            return self.pen.add(logits, self._by_offset(relative, q, n))
+        return logits
+
+    def _by_offset(self, relative: RelativePosition, q: V, n: int) -> V:
+        """(B, H, n, D_h) queries -> (B, H, n, N) logits by offset, row i of which begins N - 1 - i entries later.
+
+        In one row after another that is one step of 2N - 2 a row, so that cutting the rows anew puts them in place.
+        """
+        pen, N, H = self.pen, relative.tokens, self.heads
+        by_offset = pen.reshape(pen.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
+        ahead, rest = pen.slice(by_offset, 2, 0, N - 1), pen.slice(by_offset, 2, N - 1, n * (2 * N - 1))
+        rows = pen.slice(pen.concat([rest, ahead], 2), 2, 0, n * (2 * N - 2))  # what was ahead is read by nobody
+        return pen.slice(pen.reshape(rows, 0, H, n, 2 * N - 2), 3, 0, N)
+
+
+class StemDrawing(Generic[V]):
+    """Writes a stem with a pen."""
+
+    def __init__(self, pen: Pen[V]) -> None:
+        self.pen = pen
+
+    def stem(self, stem: ResNetStem, x: V, side: tuple[int, int]) -> V:
+        """(B, C, height, width) images, and their height and width -> the feature map."""
+        pen = self.pen
+        x, side = self.convolve(stem.stem.conv, x, side)
+        x = pen.activate(self.group_norm(stem.stem.norm, x, side), "relu")
+        x = pen.max_pool(x, 3, 2, _same(side, 3, 2))
+        side = (-(-side[0] // 2), -(-side[1] // 2))
+        for stage in stem.stages:
+            for unit in stage.blocks:  # type: ignore[union-attr]
+                x, side = self.bottleneck(unit, x, side)
+        return x
+
+    def bottleneck(self, unit: Bottleneck, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
+        pen, residual = self.pen, x
+        if isinstance(unit.downsample, Projection):
+            residual, small = self.convolve(unit.downsample.conv, x, side)
+            residual = self.group_norm(unit.downsample.norm, residual, small)
+        for conv, norm in ((unit.conv1, unit.norm1), (unit.conv2, unit.norm2)):
+            x, side = self.convolve(conv, x, side)
+            x = pen.activate(self.group_norm(norm, x, side), "relu")
+        x, side = self.convolve(unit.conv3, x, side)
+        return pen.activate(pen.add(residual, self.group_norm(unit.norm3, x, side)), "relu"), side
+
+    def convolve(self, conv: StandardisedConv2d, x: V, side: tuple[int, int]) -> tuple[V, tuple[int, int]]:
+        """The feature map and its height and width."""
+        size, stride = conv.kernel_size[0], conv.stride[0]
+        kernel = standardise(conv.weight, conv.kind)
+        x = self.pen.convolve(x, kernel, stride, _same(side, size, stride), 1)
+        return x, (-(-side[0] // stride), -(-side[1] // stride))
+
+    def group_norm(self, norm: nn.GroupNorm, x: V, side: tuple[int, int]) -> V:
+        size = norm.num_channels // norm.num_groups * side[0] * side[1]
+        x = self.pen.normalise(self.pen.reshape(x, 0, norm.num_groups, size), size, norm.eps)
+        x = self.pen.reshape(x, 0, norm.num_channels, *side)
+        x = self.pen.multiply(x, self.pen.constant(norm.weight.view(1, -1, 1, 1)))
+        return self.pen.add(x, self.pen.constant(norm.bias.view(1, -1, 1, 1)))
+
+
+def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
+    """SAME padding as `stem.pad_same` has it."""
+    down, across = (max((math.ceil(length / stride) - 1) * stride + size - length, 0) for length in side)
+    return down // 2, across // 2, down - down // 2, across - across // 2
+
 
 _TINY = 1e-12  # beside a square, so that nothing is divided by 0
 _KNOWN = frozenset(  # nothing here is computed by the model itself

@@ -13,8 +13,9 @@ from vitkit.inference.pipeline import threads
 if TYPE_CHECKING:
     import torch
 
-    from vitkit.inference.backends.base import Runner
+    from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
+
 
 _LOG_ERRORS = 3
 
@@ -34,8 +35,7 @@ def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None =
     Raises:
         VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.
     """
-    from vitkit.inference.backends.network_graph import to_onnx
-    from vitkit.inference.backends.onnx_graph import to_graph
+    from vitkit.inference.backends.onnx_graph import to_graph, to_onnx
     from vitkit.model.network import Network
 
     options = {} if dtype is None else {"dtype": dtype}

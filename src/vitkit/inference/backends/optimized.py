@@ -7,19 +7,297 @@ is at hand.
 
 In bfloat16 the layers' attention and MLP are rounded. The sum that runs through the layers, the making of tokens and
 what the head reads stay float32: that costs a few hundredths of the time, and takes a seventh off the logits' error.
+
+What stands beside a linear layer and is linear itself becomes part of its matrix, exactly; computed in float64.
+
+The layers of a model's double: each part of a block with what is linear beside it folded in. Weights may be kept in
+the layout that the CPU's matrix product reads (oneDNN); GELU and the residual sum are then computed while their
+operand is at hand.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.inference.backends.prepared_layers import PreparedBlock, PreparedPatchEmbed, Way, can_pack, freeze, frozen
-from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.branches import OUTSIDE_BLOCKS, Branch, branches, in_order, refuse_unknown
+from vitkit.model.hybrids import StandardisedConv2d
+from vitkit.model.layers import LayerScale, Norm, RMSNorm
+from vitkit.model.position import Relative
+from vitkit.model.vit import MLP, Attention, PatchEmbed, VisionTransformer
+
+
+def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
+    """Weight (out, in) and bias (out,), float64, of the layer that also does the affine part of the norm before it.
+
+    W (x * g + b) + c = (W * g) x + (W b + c)
+
+    Args:
+        linear: with or without a bias.
+        norm: None where nothing is to be folded.
+        times: how many normalised vectors stand side by side in x.
+    """
+    weight = linear.weight.double()
+    bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
+    if norm is None:
+        return weight, bias
+    bias = bias if isinstance(norm, RMSNorm) else bias + weight @ norm.bias.double().repeat(times)
+    return weight * norm.weight.double().repeat(times), bias
+
+
+def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
+    """As `after_norm` of the layer that makes q, k and v, with the scale of the attention's logits in q."""
+    weight, bias = after_norm(qkv, norm)
+    scaling = torch.ones_like(bias)
+    scaling[: weight.shape[1]] = scale
+    return weight * scaling[:, None], bias * scaling
+
+
+def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    """Weight and bias, float64, of the layer with the LayerScale after it and the norm before it, if they are such."""
+    weight, bias = after_norm(linear, norm if isinstance(norm, Norm) else None)
+    gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
+    return weight * gamma[:, None], bias * gamma
+
+
+def without_affine(norm: nn.Module) -> nn.Module:
+    """What is left of a norm whose affine part is folded into the next layer; anything else as it is."""
+    if not isinstance(norm, Norm):
+        return norm
+    kind = RMSNorm if isinstance(norm, RMSNorm) else nn.LayerNorm
+    return kind(norm.normalized_shape, norm.eps, elementwise_affine=False)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the double's layers compute: in what dtype, where, whether from weights packed by oneDNN; attention how."""
+
+    dtype: torch.dtype
+    device: torch.device
+    pack: bool
+    attend_by: str = "fused"
+
+    @property
+    def precise(self) -> Way:
+        """The same in float32."""
+        return replace(self, dtype=torch.float32)
+
+    @property
+    def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+        """Eqs. 6-7 of q that is scaled already: (B, H, n, D_h) and the logits' bias -> (B, n, D)."""
+        return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
+
+
+def freeze(module: nn.Module, way: Way) -> None:
+    """Give the module parameters and buffers of its own; a kernel that is yet to be standardised stays float32."""
+    for part in module.modules():
+        own = way.precise if isinstance(part, StandardisedConv2d) else way
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            setattr(part, name, frozen(parameter, own))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, buffer.to(way.device, way.dtype if buffer.is_floating_point() else None))
+
+
+def frozen(parameter: nn.Parameter, way: Way) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to(way.device, way.dtype, copy=True), requires_grad=False)
+
+
+class _Linear(nn.Module):
+    """A linear layer with what follows it, GELU or the residual sum, in one step where weights are packed."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, way: Way, act: nn.GELU | None = None) -> None:
+        super().__init__()
+        self.pack, self.act = way.pack, act
+        self.register_buffer("bias", bias.to(way.device, way.dtype, copy=True))
+        weight = weight.to(way.device, way.dtype, copy=True).contiguous()
+        if way.pack:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)  # opaque: no buffer
+        else:
+            self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """(..., in) -> (..., out), with the residual (..., out) added."""
+        if not self.pack:
+            x = F.linear(x, self.weight, self.bias)
+            x = x if self.act is None else self.act(x)
+            return x if residual is None else residual + x
+        product = torch.ops.mkldnn._linear_pointwise
+        if residual is not None and residual.dtype == x.dtype:
+            return product.binary(x, residual.contiguous(), self.packed, self.bias, "add")
+        name, kind = ("none", "") if self.act is None else ("gelu", self.act.approximate)
+        x = product(x, self.packed, self.bias, name, [], kind)
+        return x if residual is None else residual + x
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch, on this CPU, has oneDNN's product of such numbers."""
+    try:
+        way = Way(dtype, torch.device("cpu"), pack=True)
+        _Linear(torch.ones(16, 16), torch.ones(16), way)(torch.ones(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype))
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+class PreparedPatchEmbed(nn.Module):
+    """`PatchEmbed` by a matrix product; of a hybrid the stem computes as the layers do."""
+
+    def __init__(self, embed: PatchEmbed, way: Way) -> None:
+        super().__init__()
+        self.backbone, self.norm = embed.backbone, embed.norm
+        freeze(self.backbone, way)
+        freeze(self.norm, way.precise)
+        self.size, bias = embed.proj.kernel_size, embed.proj.bias
+        bias = embed.proj.weight.new_zeros(embed.proj.out_channels) if bias is None else bias
+        self.linear = _Linear(embed.proj.weight.flatten(1), bias, way.precise)
+        self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else way.dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.backbone(images.to(self.dtype)).float()
+        (B, C, height, width), (p, q) = x.shape, self.size
+        h, w = height // p, width // q
+        x = x.reshape(B, C, h, p, w, q).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, p, q)
+        return self.norm(self.linear(x.reshape(B, h * w, C * p * q)))  # (B, h*w, D)
+
+
+class PreparedBlock(nn.Module):
+    """`Block`, of the same inputs and outputs; `attn` and `mlp` take the sum so far beside what they read, and add."""
+
+    def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
+        super().__init__()
+        mixing, mlp = branches(block)
+        self.order = mixing.order
+        self.norm1: nn.Module = mixing.norm
+        self.attn: nn.Module
+        if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
+            self.norm1, folded = _fold(mixing)
+            self.attn = PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
+        else:
+            self.attn = _Mixing(mixing.mix, mixing.scale, way)
+        self.norm2, folded = _fold(mlp)
+        assert isinstance(mlp.mix, MLP)
+        self.mlp = _PreparedMLP(mlp.mix, folded, mlp.scale, way)
+        for norm in (self.norm1, self.norm2):
+            freeze(norm, way.precise)
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
+        def attend(x: Tensor, total: Tensor | None) -> Tensor:
+            return self.attn(x, None if total is None else total[:, :queries], queries, relative)
+
+        return self.mixed(self.spread(x, attend, queries))
+
+    def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
+        """The branch between tokens, computed by `attend`: (B, N, D) -> (B, n, D)."""
+        return in_order(self.order, x, self.norm1, attend, lambda total, own: total[:, :queries] + own)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """The branch within tokens."""
+        return in_order(self.order, x, self.norm2, self.mlp, torch.add)
+
+
+def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
+    """What is left to do at run time, and what the next layer takes over; a later norm's output is a residual."""
+    return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
+
+
+class _Mixing(nn.Module):
+    """Any other way to mix tokens, as it is, and the residual sum."""
+
+    def __init__(self, mix: nn.Module, scale: nn.Module, way: Way) -> None:
+        super().__init__()
+        self.mix, self.scale, self.dtype = mix, scale, way.dtype
+        freeze(self, way)
+
+    def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
+        x = self.scale(self.mix(x.to(self.dtype), queries, relative))
+        return x.float() if residual is None else residual + x
+
+
+class PreparedAttention(nn.Module):
+    """`Attention` of the tokens that `residual` has, with the residual sum; of all of them, unless q is split off."""
+
+    def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
+        super().__init__()
+        self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
+        weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
+        D = weight.shape[1]
+        cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
+        self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
+        self.norm = without_affine(attention.norm)
+        self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), way)
+
+    def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) tokens -> q (B, H, n, D_h) of the first n = `queries`, scaled; k and v (B, H, N, D_h)."""
+        x = x.to(self.dtype)
+        if len(self.qkv) == 1:
+            parts = self.qkv[0](x).chunk(3, dim=-1)
+        else:
+            parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).chunk(2, dim=-1))
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        return q, k, v
+
+    def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
+        q, k, v = self.project(x, queries)
+        q, k, bias = (q, k, None) if relative is None else relative(q, k, 1.0)
+        return self.finish(self.attend(q, k, v, bias), residual)
+
+    def finish(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Eq. 8 of the joined heads (B, n, D), and the residual sum."""
+        x = self.proj(self.norm(x), residual)
+        return x.float() if residual is None else x
+
+
+class _PreparedMLP(nn.Module):
+    """`MLP` with the residual sum."""
+
+    def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, way: Way) -> None:
+        super().__init__()
+        self.dtype = way.dtype
+        fused = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
+        self.fc1 = _Linear(*after_norm(mlp.fc1, norm), way, fused)
+        self.between = nn.Identity() if fused is not None else nn.Sequential(mlp.conv, mlp.act)
+        freeze(self.between, way)
+        self.norm = without_affine(mlp.norm)
+        self.fc2 = _Linear(*with_scale(mlp.fc2, scale, mlp.norm), way)
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        x = self.fc2(self.norm(self.between(self.fc1(x.to(self.dtype)))), residual)
+        return x.float() if residual is None else x
+
+
+def _attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    mask = None if bias is None else bias.to(q.dtype)
+    x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)  # (B, H, n, D_h)
+    return x.transpose(1, 2).flatten(2)
+
+
+def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    logits = q @ k.transpose(-2, -1)  # (B, H, n, N)
+    x = (logits if bias is None else logits + bias.to(q.dtype)).softmax(dim=-1) @ v
+    return x.transpose(1, 2).flatten(2)
+
+
+def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """One image after the other: its (H, n, N) logits stay in the cache, and q, k, v are read where they lie."""
+    B, H, n, d = q.shape
+    x = q.new_empty(B, n, H, d)
+    bias = None if bias is None else bias.expand(B, -1, -1, -1)
+    for i in range(B):
+        logits = torch.bmm(q[i], k[i].transpose(-2, -1))  # (H, n, N)
+        logits = logits if bias is None else logits + bias[i].to(q.dtype)
+        x[i] = torch.bmm(logits.softmax(dim=-1), v[i]).transpose(0, 1)
+    return x.flatten(2)
+
 
 _KNOWN = OUTSIDE_BLOCKS | {
     *("layers", "hidden_size", "heads", "mlp_size", "mlp_kind", "projection", "conv_layers", "position", "position_at"),

@@ -1,22 +1,30 @@
 """The backends, one row each: adding one is a module and a row. Nothing here loads torch or any runtime.
 
 The command line derives its choices from these tables, as does everything that goes through all backends.
+
+What the hardware computes fastest in.
+
+What computes logits: the plain model, or one of its faster doubles.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from vitkit.errors import VitkitError
+from vitkit.system.environment import choose_device
 
 if TYPE_CHECKING:
-    from vitkit.inference.backends.base import Runner
+    from torch import Tensor
+
     from vitkit.model.build import Model
+
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 PLANS = (
@@ -126,3 +134,64 @@ for _row in (
     ),
 ):
     register(_row)
+
+
+_PROCESSOR = Path("/proc/cpuinfo")  # of Linux: tells without PyTorch what PyTorch would
+
+
+def best_precision(device: str = "auto") -> str:
+    """`bfloat16` where the hardware multiplies such numbers, else `float32`.
+
+    Args:
+        device: that computes, as torch calls it; `auto` is what `choose_device` takes.
+    """
+    import torch
+
+    kind = (choose_device() if device == "auto" else device).partition(":")[0]
+    if kind == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return processor_precision() if kind == "cpu" else "float32"
+
+
+def processor_precision() -> str:
+    """The same of the processor alone."""
+    capabilities = _capabilities()
+    has_bfloat16 = any(name in capabilities for name in ("amx_bf16", "avx512_bf16"))
+    return "bfloat16" if has_bfloat16 else "float32"
+
+
+def _capabilities() -> Collection[str]:
+    try:
+        with _PROCESSOR.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, flags = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return flags.split()
+    except OSError:
+        pass  # another system
+    import torch
+
+    found: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
+    return [name for name, is_there in found.items() if is_there]
+
+
+class Runner(Protocol):
+    """Preprocessed images to logits, by one backend in one precision.
+
+    Attributes:
+        backend: its name in `registry.BACKENDS`.
+        precision: `float32` or `bfloat16`, in which the layers compute.
+        is_concurrent: several threads may ask at once, each for a batch of its own.
+        merged: patches that are merged away in every layer.
+        plan: one of `PLANS`, never `auto`; empty where there is no choice.
+    """
+
+    backend: str
+    precision: str
+    is_concurrent: bool
+    merged: int
+    plan: str
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) float32 -> (B, K) float32 logits, on the CPU, for any B."""
+        ...

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import Double, prepare
-from vitkit.inference.backends.prepared_layers import PreparedAttention, PreparedBlock
+from vitkit.inference.backends.optimized import Double, PreparedAttention, PreparedBlock, prepare
 from vitkit.model.branches import OUTSIDE_BLOCKS, refuse_unknown
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer

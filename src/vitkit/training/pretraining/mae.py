@@ -13,10 +13,8 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.position import sincos_2d
 from vitkit.model.vit import Block, VisionTransformer
-from vitkit.training.pretraining.choices import Pretraining
-from vitkit.training.pretraining.masks import shuffled
-from vitkit.training.pretraining.network import Filled
-from vitkit.training.pretraining.patches import patchify, unpatchify
+from vitkit.training.pretraining.network import Filled, patchify, shuffled, unpatchify
+from vitkit.training.pretraining.options import Pretraining
 
 _HEAD_SIZE = 32  # of the decoder, as in the paper: 512 features, 16 heads
 _EPS = 1e-6  # added to a patch's variance

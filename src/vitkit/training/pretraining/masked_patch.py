@@ -14,10 +14,17 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import VisionTransformer
-from vitkit.training.pretraining.choices import Pretraining
-from vitkit.training.pretraining.masks import Corruption, corrupt
-from vitkit.training.pretraining.network import Filled
-from vitkit.training.pretraining.patches import colour_count, colours, painted, patchify, unpatchify
+from vitkit.training.pretraining.network import (
+    Corruption,
+    Filled,
+    colour_count,
+    colours,
+    corrupt,
+    painted,
+    patchify,
+    unpatchify,
+)
+from vitkit.training.pretraining.options import Pretraining
 
 _SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
 

@@ -1,6 +1,8 @@
 """Hugging Face's CLIP (arXiv 2103.00020) and SigLIP (arXiv 2303.15343; SigLIP 2's at a fixed size, arXiv 2502.14786).
 
 The image encoder, alone or out of a file that holds the text encoder too, which `vitkit.language` reads.
+
+Writing CLIP's and SigLIP's image encoders in the layout of Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -12,13 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitkit.classifier import Classifier
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.families import NAFLEX
-from vitkit.weights.formats.huggingface_described import activation, labels, or_usual, pixels, sides
+from vitkit.weights.formats.export import Files, one, ours_of, refuse, tensors_under
+from vitkit.weights.formats.huggingface_described import (
+    ACTIVATIONS,
+    activation,
+    labels,
+    or_usual,
+    pixels,
+    processor,
+    sides,
+)
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
+from vitkit.weights.origin import NAFLEX
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
 _TYPES = {  # `model_type`, of the whole and of the image encoder alone
@@ -220,4 +232,59 @@ def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
         for part in ("weight", "bias")
+    }
+
+
+def tower_files(classifier: Classifier) -> Files:
+    """The tensors of the image encoder, and what describes them.
+
+    Raises:
+        VitkitError: neither of the two has this model's parts; a head has no place in them.
+    """
+    config = ours_of(classifier).config
+    family = family_of(config)
+    is_clip = family == "clip"
+    refuse(
+        config,
+        "Hugging Face",
+        {
+            "num_classes": (0,),
+            "embed_norm": (is_clip,),
+            "patch_bias": (not is_clip,),
+            "class_token": (is_clip,),
+            "pool": ("token",) if is_clip else ("map",),
+            "mlp_kind": ("mlp",),
+            "stem": (None,),
+            "fc_norm": (False,),
+            "layer_scale": (None,),
+            "representation_size": (None,),
+            "prefix_positions": (True,) if is_clip else (True, False),
+            "distill_token": (False,),
+            "registers": (0,),
+            "qkv_bias": (True,),
+            "gelu": tuple(ACTIVATIONS),
+        },
+    )
+    layout = layout_for(config)
+    tensors = tensors_under(classifier, layout)
+    if not is_clip:
+        tensors |= whole_projections(ours_of(classifier).state_dict())
+    described = _config(config, family)
+    return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
+
+
+def _config(config: ViTConfig, family: str) -> dict[str, Any]:
+    return {
+        "architectures": ["CLIPVisionModel" if family == "clip" else "SiglipVisionModel"],
+        "model_type": f"{family}_vision_model",
+        "dtype": "float32",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.mlp_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_channels": config.in_channels,
+        "hidden_act": ACTIVATIONS[config.gelu],
+        "layer_norm_eps": config.norm_eps,
+        "image_size": one(config.image_size),
+        "patch_size": one(config.patch_size),
     }

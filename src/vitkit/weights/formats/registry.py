@@ -26,11 +26,12 @@ class CheckpointFormat:
     Attributes:
         name: as it is asked for.
         tells: whose it is, in a word or two; empty where the name says so.
-        reader: the module whose `recognise` tells its checkpoints; empty where none are read.
+        reader: `module:function` that tells its checkpoints; empty where none are read.
         writer: the module whose `write` makes them; empty where none are written.
         suffixes: of the files that are written.
         is_folder: whether folders are written too.
-        pixels: by whose weights were trained with them, the constant of `reader` that has these fields of `Preprocess`.
+        pixels: by whose weights were trained with them, the constant in the module of `reader` that has these fields
+            of `Preprocess`.
     """
 
     name: str
@@ -47,7 +48,8 @@ class CheckpointFormat:
         Raises:
             VitkitError: it is, and holds what vitkit's model has not.
         """
-        recognises: Callable[[Checkpoint], Layout | None] = import_module(self.reader).recognise
+        module, function = self.reader.split(":")
+        recognises: Callable[[Checkpoint], Layout | None] = getattr(import_module(module), function)
         return recognises(checkpoint)
 
     def write(self, classifier: Classifier, destination: Path) -> None:
@@ -110,7 +112,7 @@ def pixels_of(owner: str) -> Mapping[str, Any] | None:
     """The fields of `Preprocess`, but for the size, that this owner's weights are trained with; None: of nobody."""
     for form in CHECKPOINT_FORMATS.values():
         if owner in form.pixels:
-            found: Mapping[str, Any] = getattr(import_module(form.reader), form.pixels[owner])
+            found: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
             return found
     return None
 
@@ -120,32 +122,37 @@ _HOME = "vitkit.weights.formats"
 for _row in (  # from the one that is asked last to the one that is asked first
     CheckpointFormat(
         "timm",
-        reader=f"{_HOME}.timm",
-        writer=f"{_HOME}.timm_files",
+        reader=f"{_HOME}.timm:recognise",
+        writer=f"{_HOME}.timm",
         suffixes=(".safetensors", ".pth", ".pt"),
         is_folder=True,
         pixels={"augreg": "AUGREG", "deit": "DEIT"},
     ),
-    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.naflex"),
-    CheckpointFormat("eva", "timm's EVA, EVA-02, Perception Encoder, DINOv3", reader=f"{_HOME}.eva"),
-    CheckpointFormat("beit", "timm's BEiT and ViTs with relative positions", reader=f"{_HOME}.beit"),
-    CheckpointFormat("dino", "DINO and DINOv2, by their authors", f"{_HOME}.dino", pixels={"dinov2": "PIXELS"}),
+    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex"),
+    CheckpointFormat("eva", "timm's EVA, EVA-02, Perception Encoder, DINOv3", reader=f"{_HOME}.timm_eva:recognise"),
+    CheckpointFormat("beit", "timm's BEiT and ViTs with relative positions", reader=f"{_HOME}.timm_eva:recognise_beit"),
     CheckpointFormat(
-        "hf", "Hugging Face's", f"{_HOME}.huggingface", writer=f"{_HOME}.huggingface_files", is_folder=True
+        "dino",
+        "DINO and DINOv2, by their authors",
+        f"{_HOME}.authors:recognise_dino",
+        pixels={"dinov2": "DINO_PIXELS"},
     ),
-    CheckpointFormat("hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_dinov3"),
-    CheckpointFormat("hf_beit", "Hugging Face's BEiT and Data2VecVision", f"{_HOME}.huggingface_beit"),
-    CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers"),
-    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip"),
     CheckpointFormat(
-        "authors", "DINOv3's, EVA-02's and Perception Encoder's, by their authors", reader=f"{_HOME}.authors"
+        "hf", "Hugging Face's", f"{_HOME}.huggingface:recognise", writer=f"{_HOME}.huggingface", is_folder=True
     ),
-    CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision", pixels={"torchvision": "PIXELS"}),
+    CheckpointFormat("hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_others:recognise_dinov3"),
+    CheckpointFormat("hf_beit", "Hugging Face's BEiT and Data2VecVision", f"{_HOME}.huggingface_others:recognise_beit"),
+    CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers:recognise"),
+    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip:recognise"),
+    CheckpointFormat(
+        "authors", "DINOv3's, EVA-02's and Perception Encoder's, by their authors", reader=f"{_HOME}.authors:recognise"
+    ),
+    CheckpointFormat("torchvision", reader=f"{_HOME}.torchvision:recognise", pixels={"torchvision": "PIXELS"}),
     CheckpointFormat(
         "npz",
         "Google's",
-        f"{_HOME}.google_npz",
-        f"{_HOME}.google_npz_files",
+        f"{_HOME}.google:recognise",
+        f"{_HOME}.google",
         (".npz",),
         pixels={"google": "PIXELS"},
     ),

@@ -1,0 +1,354 @@
+"""A table of images as a label file has it: classes of pictures changed, pictures left out, and others taken in.
+
+Only rows that are named change, so that every other picture keeps its class and, trained again with `split_from`, its
+split. docs/decisions/0028-label-files.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, Proposal, labels_in, read_labels
+from vitkit.data.layout import LayoutName
+from vitkit.data.proposals import Renaming
+from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
+from vitkit.data.table import UNLABELLED, ImageTable, Row, number_sets
+from vitkit.errors import VitkitError
+from vitkit.system.files import without_place
+from vitkit.system.progress import Progress
+from vitkit.text.cells import JOINT, listed, plural
+from vitkit.text.names import bare, look
+
+
+def read_corrected(
+    data: str | Path, labels: str | Path | None, progress: Progress | None = None, layout: LayoutName = "auto"
+) -> ImageTable:
+    """As `read_source`, with the labels of a label file; None: with those that the data have.
+
+    Pictures that lie in a folder without class folders, or in a class folder called `unlabelled`, have no class but
+    what the label file gives them; the others of them are left out.
+
+    Args:
+        data: the folder, file or name.
+        labels: the label file.
+        progress: told what is downloaded.
+        layout: whether the folders of a folder are `classes` or `splits`.
+
+    Raises:
+        VitkitError: the data or the label file cannot be understood, or fewer than two classes are left.
+    """
+    if labels is None:
+        table = read_table(data, progress, layout)
+    else:
+        own = read_labels(labels)
+        is_heap = layout == "auto" and has_no_folders(data)
+        table = correct(read_unlabelled(data) if is_heap else read_table(data, progress, layout), own)
+    check_classes(table)
+    return table
+
+
+def labels_of(table: ImageTable) -> list[tuple[str, str]]:
+    """Path and label of each image, as a label file has them."""
+    return [(path, table.cell_of(i)) for i, path in enumerate(table.paths)]
+
+
+def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> ImageTable:
+    """The table with what a label file says, and in words what that changed.
+
+    Args:
+        table: images, split or not.
+        labels: of them.
+        may_add: whether a picture that is in the data's folder, and not in the table, comes into it.
+
+    Returns:
+        The rows in their order, without those that are left out; then those that were added. Classes are sorted, and
+        those without a picture are gone. `corrections` and `unmatched` tell of it.
+
+    Raises:
+        VitkitError: a label names several classes where pictures have one, nothing is left, or the label file is a list
+            of suspects that nobody has edited.
+    """
+    before = [table.cell_of(i) for i in range(len(table))]
+    after, tally, finder = list(before), _Tally(), PathFinder(table.root, table.paths)
+    added: dict[str, str] = {}
+    spelt, is_multi = {look(name): name for name in table.classes}, _has_several(table, labels)
+    for edit, label, found in _settled_edits(table, labels, finder, spelt, is_multi=is_multi):
+        for i in found:
+            tally.take(i, edit, after[i], label, table)
+            after[i] = label
+        if not found:
+            path = finder.beside(edit.path) if may_add else None
+            if path is not None:
+                added[path] = label
+                if edit.proposed_by:
+                    tally.proposed_of_added.setdefault(path, edit.proposed_by)
+            elif may_add or label != EXCLUDED:  # a run knows no picture that was left out of it
+                tally.lost[edit.path] = None
+    added, homeless = _with_splits(table, {path: own for path, own in added.items() if own != EXCLUDED})
+    if labels.has_suspects and not added and after == before:
+        raise VitkitError(
+            f"{labels.name} lists labels that look wrong, and changes none: write what is right into its column label "
+            f"(empty: leave the picture out), or see them first: vitkit doctor {labels.name}"
+        )
+    changed = _built(table, after, added, is_multi=is_multi)
+    changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
+    changed = replace(changed, proposals=_proposals(table, changed, (before, after), added, tally))
+    told, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
+    return replace(changed, corrections=(*table.corrections, *told), unmatched=(*table.unmatched, *unmatched))
+
+
+@dataclass
+class _Tally:
+    """What is to be told.
+
+    Attributes:
+        lost: paths that no picture has.
+        known: of each image that is named, the label that it had before by the first edit, and all that it got.
+        proposed: of each image that a model proposed a label for, the label before the first proposal, and by whom.
+        proposed_of_added: by whom, of pictures that are added.
+        last: of each image that is named, its last label that does not leave it out.
+    """
+
+    lost: dict[str, None] = field(default_factory=dict)
+    known: dict[int, set[str]] = field(default_factory=dict)
+    proposed: dict[int, tuple[str, str]] = field(default_factory=dict)
+    proposed_of_added: dict[str, str] = field(default_factory=dict)
+    last: dict[int, str] = field(default_factory=dict)
+
+    def take(self, image: int, edit: Edit, now: str, label: str, table: ImageTable) -> None:
+        """Note an edit of an image whose label is `now` until then."""
+        self.known.setdefault(image, {edit.previous}).add(label)
+        if edit.proposed_by:
+            before = edit.previous if edit.previous in table.classes else now
+            self.proposed.setdefault(image, (before, edit.proposed_by))
+        if now != EXCLUDED:
+            self.last[image] = now
+
+    def stale(self, before: Sequence[str]) -> list[int]:
+        """The images whose label in the data is none that the label file knows of."""
+        return [i for i, own in self.known.items() if not own & {"", UNLABELLED, before[i]}]
+
+    def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
+        """The images that are left out, with their last labels."""
+        return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
+
+
+def _proposals(
+    table: ImageTable,
+    changed: ImageTable,
+    told: tuple[Sequence[str], Sequence[str]],
+    added: dict[str, str],
+    tally: _Tally,
+) -> tuple[Proposal, ...]:
+    """The images whose labels follow a model's proposal, those of before among them, which know older labels."""
+    older = {own.path: own for own in table.proposals}
+    before, after = told
+    rename = Renaming.of(
+        ((old, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if i not in tally.proposed),
+        changed,
+    )
+    for i, (label, by) in tally.proposed.items():
+        path = table.paths[i]
+        if path not in older and (own := rename(label)) != after[i]:
+            older[path] = Proposal(path, own, by)
+    for path, by in tally.proposed_of_added.items():
+        if path in added:
+            older.setdefault(path, Proposal(path, UNLABELLED, by))
+    place = {path: i for i, path in enumerate(table.paths)}
+    found = []
+    for path, proposal in older.items():
+        if path not in place:
+            found.append(proposal)
+        elif (label := after[place[path]]) != proposal.before:
+            found.append(proposal._replace(split=table.splits[place[path]] if label == EXCLUDED else None))
+    return tuple(found)
+
+
+def _has_several(table: ImageTable, labels: LabelFile) -> bool:
+    """Whether pictures may have several classes, as the data say, or the labels of data without any."""
+    return table.is_multi or (table.classes == (UNLABELLED,) and any(JOINT in own.label for own in labels.edits))
+
+
+def _settled_edits(
+    table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], *, is_multi: bool
+) -> Iterator[tuple[Edit, str, Sequence[int]]]:
+    """Each row of a label file with its label as it is to stand in the table, and the images that it names."""
+    for line, edit in zip(labels.lines, labels.edits, strict=True):
+        label = _settled(labels.name, line, edit.label, table, spelt, is_multi=is_multi)
+        yield edit, label, finder.find(edit.path)
+
+
+def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], *, is_multi: bool) -> str:
+    """A label as it stands in the table, or is to.
+
+    Accents may be written otherwise than in the table, as folders made on a Mac have them, or a space of no width may
+    have come along from a web page: nobody sees two classes.
+    """
+    if label in table.classes:  # whatever is in its name
+        return label
+    label = bare(label).strip()
+    if label == EXCLUDED or label in table.classes:
+        return label
+    if is_multi:
+        return JOINT.join(sorted({spelt.setdefault(look(own), own) for own in labels_in(label)})) or JOINT
+    if JOINT in label:
+        raise VitkitError(
+            f"{name}, line {line}: {label!r} names several classes, and the pictures of {table.name} have one each; a "
+            "CSV with the column labels holds pictures of several"
+        )
+    return spelt.setdefault(look(label), label)
+
+
+def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The added pictures that have a place, and the others: of data that come split, what is in no split's folder."""
+    if not any(table.splits):
+        return added, []
+    homes = _split_of_folder(table)
+    homeless = [path for path in added if path.split("/")[0] not in homes]
+    return {path: label for path, label in added.items() if path not in homeless}, homeless
+
+
+def _split_of_folder(table: ImageTable) -> dict[str, str]:
+    """The split of each folder in the data's folder that holds images of one split alone."""
+    found: dict[str, set[str | None]] = {}
+    for path, split in zip(table.paths, table.splits, strict=True):
+        if "/" in path:
+            found.setdefault(path.split("/")[0], set()).add(split)
+    return {folder: own for folder, splits in found.items() if len(splits) == 1 and (own := next(iter(splits)))}
+
+
+def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], *, is_multi: bool) -> ImageTable:
+    """The table of the rows that are left, and of those that were added."""
+    kept = [i for i, label in enumerate(after) if label not in (EXCLUDED, UNLABELLED)]
+    labels = [*(after[i] for i in kept), *added.values()]
+    if not labels:
+        raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
+    homes = _split_of_folder(table) if any(table.splits) else {}
+    own = [labels_in(label) if is_multi else [label] for label in labels]
+    classes = tuple(sorted({name for names in own for name in names}))
+    number = {name: i for i, name in enumerate(classes)}
+    indices = [tuple(sorted(number[name] for name in names)) for names in own]
+    sets, numbers = number_sets(indices) if is_multi else ((), tuple(only for (only,) in indices))
+    return replace(
+        table,
+        classes=classes,
+        paths=(*(table.paths[i] for i in kept), *added),
+        labels=numbers,
+        splits=(*(table.splits[i] for i in kept), *(homes.get(path.split("/")[0]) for path in added)),
+        sets=sets,
+        empty=tuple(name for name in table.empty if name not in classes),
+    )
+
+
+# --- In words --------------------------------------------------------------------------------------------------
+
+
+def _in_words(
+    table: ImageTable,
+    changed: ImageTable,
+    labels: LabelFile,
+    told: tuple[Sequence[str], Sequence[str]],
+    added: dict[str, str],
+    tally: _Tally,
+    homeless: Sequence[str],
+) -> tuple[list[str], list[str]]:
+    """What a label file changed, and what of it changed nothing."""
+    name, (before, after) = without_place(labels.name), told
+    proposed = len({own.path for own in changed.proposals} - {own.path for own in table.proposals})
+    by = f" ({proposed} proposed by a model)" if proposed else ""
+    notes = [f"{name}: {', '.join(_counts(before, after, added))}{by}", *_of_classes(name, table, changed)]
+    if unlabelled := sum(own == UNLABELLED for own in after):
+        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
+        notes.append(f"{pictures} left out")
+    if stale := tally.stale(before):
+        paths = listed([table.paths[i] for i in stale])
+        pictures = plural(len(stale), "picture is", "pictures are")
+        notes.append(f"{pictures} of a class in the data that {name} did not find there; its labels hold: {paths}")
+    return notes, [*_of_lost(name, table, tally), *_of_homeless(name, homeless)]
+
+
+def _counts(before: Sequence[str], after: Sequence[str], added: dict[str, str]) -> Iterator[str]:
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    ways = Counter(
+        "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
+        for old, new in pairs
+    )
+    if added:
+        ways["added"] = len(added)
+    if not ways:
+        yield "changes no label"
+    for way, count in ways.items():
+        yield f"{plural(count, 'picture', 'pictures')} {way}"
+
+
+def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
+    old, new = set(table.classes) - {UNLABELLED}, set(changed.classes)
+    if more := sorted(new - old):
+        yield f"new by {name}: {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
+    if gone := sorted(old - new):
+        yield f"without a picture by {name}, and so gone: {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
+
+
+def _of_lost(name: str, table: ImageTable, tally: _Tally) -> Iterator[str]:
+    if tally.lost:
+        path, match, change = ("path", "matches", "changes") if len(tally.lost) == 1 else ("paths", "match", "change")
+        yield (
+            f"{len(tally.lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
+            f"{listed(list(tally.lost))}; paths are as seen from the data's folder, or absolute"
+        )
+
+
+def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
+    if homeless:
+        pictures = plural(len(homeless), "picture", "pictures")
+        yield f"{pictures} of {name} left out, in no folder of the data's splits: {listed(homeless)}"
+
+
+# --- One by one --------------------------------------------------------------------------------------------------
+
+
+class Followed:
+    """The label of each image of a table, which follows a label file as rows are added to it.
+
+    Attributes:
+        labels: of each image, as a label file has it; `EXCLUDED` of those that are left out.
+        lost: paths of the label file that no picture in the data's folder has.
+    """
+
+    def __init__(self, table: ImageTable) -> None:
+        self._table, self._finder = table, PathFinder(table.root, table.paths)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._edits: tuple[Edit, ...] = ()
+        self._is_multi = self._table.is_multi
+        self._spelt = {look(name): name for name in self._table.classes}
+        self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
+        self.lost: dict[str, None] = {}
+
+    def take(self, file: LabelFile) -> None:
+        """Follow the rows of a file, of which only those are looked at that were added.
+
+        Raises:
+            VitkitError: a label names several classes where pictures have one.
+        """
+        known = len(self._edits)
+        is_multi = self._is_multi or _has_several(self._table, replace(file, edits=file.edits[known:]))
+        if is_multi != self._is_multi or file.edits[:known] != self._edits:
+            self._begin()
+            known, self._is_multi = 0, is_multi
+        added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
+        self._edits = ()  # until all are taken
+        for edit, label, found in _settled_edits(self._table, added, self._finder, self._spelt, is_multi=is_multi):
+            for i in found:
+                self.labels[i] = label
+            if not found and self._finder.beside(edit.path) is None:
+                self.lost[edit.path] = None
+        self._edits = file.edits
+
+    def lines(self, name: str) -> list[str]:
+        """What of the label file matches no picture, in words."""
+        return list(_of_lost(name, self._table, _Tally(lost=self.lost)))

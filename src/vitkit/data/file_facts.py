@@ -1,0 +1,209 @@
+"""What was found out about image files, kept outside the data's folder and known again by content.
+
+A file that has neither moved nor changed since (device, inode, size and both times, as git tells it) is not read again;
+any other is hashed. Where nothing can be kept, every file is simply looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vitkit.data.opening import decoders
+from vitkit.system.environment import cache_folder
+from vitkit.system.files import to_json
+
+_VERSION = 6  # of what is kept, and of how pictures are compared
+_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints"
+_CREATE = f"""
+CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
+CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs);
+"""
+_BY_DIGEST = f"SELECT {_FACTS} FROM facts WHERE digest IN"  # noqa: S608  # constants
+_BY_STAMP = f"SELECT stamp, {_FACTS} FROM stamps JOIN facts USING (digest) WHERE stamp IN"  # noqa: S608
+_FORGET = """
+DELETE FROM compared WHERE number IN (
+    SELECT number FROM (SELECT number, SUM(LENGTH(contents)) OVER (ORDER BY number DESC) AS held FROM compared)
+    WHERE held > ? AND number < (SELECT MAX(number) FROM compared)
+)
+"""  # the oldest ones; never the last
+_MOST_COMPARED = 64 * 2**20  # bytes of digests
+_DIGEST = 32  # bytes of each
+_WRITTEN = 4096  # files that are written at a time
+_ASKED = 512  # files or contents that are asked for at a time
+_SETTLED = 2 * 10**9  # nanoseconds after which a file that changes again has another time
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one file holds.
+
+    Attributes:
+        digest: SHA-256 of its bytes; empty where it could not be opened.
+        error: why it is unreadable; None for a picture, which has all that follows.
+        format, mode: Pillow's names for what is in the file.
+        width, height: pixels, upright.
+        is_animated: there are more frames than the one that is used.
+        thumbnail: 16 x 16 x 3 bytes of RGB.
+        doubt: what it does not say about its numbers, so that it may be meant darker or lighter.
+    """
+
+    digest: bytes
+    error: str | None = None
+    format: str = ""
+    mode: str = ""
+    width: int = 0
+    height: int = 0
+    is_animated: bool = False
+    thumbnail: bytes = b""
+    doubt: str | None = None
+    keypoints: bytes = b""
+
+
+row_of = attrgetter(*_FACTS.split(", "))
+
+
+class Memory:
+    """Facts by file and by content, and which contents were compared with one another. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
+        self._lock = threading.Lock()
+        self._facts: list[Facts] = []  # not yet written
+        self._stamps: list[tuple[bytes, bytes]] = []
+        self._database: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        for _ in range(2):  # the second time without the damaged file
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
+                self._database.executescript(_CREATE)
+                break
+            except (OSError, sqlite3.Error) as error:
+                self._give_up(error)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.write()
+        self._give_up()
+
+    def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
+        """The facts of files by their stamps; those that are not known are left out."""
+        known = [stamp for stamp in stamps if stamp is not None]
+        return {row[0]: Facts(*row[1:]) for part in _parts(known) for row in self._ask(_BY_STAMP, part)}
+
+    def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
+        """The facts of contents by their digests; those that are not known are left out."""
+        return {row[0]: Facts(*row) for part in _parts(digests) for row in self._ask(_BY_DIGEST, part)}
+
+    def learn(self, facts: Facts, stamp: bytes | None) -> None:
+        """Remember a file, if it is one that can be known again."""
+        with self._lock:
+            self._facts.append(facts)
+            if stamp is not None:
+                self._stamps.append((stamp, facts.digest))
+        self.write(least=_WRITTEN)
+
+    def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
+        """Contents that were compared with one another, these or else the most of these, and what came of it.
+
+        Args:
+            digests: of contents, each once, in order.
+
+        Returns:
+            None where less than half of them were.
+        """
+        rows = self._ask("SELECT pairs FROM compared WHERE name IN", [_name_of(digests)])
+        if rows:
+            return tuple(digests), json.loads(rows[0][0])
+        wanted, most, best = set(digests), len(digests) // 2, None
+        for own in self._ask("SELECT number FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
+            found = self._ask("SELECT contents FROM compared WHERE number IN", own)
+            contents = _split(found[0][0]) if found else []
+            there = len(wanted.intersection(contents))
+            if there > most:
+                most, best = there, (own, contents)
+        rows = [] if best is None else self._ask("SELECT pairs FROM compared WHERE number IN", best[0])
+        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
+
+    def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
+        """Remember that these contents were compared with one another, and what came of it; plain JSON types."""
+        row = (_name_of(digests), b"".join(digests), to_json(outcome))
+        self._run("INSERT OR REPLACE INTO compared (name, contents, pairs) VALUES (?, ?, ?)", [row])
+        self._run(_FORGET, [(_MOST_COMPARED,)])
+
+    def write(self, least: int = 1) -> None:
+        """Write down what was learned, if it is as much as `least` files."""
+        if len(self._facts) >= least:
+            with self._lock:
+                facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
+            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(row_of, facts)))
+            self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
+
+    def _ask(self, question: str, keys: Sequence[Any]) -> list[Any]:
+        with self._lock:
+            if self._database is None or not keys:
+                return []
+            try:
+                return self._database.execute(f"{question} ({', '.join('?' * len(keys))})", keys).fetchall()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                return []
+
+    def _run(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        with self._lock:
+            if self._database is not None:
+                try:
+                    with self._database:
+                        self._database.executemany(statement, rows)
+                except sqlite3.Error as error:
+                    self._give_up(error)
+
+    def _give_up(self, reason: Exception | None = None) -> None:
+        """Without a memory the work goes on. A full disk or a lock may pass; a damaged file is removed."""
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+        self._database = None
+        if isinstance(reason, sqlite3.DatabaseError) and not isinstance(reason, sqlite3.OperationalError):
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[start : start + _ASKED] for start in range(0, len(keys), _ASKED))
+
+
+def stamp_of(file: Path) -> bytes | None:
+    """What changes whenever a file does; None where it cannot be seen, or changed so lately that it might again."""
+    try:
+        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
+    except OSError:
+        return None
+    if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) < _SETTLED:
+        return None
+    return struct.pack("=QQQqq", seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+
+
+def _name_of(digests: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(digests)).digest()
+
+
+def _split(contents: bytes) -> list[bytes]:
+    return [contents[i : i + _DIGEST] for i in range(0, len(contents), _DIGEST)]

@@ -1,0 +1,521 @@
+"""Which images of a table are pictures that a record knows, and what follows from that for the split.
+
+Known are the same file under any name, and the same picture resized, recompressed, altered (cropped, captioned,
+recoloured and the like) or mirrored (docs/decisions/0009-duplicates.md); a mirror image in another class is not.
+
+The record of what weights have been trained on: every picture, known again by its content or by its looks. It is made
+when a run begins, travels with the weights (beside them in a model folder, inside a converted or exported file), and
+grows with every run that starts from them. For each picture it holds what became of it, its label, the hash of its
+file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes: docs/decisions/0013-what-weights-
+have-seen.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.data.doctor.altered import Described, ends_of
+from vitkit.data.doctor.duplicates import Kind, LookedFor, find_known
+from vitkit.data.doctor.keypoints import MOST
+from vitkit.data.doctor.likeness import THUMBNAIL, cosines
+from vitkit.data.doctor.scan import scan
+from vitkit.data.file_facts import Facts, Memory
+from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, to_json
+from vitkit.system.progress import Progress
+
+ROLES = ("test", "val", "train")  # what weights know of a picture: nothing; they were chosen by it; they learned it
+DIGEST = 16  # bytes of a file's SHA-256 that are kept
+_FORMAT = 1
+_PIXELS = THUMBNAIL**2
+_TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
+_FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels: smaller steps tell no picture from another
+_LARGE, _MOST_RATIO = 2**30, 200  # bytes that a record may unpack to, or so many for each of its own
+_MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
+
+
+@dataclass(frozen=True)
+class PictureRecord:
+    """What is known of n pictures. One that was there with several labels is in it with each.
+
+    Attributes:
+        digests: the beginning of each file's SHA-256, (n, 16).
+        roles: indices into `ROLES`, (n,). Of a picture that several runs used it is the highest.
+        labels: indices into `names`, (n,).
+        names: labels as they were; several classes of a picture are joined by `;`.
+        scales: mean and step of each channel of the thumbnails, (n, 6).
+        codes: cosine coefficients of the thumbnails in those steps, (n, 768); (0, 768) where they were left out.
+        is_whole: whether all that the weights were ever trained on is in here. It is not where they began from
+            weights that have no record.
+        counts: keypoints of each picture, (n,); (0,) where thumbnails were left out.
+        words, places: of the keypoints, picture by picture, as `keypoints.unpack` returns them.
+        aspects: width / height, (n,); 0 where an earlier vitkit wrote the record, which knew no keypoints.
+    """
+
+    digests: npt.NDArray[np.uint8]
+    roles: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int32]
+    names: tuple[str, ...]
+    scales: npt.NDArray[np.float16]
+    codes: npt.NDArray[np.int8]
+    is_whole: bool
+    counts: npt.NDArray[np.uint8]
+    words: npt.NDArray[np.uint64]
+    places: npt.NDArray[np.uint16]
+    aspects: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    @property
+    def has_thumbnails(self) -> bool:
+        return len(self.codes) == len(self)
+
+    @property
+    def has_keypoints(self) -> bool:
+        """Whether altered copies of every picture can be looked for."""
+        return len(self.aspects) == len(self) and bool((self.aspects > 0).all())
+
+    @property
+    def seen(self) -> int:
+        """How many pictures the weights were trained on or chosen by."""
+        return int((self.roles > 0).sum())
+
+    def role_of(self) -> dict[bytes, str]:
+        """What became of each content."""
+        return {digest.tobytes(): ROLES[role] for digest, role in zip(self.digests, self.roles.tolist(), strict=True)}
+
+    def label_of(self, index: int) -> str:
+        return self.names[self.labels[index]]
+
+    def thumbnails(self) -> npt.NDArray[np.uint8]:
+        """(n, 16, 16, 3) RGB, as exact as telling copies apart needs."""
+        means, steps = self.scales[:, :3].astype(np.float32), self.scales[:, 3:].astype(np.float32)
+        spectrum = self.codes.reshape(-1, 3, THUMBNAIL, THUMBNAIL) * steps[:, :, None, None]
+        basis = cosines()
+        channels = basis.T @ spectrum @ basis + means[:, :, None, None]  # (n, 3, 16, 16)
+        pixels = np.moveaxis(channels, 1, -1) @ np.linalg.inv(_TO_YCC).T.astype(np.float32)
+        return np.round(pixels).clip(0, 255).astype(np.uint8)
+
+    def described(self) -> Described:
+        """What there is to compare other pictures with."""
+        aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
+        return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
+
+    def without_looks(self) -> PictureRecord:
+        """The hashes, roles and labels alone."""
+        return replace(
+            self.without_keypoints(),
+            scales=self.scales[:0],
+            codes=self.codes[:0],
+            counts=self.counts[:0],
+            aspects=self.aspects[:0],
+        )
+
+    def without_keypoints(self) -> PictureRecord:
+        """As an earlier vitkit would have written it."""
+        return replace(
+            self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
+        )
+
+    def merge(self, later: PictureRecord) -> PictureRecord:
+        """Both records as one; a picture in both was at least as much used as either says."""
+        places: dict[bytes, list[int]] = {}
+        for i, digest in enumerate(later.digests):
+            places.setdefault(digest.tobytes(), []).append(i)
+        rest = [i for i, digest in enumerate(self.digests) if digest.tobytes() not in places]
+        roles = later.roles.copy()
+        for digest, role in zip(self.digests, self.roles, strict=True):
+            for i in places.get(digest.tobytes(), ()):
+                roles[i] = max(roles[i], role)
+        names = tuple(dict.fromkeys((*later.names, *self.names)))
+        number = {name: i for i, name in enumerate(names)}
+        own = np.array([number[name] for name in self.names], np.int32)
+        looks = [later, self] if self.has_thumbnails and later.has_thumbnails else []
+        first, second = looks or [later.without_looks(), self.without_looks()]
+        rest_of = rest if looks else []
+        own_keypoints = np.repeat(np.isin(np.arange(len(second.counts)), rest_of), second.counts)
+        return PictureRecord(
+            digests=np.concatenate([later.digests, self.digests[rest]]),
+            roles=np.concatenate([roles, self.roles[rest]]),
+            labels=np.concatenate([later.labels, own[self.labels[rest]] if rest else self.labels[:0]]),
+            names=names,
+            scales=np.concatenate([first.scales, second.scales[rest_of]]),
+            codes=np.concatenate([first.codes, second.codes[rest_of]]),
+            is_whole=self.is_whole and later.is_whole,
+            counts=np.concatenate([first.counts, second.counts[rest_of]]),
+            words=np.concatenate([first.words, second.words[own_keypoints]]),
+            places=np.concatenate([first.places, second.places[own_keypoints]]),
+            aspects=np.concatenate([first.aspects, second.aspects[rest_of]]),
+        )
+
+    def to_bytes(self) -> bytes:
+        """As a compressed .npz file, whose parts have checksums."""
+        about = to_json({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
+        arrays: dict[str, Any] = {
+            "about": np.frombuffer(about.encode(), np.uint8),
+            "digests": self.digests,
+            "roles": self.roles,
+            "labels": self.labels,
+            "scales": self.scales,
+            "codes": np.ascontiguousarray(self.codes.T),  # high frequencies are mostly zeros, side by side
+            "counts": self.counts,
+            "words": self.words,
+            "places": self.places,
+            "aspects": self.aspects,
+        }
+        file = io.BytesIO()
+        np.savez_compressed(file, **arrays)
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: object) -> PictureRecord:
+        """The record in the bytes of `to_bytes`.
+
+        Raises:
+            VitkitError: they are damaged, or a later vitkit wrote them; `source` is named.
+        """
+        try:
+            _check_size(data)
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                about = from_json(file["about"].tobytes())
+                if about["format"] > _FORMAT:
+                    raise VitkitError(f"the picture record of {source} is by a later vitkit: upgrade vitkit to read it")
+                n = file["codes"].shape[-1]  # 0 without thumbnails
+                has_keypoints = "words" in file  # an earlier vitkit knew none
+                record = cls(
+                    digests=file["digests"],
+                    roles=file["roles"],
+                    labels=file["labels"],
+                    names=tuple(about["names"]),
+                    scales=file["scales"],
+                    codes=np.ascontiguousarray(file["codes"].T),
+                    is_whole=bool(about["is_whole"]),
+                    counts=file["counts"] if has_keypoints else np.zeros(n, np.uint8),
+                    words=file["words"] if has_keypoints else np.zeros(0, np.uint64),
+                    places=file["places"] if has_keypoints else np.zeros((0, 2), np.uint16),
+                    aspects=file["aspects"] if has_keypoints else np.zeros(n, np.float32),
+                )
+            record._check()
+        except VitkitError:
+            raise
+        except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, OSError) as error:
+            raise VitkitError(f"the picture record of {source} is damaged: {error}") from error
+        return record
+
+    def _check(self) -> None:
+        n = len(self.digests)
+        shapes = [
+            (self.digests.shape, (n, DIGEST)),
+            (self.roles.shape, (n,)),
+            (self.labels.shape, (n,)),
+            (self.scales.shape, (len(self.codes), 6)),
+            (self.codes.shape, (len(self.codes), 3 * _PIXELS)),
+            (self.counts.shape, (len(self.codes),)),
+            (self.aspects.shape, (len(self.codes),)),
+            (self.words.shape, (int(self.counts.sum(dtype=np.int64)),)),
+            (self.places.shape, (len(self.words), 2)),
+        ]
+        wrong = [f"{have} in place of {want}" for have, want in shapes if have != want]
+        if wrong or len(self.codes) not in (0, n):
+            raise ValueError(f"its parts do not fit together: {', '.join(wrong) or len(self.codes)}")
+        if n and (self.roles.max() >= len(ROLES) or self.labels.max() >= len(self.names) or self.labels.min() < 0):
+            raise ValueError("it numbers roles or labels that there are not")
+        types = [
+            (self.counts.dtype, "u1"),
+            (self.words.dtype, "<u8"),
+            (self.places.dtype, "<u2"),
+            (self.aspects.dtype, "<f4"),
+        ]
+        if any(have != want for have, want in types) or self.counts.max(initial=0) > MOST:
+            raise ValueError("its keypoints are none")
+        if not (np.isfinite(self.aspects) & (self.aspects >= 0)).all():
+            raise ValueError("it says of pictures that they are of no width or height")
+
+
+def _check_size(data: bytes) -> None:
+    """Refuse a few bytes that unpack to very many.
+
+    Raises:
+        ValueError: they do.
+        zipfile.BadZipFile: they are no record.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > max(_LARGE, _MOST_RATIO * len(data)):
+        raise ValueError(f"{len(data):,} bytes would unpack to {size:,}")
+
+
+def make_record(
+    facts: Sequence[Facts], labels: Sequence[str], roles: Sequence[str], *, is_whole: bool
+) -> PictureRecord:
+    """The record of a run's own pictures.
+
+    Args:
+        facts: of readable images.
+        labels: the name of each one's class, or of its classes.
+        roles: train, val or test.
+        is_whole: whether the weights were trained on nothing else.
+    """
+    names = tuple(dict.fromkeys(labels))
+    number = {name: i for i, name in enumerate(names)}
+    # A file may be there twice; where its copies have several labels it is recorded with each.
+    first = {(fact.digest[:DIGEST], labels[i]): i for i, fact in reversed(list(enumerate(facts)))}
+    highest: dict[bytes, int] = {}
+    for fact, role in zip(facts, roles, strict=True):
+        digest = fact.digest[:DIGEST]
+        highest[digest] = max(highest.get(digest, 0), ROLES.index(role))
+    order = sorted(first.values())
+    pixels = np.frombuffer(b"".join(facts[i].thumbnail for i in order), np.uint8)
+    scales, codes = _encode(pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3))
+    own = [facts[i].digest[:DIGEST] for i in order]
+    described = Described.of([facts[i] for i in order])
+    return PictureRecord(
+        digests=np.frombuffer(b"".join(own), np.uint8).reshape(-1, DIGEST),
+        roles=np.array([highest[digest] for digest in own], np.uint8),
+        labels=np.array([number[labels[i]] for i in order], np.int32),
+        names=names,
+        scales=scales,
+        codes=codes,
+        is_whole=is_whole,
+        counts=np.diff(described.ends).astype(np.uint8),
+        words=described.words,
+        places=described.places,
+        aspects=described.aspects.astype(np.float32),
+    )
+
+
+def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
+    """A record's bytes as text, for the metadata of a file.
+
+    Where that is too long, without keypoints; where that is too long still, without thumbnails.
+    """
+    text = base64.b64encode(data).decode()
+    if len(text) > most:
+        whole = PictureRecord.from_bytes(data, "this model")
+        for less in (whole.without_keypoints(), whole.without_looks()):
+            text = base64.b64encode(less.to_bytes()).decode()
+            if len(text) <= most:
+                break
+    return text
+
+
+def from_text(text: str, source: object) -> bytes:
+    """The bytes that `to_text` was given.
+
+    Raises:
+        VitkitError: it is damaged; `source` is named.
+    """
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise VitkitError(f"the picture record of {source} is damaged: {error}") from error
+
+
+def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
+    """Mean, step and cosine coefficients of each channel.
+
+    A coefficient is at most the length of the channel without its mean, so steps of a hundredth of that make all of
+    them fit into a byte. The greys then correlate with the original by 0.9985 or more, and the colours differ by 5 in
+    255 at most (2,500 flowers).
+    """
+    channels = np.moveaxis(pixels.astype(np.float32) @ _TO_YCC.T, -1, 1)  # (n, 3, 16, 16)
+    means = channels.mean(axis=(2, 3))
+    basis = cosines()
+    spectrum = basis @ (channels - means[:, :, None, None]) @ basis.T
+    length = np.sqrt((spectrum**2).sum(axis=(2, 3)))
+    steps = np.maximum(length / 100, _FINEST).astype(np.float16)
+    codes = np.round(spectrum / steps.astype(np.float32)[:, :, None, None]).astype(np.int8)
+    return np.hstack([means.astype(np.float16), steps]), codes.reshape(-1, 3 * _PIXELS)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a record knows of the images of a table, an entry an image.
+
+    Attributes:
+        roles: what became of the picture, the most that any of its copies was used for; None: it is not known.
+        kinds: how it is known: `exact`, `near`, `altered` or `mirrored`.
+        touched: all that became of its copies; of the same file its own role alone.
+        relabelled: the images that are known with other labels than they have now.
+        looked_for: what copies could be told from other images: not altered ones, or not even near ones, where the
+            images are too alike, as from a camera that never moves, or where the record does not hold what it takes.
+    """
+
+    roles: tuple[str | None, ...]
+    kinds: tuple[Kind | None, ...]
+    touched: tuple[frozenset[str], ...]
+    relabelled: frozenset[int] = frozenset()
+    looked_for: LookedFor = "altered"
+
+    @property
+    def known(self) -> int:
+        return sum(role is not None for role in self.roles)
+
+    def seen(self) -> list[int]:
+        """The images that the weights were trained on or chosen by."""
+        return [i for i, role in enumerate(self.roles) if role in ("train", "val")]
+
+    def take(self, indices: Sequence[int]) -> Overlap:
+        """Of the images at these indices."""
+        return Overlap(
+            tuple(self.roles[i] for i in indices),
+            tuple(self.kinds[i] for i in indices),
+            tuple(self.touched[i] for i in indices),
+            frozenset(new for new, i in enumerate(indices) if i in self.relabelled),
+            self.looked_for,
+        )
+
+
+def find_overlap(
+    record: PictureRecord,
+    table: ImageTable,
+    facts: Sequence[Facts],
+    progress: Callable[[int, int], None] | None = None,
+) -> Overlap:
+    """Look for every image of a table in a record.
+
+    Args:
+        record: of what weights were trained on.
+        table: readable images.
+        facts: what each of them holds.
+        progress: told how many of how many have been compared.
+    """
+    role_of = record.role_of()
+    roles: list[str | None] = [role_of.get(fact.digest[:DIGEST]) for fact in facts]
+    kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
+    touched: list[set[str]] = [set() if role is None else {role} for role in roles]
+    rest = [i for i, role in enumerate(roles) if role is None]
+    looked_for: LookedFor = "altered"
+    if rest and len(record) and not record.has_thumbnails:
+        looked_for = "exact"
+    elif rest and len(record):
+        pairs, looked_for = find_known(Described.of([facts[i] for i in rest]), record.described(), progress)
+        if looked_for == "altered" and not record.has_keypoints:
+            looked_for = "near"
+        for number, j, kind in pairs:
+            i, role = rest[number], ROLES[record.roles[j]]
+            if kind == "mirrored" and record.label_of(j) not in (table.name_of(i), UNLABELLED):
+                continue
+            touched[i].add(role)
+            kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)
+            roles[i] = highest(role, roles[i])
+    return Overlap(
+        tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), _relabelled(record, table, facts), looked_for
+    )
+
+
+def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
+    """The images whose very file the record knows, with other labels."""
+    labels: dict[bytes, set[str]] = {}
+    for j, digest in enumerate(record.digests):
+        labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
+    known = {i: labels[digest] for i, fact in enumerate(facts) if (digest := fact.digest[:DIGEST]) in labels}
+    return frozenset(i for i, own in known.items() if not own & {table.name_of(i), UNLABELLED})
+
+
+def look_up(record: PictureRecord, table: ImageTable, progress: Progress) -> tuple[ImageTable, Overlap]:
+    """The readable images of a table, and what a record says of each.
+
+    Args:
+        record: of what weights were trained on.
+        table: images, which are read if they have not been before.
+        progress: told what is being done, how many are done, of how many.
+    """
+    with Memory() as memory:
+        facts = scan([table.file(i) for i in range(len(table))], memory, partial(progress, "reading images"))
+    readable = [i for i, fact in enumerate(facts) if fact.error is None]
+    rows = table.take(readable)
+    return rows, find_overlap(record, rows, [facts[i] for i in readable], partial(progress, "comparing images"))
+
+
+def read_digests(table: ImageTable, progress: Progress) -> dict[str, str]:
+    """The beginning of the SHA-256 of each readable image of a table, and of those that are left out, by its path."""
+    paths = [*table.paths, *(path for path, _, _ in table.left_out)]
+    with Memory() as memory:
+        facts = scan([table.root / path for path in paths], memory, partial(progress, "reading images"))
+    return {path: fact.digest[:DIGEST].hex() for path, fact in zip(paths, facts, strict=True) if fact.error is None}
+
+
+def highest(*roles: str | None) -> str | None:
+    """The role that says the most: train before val before test before none."""
+    known = [role for role in roles if role is not None]
+    return max(known, key=ROLES.index, default=None)
+
+
+def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
+    """The split that each known picture had, and the images that belong to two.
+
+    A file that is known keeps its own. A new one goes with its copies, and with its group. One that is known with
+    another label is a copy of what it was none of before, perhaps (a mirror image is one within a class alone): where
+    its group is in another split it goes there too, but never out of what it was trained on, or chosen by.
+
+    Args:
+        overlap: what is known of the images.
+        groups: a number for each image; images of one number belong together.
+
+    Returns:
+        The split of each image, None where it is free; and the images that belong with pictures of different splits,
+        which can be in none.
+    """
+    fixed, moving, claimed = (_touched_by_group(overlap, groups, own) for own in ("fixed", "moving", "new"))
+    kept: list[str | None] = []
+    torn = []
+    for i, group in enumerate(groups):
+        there, role = fixed.get(group, set()), overlap.roles[i]
+        claims = there | claimed.get(group, set())
+        standing = _standing(overlap, i)
+        if standing == "fixed":
+            kept.append(role)
+            continue
+        if not there and group in moving:
+            target = highest(*moving[group], *claims)
+            is_torn = False
+        else:
+            target = next(iter(claims if standing == "new" else there), None)
+            is_torn = len(claims if standing == "new" else there) > 1 or highest(role, target) != target
+        kept.append(None if is_torn else target)
+        torn += [i] * is_torn
+    return kept, torn
+
+
+def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
+    """Whether an image is known and as it was, known with another label, or at most like a picture that is known."""
+    if overlap.kinds[index] != "exact":
+        return "new"
+    return "moving" if index in overlap.relabelled else "fixed"
+
+
+def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
+    """All that became of the copies of the images of such a standing, for each group that has one."""
+    found: dict[int, set[str]] = {}
+    for i, group in enumerate(groups):
+        if _standing(overlap, i) == standing:
+            found.setdefault(group, set()).update(overlap.touched[i])
+    return found
+
+
+def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
+    """What training on a split table lets weights know of each image: the most of its own split, of that of its
+    copies, and of what the weights knew before.
+
+    Args:
+        table: every image has a split.
+        twins: a number for each image, the same for copies of one picture.
+        overlap: with what the weights knew before training; None: nothing.
+    """
+    most: dict[int, str | None] = {}
+    for group, split in zip(twins, table.splits, strict=True):
+        most[group] = highest(most.get(group), split)
+    before = overlap.roles if overlap is not None else (None,) * len(table)
+    return [highest(most[group], own) or "test" for group, own in zip(twins, before, strict=True)]

@@ -1,0 +1,395 @@
+"""One training step of a recipe, rehearsed: what it computes, and what it holds in memory.
+
+The loop's own step is taken with a model that has no numbers (`experiments.footprint`), so what autocast, autograd,
+checkpointing, patch dropout, a teacher, the clipping of gradients and the optimiser do is not described here a second
+time.
+
+Computing with tensors that have shapes and no numbers, while it is written down what they would take. PyTorch's fake
+tensors lie on the meta device and say that they lie on another: every operation is dispatched, autocast and autograd
+do what they always do, and nothing is allocated or multiplied. What autograd keeps, what is freed when, and every
+temporary that is a tensor are therefore those of the real computation. What a kernel allocates inside itself is not
+seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from vitkit.data.loading import Batch, BatchedImages
+from vitkit.model.build import Model, build
+from vitkit.model.network import Network
+from vitkit.model.network_config import Config
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.progress import unsaid
+from vitkit.training.adapters import Draws, add_low_rank, drop_patches, freeze_backbone
+from vitkit.training.checkpoint import TrainingState
+from vitkit.training.distributed import fabric_of
+from vitkit.training.loop import Loop
+from vitkit.training.losses import Objective
+from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.stability import AskAtOnce, Guard
+
+
+@dataclass
+class Ledger:
+    """What a computation takes, as it goes on.
+
+    Attributes:
+        now: bytes of the tensors that are alive.
+        peak: the most that `now` has been since `mark`.
+        flops: of the matrix products and convolutions since `mark`, two for each multiply-accumulate.
+    """
+
+    now: int = 0
+    peak: int = 0
+    flops: int = 0
+    _alive: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # by address: its number, bytes
+    _events: list[tuple[int, int]] = field(default_factory=list, repr=False)  # since `mark`: number, bytes more
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    def mark(self) -> None:
+        """Count from here."""
+        self.peak, self.flops = self.now, 0
+        self._events.clear()
+
+    def enter(self, tensor: Tensor) -> None:
+        """A tensor that an operation returned; what it shares with others counts once."""
+        storage = tensor.untyped_storage()
+        if (address := storage._cdata) not in self._alive:
+            self._alive[address] = number, size = next(self._numbers), storage.nbytes()
+            self._change(number, size)
+            weakref.finalize(storage, self._leave, address)
+
+    def _leave(self, address: int) -> None:
+        number, size = self._alive.pop(address)
+        self._change(number, -size)
+
+    def _change(self, number: int, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        self._events.append((number, size))
+
+    def peak_without(self, tensors: Iterable[Tensor]) -> int:
+        """The most since `mark` of all but these tensors, which are alive."""
+        own = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
+        sizes = [size for number, size in self._events if number not in own]
+        born = sum(size for number, size in self._events if number in own)
+        began = self.now - born - sum(sizes)
+        before = sum(size for number, size in self._alive.values() if number in own) - born
+        return began - before + max(itertools.accumulate(sizes, initial=0))
+
+
+@contextmanager
+def rehearse() -> Iterator[Ledger]:
+    """Let all that is computed inside be computed without numbers, and written down."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imports the compiler: a second
+
+    ledger = Ledger()
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), _Bookkeeper(ledger):
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # so does copy.deepcopy
+        yield ledger
+
+
+def materialise(module: nn.Module) -> None:
+    """Bring a module of the meta device into the rehearsal under way, where it takes what it would take."""
+    module.to_empty(device="cpu")
+
+
+class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation below autograd and autocast."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry
+
+        self.ledger = ledger
+        self._flops_of: dict[Any, Callable[..., int]] = _of_fused_attention() | flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func.namespace == "prim":  # asks where a tensor is
+            return output
+        for part in tree_iter(output):
+            if isinstance(part, Tensor):
+                self.ledger.enter(part)
+        if (count := self._flops_of.get(func.overloadpacket)) is not None:
+            self.ledger.flops += count(*args, **kwargs, out_val=output)
+        return output
+
+
+def _of_fused_attention() -> dict[Any, Callable[..., int]]:
+    """FLOPs of the kernel that stands for a GPU's here, of which PyTorch 2.11 knows none."""
+    from torch.utils import flop_counter
+
+    counts: Any = flop_counter  # its functions have no types
+
+    def forward(*inputs: Any, **_: Any) -> int:
+        return int(counts.sdpa_flop_count(*(own.shape for own in inputs[:3])))
+
+    def backward(*inputs: Any, **_: Any) -> int:
+        return int(counts.sdpa_backward_flop_count(*(own.shape for own in inputs[:4])))
+
+    kernels = torch.ops.aten
+    return {
+        kernels._scaled_dot_product_flash_attention_for_cpu: forward,
+        kernels._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+    }
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of all of them together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One step on one device that computes all of it. Sizes are in bytes.
+
+    Attributes:
+        images: of the step, on this device.
+        parameters, trained: how many numbers.
+        flops: of the step, two for each multiply-accumulate; attention's products and what is computed again included.
+        forward_flops: of its forward pass alone, a teacher's included.
+        weights, gradients, optimizer, average: of the model, of what of it is trained, its moments, and the average of
+            the weights that the recipe asks for.
+        teacher: weights of the network that is imitated.
+        activations: what the forward pass leaves for the backward pass, the images included.
+        peak: the most at any moment of the step, all of the above included; less than their sum, as activations go
+            while gradients come.
+        moving: the most at any moment beside weights, moments, average, teacher, and the gradients that are kept.
+        block, around: weights of the largest block of a Vision Transformer, and of all that lies around the blocks.
+    """
+
+    images: int
+    parameters: int
+    trained: int
+    flops: int
+    forward_flops: int
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    teacher: int
+    activations: int
+    peak: int
+    moving: int
+    block: int
+    around: int
+
+
+def rehearse_step(
+    config: Config, recipe: Recipe, images: int, *, precision: str, on_gpu: bool, teacher: nn.Module | None = None
+) -> Footprint:
+    """What the second step of a training takes, when the optimiser has its moments.
+
+    Args:
+        config: of the model.
+        recipe: with everything settled.
+        images: that the device computes in a batch.
+        precision: float32 or bfloat16.
+        on_gpu: attention by the fused kernel and the optimiser in one, as the loop has it there; else as on CPUs.
+        teacher: a network on the meta device, in eval mode, that gives logits of the student's classes.
+    """
+    model = without_numbers(config)
+    with rehearse() as ledger:
+        network = _prepared(model, recipe, on_gpu=on_gpu)
+        if teacher is not None:
+            materialise(teacher)
+        if recipe.method == "probe":
+            return _probed(network, images, precision, ledger)
+        return _stepped(network, recipe, images, precision, on_gpu, teacher, ledger)
+
+
+def without_numbers(config: Config) -> Model:
+    """The model on the meta device."""
+    try:
+        with torch.device("meta"):
+            return build(config)
+    except NotImplementedError:  # its initial weights are computed from one another
+        with torch.random.fork_rng():
+            return build(config).to("meta")
+
+
+def _prepared(model: Model, recipe: Recipe, *, on_gpu: bool) -> Model:
+    """The model as `training.fine_tune` prepares it."""
+    materialise(model)
+    if isinstance(model, VisionTransformer):
+        model.fused_attention = on_gpu
+        model.checkpointing = checkpoint_every(recipe.checkpointing)
+        if recipe.patch_dropout:
+            drop_patches(model, recipe.patch_dropout)
+    if recipe.method == "probe-sgd":
+        freeze_backbone(model)
+    if recipe.method == "lora" and isinstance(model, VisionTransformer):
+        add_low_rank(model, recipe.lora_rank, 0)
+    return model.train()
+
+
+def _probed(model: Model, images: int, precision: str, ledger: Ledger) -> Footprint:
+    """Features of a batch, of which the head is fitted without a step."""
+    fabric = fabric_of(precision, "cpu")
+    ledger.mark()
+    with torch.no_grad(), fabric.autocast():
+        model.eval()(_images(model.config, images))
+    sizes = _sizes(model)
+    return Footprint(
+        **sizes,
+        images=images,
+        flops=ledger.flops,
+        forward_flops=ledger.flops,
+        gradients=0,
+        optimizer=0,
+        average=0,
+        teacher=0,
+        activations=0,
+        peak=ledger.peak,
+        moving=ledger.peak - sizes["weights"],
+    )
+
+
+def _stepped(
+    model: Model,
+    recipe: Recipe,
+    images: int,
+    precision: str,
+    on_gpu: bool,
+    teacher: nn.Module | None,
+    ledger: Ledger,
+) -> Footprint:
+    fabric = fabric_of(precision, "cpu")
+    state = TrainingState.begin(model, recipe, 2, Guard(unsaid))
+    _give_moments(state.optimizer, model)
+    if on_gpu:
+        _set(state.optimizer, fused=True, foreach=False)
+    imitate = None if teacher is None else partial(_logits, teacher, model.config)
+    objective = Objective(recipe, model.config.num_classes, imitate=imitate)
+    loop = _Rehearsal(state, objective, cast(BatchedImages, _Batches(images)), fabric)
+    if isinstance(model, Network):
+        loop.draw_nothing()
+    loop.ledger, loop.config = ledger, model.config
+    loop.soundness = _Unasked(state.guard, lambda *_: {})
+    ledger.mark()
+    before = ledger.now
+    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third adds to the same gradients as the second
+    parts = min(recipe.grad_accum, 2)
+    trained = [own for own in model.parameters() if own.requires_grad]
+    moments = [part for own in state.optimizer.state.values() for part in own.values() if isinstance(part, Tensor)]
+    return Footprint(
+        **_sizes(model),
+        images=images * recipe.grad_accum,
+        flops=ledger.flops * recipe.grad_accum // parts,
+        forward_flops=loop.forward_flops * recipe.grad_accum,
+        gradients=bytes_of(trained),
+        optimizer=bytes_of(moments),
+        average=0 if state.average is None else bytes_of(state.average.parameters()),
+        teacher=0 if teacher is None else bytes_of(teacher.parameters()),
+        activations=loop.after_forward - before,
+        peak=ledger.peak,
+        moving=ledger.peak_without(own.grad for own in trained if own.grad is not None) - before,
+    )
+
+
+def _give_moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Let the optimiser have what it has after its first step."""
+    for own in model.parameters():
+        own.grad = torch.zeros_like(own) if own.requires_grad else None
+    _set(optimizer, foreach=True)  # quicker, and the moments are the same
+    optimizer.step()
+    optimizer.zero_grad()
+    _set(optimizer, foreach=None)
+
+
+def _set(optimizer: torch.optim.Optimizer, **options: bool | None) -> None:
+    for group in optimizer.param_groups:
+        group.update(options)
+
+
+def _sizes(model: Model) -> dict[str, int]:
+    parameters = list(model.parameters())
+    blocks = [bytes_of(block.parameters()) for block in getattr(model, "blocks", ())]
+    weights = bytes_of(parameters)
+    return {
+        "parameters": sum(own.numel() for own in parameters),
+        "trained": sum(own.numel() for own in parameters if own.requires_grad),
+        "weights": weights,
+        "block": max(blocks, default=0),
+        "around": weights - sum(blocks),
+    }
+
+
+def _logits(teacher: nn.Module, config: Config, images: Tensor) -> Tensor:
+    """(B, C, height, width) -> (B, K); of a teacher with other classes, the student's are a part."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        logits: Tensor = teacher(images.float()).float()
+    return logits[:, : config.num_classes] if logits.shape[1] >= config.num_classes else logits
+
+
+def _images(config: Config, images: int) -> Tensor:
+    return torch.empty(images, config.in_channels, *config.image_size)
+
+
+class _Rehearsal(Loop):
+    """The loop, which takes note when the forward pass is over."""
+
+    ledger: Ledger
+    config: Config
+    after_forward = forward_flops = 0
+
+    def batches(self, number: int) -> Iterator[Batch]:
+        """So many of the same size."""
+        data = cast(_Batches, self.data)
+        for _ in range(number):
+            yield _images(self.config, data.images), torch.zeros(data.images, dtype=torch.int64)
+
+    def draw_nothing(self) -> None:
+        """Seed no generator by a number that is not there; a network's layers draw as they would."""
+        self._draws = _Undrawn(self.state.model)
+
+    def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        began = self.ledger.flops
+        found = super().loss_of(images, targets)
+        self.after_forward, self.forward_flops = self.ledger.now, self.ledger.flops - began
+        return found
+
+
+class _Undrawn(Draws):
+    @contextmanager
+    def told(self, *_: Any) -> Iterator[None]:
+        yield
+
+
+class _Unasked(AskAtOnce):
+    """Whether a loss is finite cannot be asked of one without a number."""
+
+    def note_loss(self, *_: Any) -> None:
+        pass
+
+    def allows(self, *_: Any) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """What the loop asks of its data in a step."""
+
+    images: int
+    batches: int = 1
+
+    def images_in(self, _first: int, _last: int) -> tuple[int, int]:
+        return self.images, self.images
+
+    def places(self, images: int) -> range:
+        return range(images)

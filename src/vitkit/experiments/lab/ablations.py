@@ -1,0 +1,406 @@
+"""The experiments, one row each: adding one is a module and a row. Nothing here loads torch.
+
+The command line, its help and the documentation derive from this table.
+
+Position embeddings: none, 1-D, 2-D, relative, and fixed sines and cosines (app. D.4, Table 8).
+
+The class token against the mean of the patches (app. D.3, Figure 9).
+
+Depth, width, and the size of a patch (app. D.2, Figure 8).
+
+LayerNorm before each sub-layer (eqs. 2 and 3), or after it as in the original Transformer.
+
+Dropout (app. B.1) against stochastic depth (arXiv 2106.10270).
+
+One Linear as head, or Linear, tanh, Linear as in the paper's pre-training (sec. 3.1).
+
+A ResNet's feature map in the place of patches (sec. 3.1; Figure 5).
+
+Fine-tuning at a higher resolution than that of the training before, with interpolated positions (sec. 3.2).
+
+Masked patch prediction and masked autoencoding, then fine-tuning, against no pre-training (sec. 4.6).
+
+Few-shot accuracy by closed-form least squares on frozen features (sec. 4.1).
+
+How far each head looks (sec. 4.5, Figure 7 right; app. D.7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vitkit.errors import VitkitError
+from vitkit.experiments.lab.experiment import PAPER, TUNING, Ablation, Experiment, Measurement, Variant, of_model
+from vitkit.model.config import ViTConfig, stride_of
+from vitkit.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from vitkit.experiments.lab.measure import Measured, Subject
+
+
+POSITION = Ablation(
+    name="position",
+    question="Does a ViT need position embeddings, and does it matter which?",
+    source=f"{PAPER}, app. D.4, Table 8",
+    says="a large gap between none and any, and nearly none among the kinds",
+    differs=(
+        "Table 8 is the 5-shot accuracy on ImageNet of ViT-B/16 (86 M parameters, 14x14 patches) after pre-training; "
+        "here the accuracy itself, of a model of 0.8 M parameters, trained from scratch on a few patches an image. The "
+        "sines and cosines are not in the paper's table"
+    ),
+    recipe="paper-vit-b16-jft",
+    variants=lambda _: (
+        of_model("none", "61.382", position="none"),
+        of_model("learned 1-D", "64.206", position="learned_1d"),
+        of_model("learned 2-D", "64.001", position="learned_2d"),
+        of_model("relative", "64.032", position="relative"),
+        of_model("sin-cos 2-D", None, position="sincos_2d"),
+    ),
+    against="none",
+    better=("learned 1-D", "learned 2-D", "relative"),
+    column="5-shot ImageNet, B/16, %",
+)
+
+
+_MEAN = {"model_fields": {"pool": "gap"}}
+
+POOLING = Ablation(
+    name="pooling",
+    question="A class token, or the mean of the patches?",
+    source=f"{PAPER}, app. D.3, Figure 9",
+    says="both do as well, but each wants a learning rate of its own: 8e-4 with the token, 3e-4 with the mean",
+    differs="Figure 9 is the 5-shot accuracy on ImageNet along the pre-training on JFT, as curves without figures",
+    recipe="paper-vit-b16-jft",
+    variants=lambda _: (
+        Variant("class token", {"model_fields": {"pool": "token"}}),
+        Variant("mean, the same rate", _MEAN),
+        Variant("mean, 3/8 of the rate", _MEAN, times={"lr": 3 / 8}),
+    ),
+    against="class token",
+)
+
+
+def _variants(base: ViTConfig) -> tuple[Variant, ...]:
+    height, width = base.patch_size
+    finer = base.stem is None and not (height % 2 or width % 2)
+    return (
+        of_model("as it is"),
+        of_model("half the depth", layers=max(base.layers // 2, 1)),
+        of_model("twice the depth", layers=2 * base.layers),
+        of_model("half the width", hidden_size=base.hidden_size // 2),
+        of_model("twice the width", hidden_size=2 * base.hidden_size),
+        of_model("half the MLP", mlp_size=base.mlp_size // 2),
+        *([of_model("patches of half the side", patch_size=(height // 2, width // 2))] if finer else []),
+    )
+
+
+SHAPE = Ablation(
+    name="shape",
+    question="More layers, wider ones, or smaller patches?",
+    source=f"{PAPER}, app. D.2, Figure 8",
+    says="depth helps most, less so after 16 layers; width least; smaller patches help without more parameters",
+    differs="Figure 8 is the 5-shot accuracy on ImageNet against compute, as curves without figures",
+    recipe="paper-vit-b16-jft",
+    variants=_variants,
+    against="as it is",
+)
+
+
+NORM = Ablation(
+    name="norm",
+    question="LayerNorm before each sub-layer, or after it?",
+    source=f"{PAPER}, eqs. 2 and 3; arXiv 2002.04745",
+    says="the paper takes pre-norm without comparing; post-norm is known to need a careful warm-up in deep models",
+    differs="there is no figure in the paper; a model of few layers hardly shows what depth does",
+    recipe="paper-vit-b16-jft",
+    variants=lambda _: (of_model("pre-norm", norm="pre"), of_model("post-norm", norm="post")),
+    against="pre-norm",
+)
+
+
+REGULARISATION = Ablation(
+    name="regularisation",
+    question="Dropout, stochastic depth, or neither?",
+    source=f"{PAPER}, app. B.1, Table 3; arXiv 2106.10270, sec. 4",
+    says="the paper trains ImageNet and ImageNet-21k with dropout 0.1, JFT without; neither is compared in a table",
+    differs="there is no figure in the paper",
+    recipe="paper-vit-b16-imagenet",
+    variants=lambda _: (
+        Variant("neither", {"dropout": 0.0, "drop_path": 0.0}),
+        Variant("dropout 0.1", {"dropout": 0.1, "drop_path": 0.0}),
+        Variant("stochastic depth 0.1", {"dropout": 0.0, "drop_path": 0.1}),
+    ),
+    against="neither",
+)
+
+
+HEAD = Ablation(
+    name="head",
+    question="A head of one Linear, or of Linear, tanh and Linear?",
+    source=f"{PAPER}, sec. 3.1",
+    says="two layers while pre-training, one while fine-tuning; they are not compared in a table",
+    differs="there is no figure in the paper",
+    recipe="paper-vit-b16-imagenet21k",
+    variants=lambda base: (
+        of_model("Linear", representation_size=None),
+        of_model("Linear, tanh, Linear", representation_size=base.hidden_size),
+    ),
+    against="Linear",
+)
+
+
+def _variants_hybrid(base: ViTConfig) -> tuple[Variant, ...]:
+    stems: dict[str, tuple[int, ...]] = {"the ResNet's root": (), "root and one stage": (2,)}
+    fitting: dict[str, dict[str, Any]] = {}
+    for label, stem in stems.items():
+        patch = tuple(side // stride_of(stem) for side in base.patch_size)
+        divides = all(own % stride_of(stem) == 0 for own in base.patch_size)
+        if base.stem is None and divides:
+            fitting[label] = {"stem": stem, "patch_size": patch}
+    if not fitting:
+        raise VitkitError(
+            "the hybrids of this experiment divide an image by 4: name a --model with patches of 4, 8, ..."
+        )
+    return (of_model("patches"), *(of_model(label, **fields) for label, fields in fitting.items()))
+
+
+HYBRID = Ablation(
+    name="hybrid",
+    question="Patches of the image, or of a ResNet's feature map?",
+    source=f"{PAPER}, sec. 4.4, Figure 5",
+    says="hybrids are a little better at small computational budgets; the difference vanishes for larger models",
+    differs="Figure 5 is accuracy against compute of pre-trained models, without a table; here equal epochs",
+    recipe="paper-vit-b16-jft",
+    variants=_variants_hybrid,
+    against="patches",
+)
+
+
+_TRAINED, _SAME = "trained", "tuned on, the same size"
+_LESS = {"epochs": 1 / 3, "lr": 1 / 3}
+
+
+def _variants_resolution(base: ViTConfig) -> tuple[Variant, ...]:
+    height, width = base.image_size
+    twice = {"model_fields": {"image_size": (2 * height, 2 * width)}}
+    return (
+        Variant(_TRAINED),
+        Variant(_SAME, TUNING, times=_LESS, after=_TRAINED),
+        Variant("tuned on, twice the side", {**TUNING, **twice}, times=_LESS, after=_TRAINED),
+    )
+
+
+RESOLUTION = Ablation(
+    name="resolution",
+    question="Does it help to fine-tune at a higher resolution than one has trained at?",
+    source=f"{PAPER}, sec. 3.2",
+    says="it is often beneficial; the paper fine-tunes at 384 px (512 and 518 for its best) what it pre-trained at 224",
+    differs=(
+        "the paper has no table of it; here the same images are trained on before and after, by a small model, for a "
+        "third of the epochs; pictures that are smaller than the model's (the digits are 8x8) have no more to show"
+    ),
+    variants=_variants_resolution,
+    against=_SAME,
+)
+
+
+_NONE, _LONGER = "none", "none, twice the epochs"
+_EPOCHS = 20
+
+
+def _first(label: str, paper: str | None = None, **fields: Any) -> Variant:
+    from vitkit.training.defaults import PRESETS  # which loads torch, and the list of experiments need not
+
+    from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
+    return Variant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
+
+
+def _variants_pretraining(base: ViTConfig) -> tuple[Variant, ...]:  # noqa: ARG001  # they are the same of any
+    return (
+        Variant(_NONE),
+        Variant(_LONGER, times={"epochs": 2}),
+        _first("masked patches", "79.9", objective="masked-patch"),
+        _first("MAE", objective="mae"),
+    )
+
+
+PRETRAINING = Ablation(
+    name="pretraining",
+    question="Does it help to fill in hidden patches of the training images first, without their labels?",
+    source=f"{PAPER}, sec. 4.6 and app. B.1.2; arXiv 2111.06377",
+    says=(
+        "ViT-B/16, pre-trained by masked patch prediction, has 79.9 % on ImageNet, 2 % more than from scratch and 4 % "
+        "less than after supervised pre-training; MAE's ViT-B/16 has 83.6 % (1600 epochs)"
+    ),
+    differs=(
+        "the papers pre-train on 300 million and 1.3 million images for a long time; here it is the training images of "
+        "the experiment, for 20 epochs, all of them however few labels --max-images leaves to the training, which "
+        "has the recipe of that from scratch; pre-training comes on top of its time"
+    ),
+    variants=_variants_pretraining,
+    against=_NONE,
+    better=("masked patches", "MAE"),
+    column="ImageNet, %",
+)
+
+
+SHOTS = (1, 2, 5, 10, 25)
+
+FEW_SHOT = Measurement(
+    name="few-shot",
+    question="How well do a model's features tell classes apart from a few images of each, without training?",
+    source=f"{PAPER}, sec. 4.1",
+    says=(
+        "least squares from frozen features to targets of 1 and -1, which takes the place of fine-tuning where that is "
+        "too slow; Table 8 has 64.206 % of 1,000 classes with 5 images of each, ViT-B/16 pre-trained on JFT"
+    ),
+    differs="other images, other and fewer classes, and the model that is named, at its own resolution",
+    module="vitkit.experiments.lab.ablations",
+    function="measure_few_shot",
+)
+
+
+def measure_few_shot(subject: Subject) -> Measured:
+    """The accuracy on all held-out images for each number of training images a class, drawn anew for each seed.
+
+    Its interval is of other draws and of other test images. The penalty is chosen on the few images themselves, by
+    leaving each out in turn.
+
+    Raises:
+        VitkitError: too few images are left to test on, because the weights had seen the others.
+    """
+    import numpy as np
+
+    from vitkit.evaluation.linear_models import choose_least_squares, one_or_minus_one
+    from vitkit.experiments.lab.measure import Measured
+    from vitkit.experiments.statistics import Family
+
+    subject.judging.check()
+    table = subject.table
+    train, test = table.of_split("train"), table.of_split(subject.held_out)
+    x, known = subject.features(train, "training images"), np.array(train.labels)
+    x_test, true = subject.features(test, f"{subject.held_out} images"), np.array(test.labels)
+    there = int(np.bincount(known, minlength=len(table.classes)).min())
+    rows, numbers = [], []
+    for shots in [own for own in SHOTS if own <= there]:
+        is_right = []
+        for seed in subject.seeds:
+            chosen = draw(known, shots, seed)
+            fitted = choose_least_squares(x[chosen], one_or_minus_one(known[chosen], len(table.classes)))
+            is_right.append(fitted.scores(x_test).argmax(axis=1) == true)
+        right = np.array(is_right)  # (S, n)
+        accuracy, each = float(right.mean()), right.mean(axis=1)
+        low, high = map(float, Family(right[None], subject.units).interval(0))
+        spans = [f"{100 * least:.1f} to {100 * most:.1f}" for least, most in ((low, high), (each.min(), each.max()))]
+        rows.append([str(shots), f"{100 * accuracy:.1f} %", *spans])
+        numbers.append(
+            {"shots": shots, "accuracy": accuracy, "interval": [low, high], "by_seed": [float(own) for own in each]}
+        )
+    headings = ["images a class", "accuracy", "95 %", f"over {len(subject.seeds)} draws"]
+    chance = 100 / len(table.classes)
+    told = [f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %"]
+    return Measured(headings, rows, {"few_shot": numbers}, told)
+
+
+def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
+    """So many images of each class, or all that there are; more shots with the same seed have the fewer among them."""
+    import numpy as np
+
+    order = np.random.default_rng(seed).permutation(len(labels))
+    rank = {own: order[labels[order] == own][:shots] for own in np.unique(labels)}
+    return np.sort(np.concatenate(list(rank.values())))
+
+
+MOST_IMAGES = 128  # as many as the paper averages over
+LEAST_LAYERS = 5  # of which no order has a p-value below 5 %, if they are fewer
+_LEVEL = 0.05
+_FAR = 0.5  # of the distance of a head that looks everywhere alike
+
+ATTENTION_DISTANCE = Measurement(
+    name="attention-distance",
+    question="How far do the heads look, layer by layer?",
+    source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
+    says=(
+        "some heads look at most of the image in the lowest layers already, others nearby alone; the distance grows "
+        "with depth"
+    ),
+    differs="Figure 7 is of ViT-L/16 at 224 px, 128 images, as a cloud of points without figures",
+    module="vitkit.experiments.lab.ablations",
+    function="measure_attention_distance",
+)
+
+
+def measure_attention_distance(subject: Subject) -> Measured:
+    """The mean attention distance of each layer's heads, and those of the nearest and the farthest head."""
+    import numpy as np
+
+    from vitkit.experiments.lab.measure import Measured
+    from vitkit.explanation.attention import plain
+    from vitkit.explanation.model_analysis import attention_distance, uniform_distance
+
+    model = plain(subject.classifier.model)
+    config = model.config
+    images, told = subject.pictures(MOST_IMAGES)
+    distance = attention_distance(model, images).astype(float)  # (L, H), pixels
+    everywhere = uniform_distance(model)
+    rows = []
+    for layer, own in enumerate(distance):
+        if np.isfinite(own).all():
+            pixels = [f"{value:.1f}" for value in (own.mean(), own.min(), own.max())]
+            rows.append([str(layer + 1), *pixels, f"{own.mean() / everywhere:.2f}"])
+    layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
+    first, last = distance[layers[0]], distance[layers[-1]]
+    far = int((first > _FAR * everywhere).sum())
+    trend = trend_with_depth(distance[layers].mean(axis=1))
+    told += [
+        f"a head that looks everywhere alike: {everywhere:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
+        f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
+        f"{far} of {len(first)} heads of the first layer look more than half as far as everywhere",
+    ]
+    numbers = {"attention_distance": distance.tolist(), "everywhere": everywhere}
+    return Measured(["layer", "mean, pixels", "nearest head", "farthest head", "of everywhere"], rows, numbers, told)
+
+
+def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
+    """Say whether a distance grows or falls with depth, by Mann and Kendall's test for a trend over all layers.
+
+    Args:
+        distance: of each layer, (L,).
+    """
+    from scipy.stats import kendalltau
+
+    if len(distance) < LEAST_LAYERS:
+        return f"{len(distance)} layers are too few to tell whether the distance changes with depth"
+    if distance.min() == distance.max():
+        return "the distance is the same in all layers"
+    tau, p = kendalltau(range(len(distance)), distance)
+    figures = f"(Kendall's tau {tau:+.2f} over {len(distance)} layers, p = {p:.2g})"
+    if p < _LEVEL:
+        return f"the distance {'grows' if tau > 0 else 'falls'} with depth {figures}"
+    return f"that the distance grows or falls with depth is not shown {figures}"
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    own.name: own
+    for own in (
+        POSITION,
+        POOLING,
+        SHAPE,
+        NORM,
+        REGULARISATION,
+        HEAD,
+        HYBRID,
+        RESOLUTION,
+        PRETRAINING,
+        FEW_SHOT,
+        ATTENTION_DISTANCE,
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """As they are asked for."""
+    return tuple(EXPERIMENTS)

@@ -1,0 +1,497 @@
+"""What an ablation would take at the published size: models are built and steps counted. Nothing is trained.
+
+`vitkit.lab`: an experiment of the paper's, or of those after it, done again on one's own images.
+
+An ablation from its plan to its table: variants trained alike, with paired seeds, judged by the same images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import vitkit
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.headline import counted_figures
+from vitkit.evaluation.metrics import held_out_split
+from vitkit.evaluation.registry import read_figures
+from vitkit.experiments.comparison_figures import Judged, numbers_of, read_judged, verdict
+from vitkit.experiments.comparison_plan import Job, Plan
+from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
+from vitkit.experiments.judging import after_training, before_training, hash_of_images
+from vitkit.experiments.lab.ablations import EXPERIMENTS, names
+from vitkit.experiments.lab.experiment import Ablation, Experiment, Measurement, Variant
+from vitkit.experiments.lab.presets import (
+    Preset,
+    base_config,
+    base_fields,
+    pretraining_fields,
+    published_recipe,
+    variant_fields,
+)
+from vitkit.experiments.lab.result import LAB, PAGE, LabResult, table_of, told_of
+from vitkit.experiments.statistics import Family
+from vitkit.model.config import suggest
+from vitkit.profiling.model_info import describe
+from vitkit.system.files import without_place, write_json
+from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.run_files import EVALUATION
+from vitkit.text.arguments import check_arguments
+from vitkit.training.defaults import check_effects, without_effect
+from vitkit.training.lineage import Divided
+from vitkit.training.recipe import build
+from vitkit.training.start import settle
+from vitkit.verbs.fields import tell_of_fields
+from vitkit.verbs.inputs import check_choice, check_least
+from vitkit.verbs.result import Result
+from vitkit.weights.checkpoint import reading_once
+
+PLAN = "lab-plan.json"  # what an experiment will do, written before it begins
+PLACE = ExperimentFolder(PLAN, "experiment")
+DATA = "digits"
+
+
+@dataclass(frozen=True, repr=False)
+class LabList(Result):
+    """The experiments there are."""
+
+    experiments: tuple[Experiment, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Each with its question and its source, by name."""
+        return {own.name: {"question": own.question, "source": own.source} for own in self.experiments}
+
+    def lines(self) -> list[str]:
+        """One each."""
+        width = max(len(own.name) for own in self.experiments)
+        return [f"{own.name.ljust(width)}  {own.question} ({own.source})" for own in self.experiments]
+
+
+@check_arguments
+def lab(
+    name: str | None = None,
+    data: str | Path | None = None,
+    *,
+    model: str | Path | None = None,
+    preset: Preset = "small",
+    seeds: int = 3,
+    out: str | Path | None = None,
+    resume: bool = False,
+    say: Say = print,
+    progress: Progress = silent,
+    **fields: Any,
+) -> LabResult | LabList:
+    """Do an experiment: train its variants alike and compare them, or measure a model.
+
+        import vitkit
+
+        print(vitkit.lab())
+        found = vitkit.lab("head", epochs=1, max_images=100, seeds=2)
+        print(found.rows)
+
+    Args:
+        name: of the experiment; None: a list of them.
+        data: folder of class folders, or a name; by default digits.
+        model: of an ablation, the name that its variants are variants of; of a measurement, the model that is measured:
+            a run or model folder, a checkpoint, or a published name.
+        preset: `small`, minutes on two cores; `paper`, the published hyper-parameters: without `data` it says what that
+            would take, with it, it is done.
+        seeds: trainings of each variant, or draws of images, with seeds that follow one another from `seed` on.
+        out: folder of the experiment; by default the next runs/lab-NAME-N.
+        resume: go on with the experiment in `out`; it takes everything else from there.
+        say: takes each line of the story.
+        progress: told what is being done, how many are done, of how many.
+        fields: of the recipe that all variants share, see below; not those that the experiment varies.
+
+    Raises:
+        VitkitError: there is no such experiment, or it cannot be done on these images or with this model, or `out` is
+            not free.
+        Interrupted: a signal stopped it; `resume` goes on.
+        OSError: the folder cannot be written.
+    """
+    check_choice("--preset", preset, Preset)
+    check_least("--seeds", seeds, 1)
+    refuse_not_compared(fields, "an experiment")
+    if resume:
+        if name is not None or data is not None or model is not None or fields:
+            raise VitkitError("--resume takes everything from --out: leave out the rest")
+        return _take_up(out, say, progress)
+    if name is None:
+        return LabList(tuple(EXPERIMENTS.values()))
+    if name not in EXPERIMENTS:
+        raise VitkitError(f"no experiment {name!r}{suggest(name, list(names()))}; there are: {', '.join(names())}")
+    own = EXPERIMENTS[name]
+    if isinstance(own, Measurement):
+        if fields.keys() - {"seed"}:
+            field = min(fields.keys() - {"seed"})
+            raise VitkitError(f"{name} measures a model as it is: {field} has nothing to act on; leave it out")
+        return _measure(own, data, model, preset, seeds, int(fields.get("seed", 0)), out, progress)
+    assert isinstance(own, Ablation)
+    if model is not None:
+        fields = {**fields, "model": str(model)}
+    if preset == "paper" and data is None:
+        return foresee(own, fields)
+    return _ablate(own, str(data or DATA), preset, seeds, fields, out, say, progress)
+
+
+# --- Trainings ------------------------------------------------------------------------------------------------
+
+
+def _ablate(
+    own: Ablation,
+    data: str,
+    preset: Preset,
+    seeds: int,
+    fields: Mapping[str, Any],
+    out: str | Path | None,
+    say: Say,
+    progress: Progress,
+) -> LabResult:
+
+    with ExitStack() as hold:
+        folder = None if out is None else PLACE.hold_given(out, hold)
+        plan, variants = plan_ablation(own, data, preset, seeds, fields, progress)
+        for note in plan.notes:
+            say(note)
+        folder = folder or _next(own, hold)
+        command = _command(own, data, {"preset": preset, "seeds": seeds, **fields})
+        begun = {"vitkit": vitkit.__version__, "experiment": own.name, "command": command, "variants": variants}
+        write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
+        say(f"{len(plan.runs())} runs, in {folder}")
+        return _go_on(own, folder, plan, begun, say, progress)
+
+
+def _take_up(out: str | Path | None, say: Say, progress: Progress) -> LabResult:
+    from vitkit.experiments.comparison_plan import Plan
+
+    with ExitStack() as hold:
+        folder = PLACE.hold_again(out, hold)
+        begun = PLACE.read(folder)
+        try:
+            plan, own = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PLACE.damaged(folder) from error
+        assert isinstance(own, Ablation)
+        return _go_on(own, folder, plan, begun, say, progress)
+
+
+def _go_on(own: Ablation, folder: Path, plan: Any, begun: Mapping[str, Any], say: Say, progress: Progress) -> LabResult:
+    from vitkit.experiments.comparison_runs import make_all
+
+    try:
+        past_help = make_all(in_folder(plan, folder).runs(), folder, 1, say, progress)
+    except Interrupted:
+        say(f"to go on: vitkit lab --resume --out {folder}")
+        raise
+    if past_help:
+        raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
+    found = figures_of(own, plan, begun["variants"], folder)
+    figures = {**{name: begun[name] for name in ("vitkit", "experiment", "command")}, **found, "differs": own.differs}
+    headings, rows = table_of(own, figures)
+    return _written(LabResult(own, figures, headings, rows, told_of(figures), folder))
+
+
+# --- Measurements ---------------------------------------------------------------------------------------------
+
+
+def _measure(
+    own: Measurement,
+    data: str | Path | None,
+    model: str | Path | None,
+    preset: Preset,
+    seeds: int,
+    seed: int,
+    out: str | Path | None,
+    progress: Progress,
+) -> LabResult:
+    from vitkit.experiments.lab.measure import subject_of
+
+    if preset == "paper":
+        raise VitkitError(f"{own.name} trains nothing, so it has no recipe: name the --model that is to be measured")
+    if model is None:
+        raise VitkitError(f"{own.name} measures a model: name a run, a checkpoint or published weights with --model")
+    source = str(data or DATA)
+    with ExitStack() as hold:
+        folder = None if out is None else PLACE.hold_given(out, hold)
+        subject = subject_of(str(model), source, seeds, seed, progress)
+        measured = getattr(import_module(own.module), own.function)(subject)
+        folder = folder or _next(own, hold)
+        figures = {
+            "vitkit": vitkit.__version__,
+            "experiment": own.name,
+            "command": _command(own, source, {"model": str(model), "seeds": seeds, "seed": seed}),
+            "model": without_place(model),
+            "data": without_place(source),
+            **measured.numbers,
+            "findings": list(subject.findings),
+            "differs": own.differs,
+        }
+        rows, told = tuple(map(tuple, measured.rows)), (*measured.told, *subject.findings)
+        return _written(LabResult(own, figures, tuple(measured.headings), rows, told, folder))
+
+
+# --- Files ----------------------------------------------------------------------------------------------------
+
+
+def _next(own: Experiment, hold: ExitStack) -> Path:
+    from vitkit.training.run_folder import hold_next
+
+    return hold_next(f"lab-{own.name}", hold)
+
+
+def _written(result: LabResult) -> LabResult:
+    from vitkit.text.html import write_page
+
+    assert result.folder is not None
+    write_json(result.folder / LAB, result.figures)
+    write_page(result.folder / PAGE, f"vitkit lab: {result.experiment.name}", result.body())
+    return result
+
+
+def _command(own: Experiment, data: str, options: Mapping[str, Any]) -> str:
+    """What makes the same again, as others may read it."""
+    words = ["vitkit", "lab", own.name, "--data", without_place(data)]
+    usual = {"preset": "small", "seeds": 3, "seed": 0}
+    for name, value in options.items():
+        if name == "model_fields":
+            from vitkit.training.recipe import to_table
+
+            words += [f"--set model.{key}={part}" for key, part in to_table(None, value).items()]
+        elif value != usual.get(name):
+            words += [f"--{name.replace('_', '-')}", *map(_word, value if isinstance(value, tuple) else (value,))]
+    return " ".join(words)
+
+
+def _word(value: Any) -> str:
+    return without_place(value) if isinstance(value, str) else str(value)
+
+
+tell_of_fields(lab, NOT_COMPARED)
+
+
+HERE = "{folder}"  # stands for the experiment's folder, which may move
+_HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
+
+
+def plan_ablation(
+    ablation: Ablation,
+    data: str,
+    preset: Preset,
+    seeds: int,
+    asked: Mapping[str, Any],
+    progress: Progress,
+) -> tuple[Plan, list[dict[str, Any]]]:
+    """All trainings, and what each variant is, before anything is trained.
+
+    Raises:
+        VitkitError: a variant cannot be built or trained on these images, or what it varies was asked for.
+    """
+    base = base_fields(ablation, data, preset, asked)
+    variants = ablation.variants(base_config(base))
+    seed = base.get("seed", 0)
+    jobs, told, notes, judged_by, images, classes = [], [], [], None, 0, 0
+    folders: dict[str, str] = {}
+    entries: list[tuple[str, Divided]] = []
+    with reading_once():
+        for place, variant in enumerate(variants):
+            progress("looking at the variants", place, len(variants))
+            fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
+            try:
+                if variant.after is None and not variant.pretraining:
+                    settled = settle(fields, progress)
+                    (own,) = settled.parts
+                    entries.append((variant.label, own))
+                    judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
+                    images, config = own.images.table.splits.count("train"), settled.config
+                    classes = config.num_classes
+                    check_effects(settled.recipe, fields, named=asked)
+                    idle = without_effect(settled.recipe, fields)  # a preset's epochs, where a head is fitted at once
+                    fields = {name: value for name, value in fields.items() if name not in idle}
+                    fields |= {"method": settled.recipe.method}
+                    notes += [*settled.table.unmatched, *settled.table.corrections]
+                    notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
+                else:
+                    build(fields)
+                    config = base_config(fields).replace(num_classes=classes)
+            except VitkitError as error:
+                raise VitkitError(f"{variant.label}: {error}") from error
+            info = describe(config)
+            told.append(_described(variant, info.parameters, info.gmacs))
+            folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
+            for own_seed in range(seed, seed + seeds):
+                if variant.after is not None:
+                    fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{own_seed}"}
+                folder, own_fields = f"{folders[variant.label]}-seed{own_seed}", {**fields, "seed": own_seed}
+                before = pretraining_fields(own_fields, variant) if variant.pretraining else None
+                jobs.append(Job(variant.label, own_seed, 1.0, images, own_fields, folder, before))
+    jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
+    assert judged_by is not None
+    judging = before_training(entries)
+    judging.check()
+    notes += judging.findings()
+    plan = Plan(
+        {"experiment": ablation.name, "data": data, "preset": preset},
+        tuple(variant.label for variant in variants),
+        tuple(range(seed, seed + seeds)),
+        (1.0,),
+        tuple(jobs),
+        judged_by,
+        tuple(dict.fromkeys(notes)),
+    )
+    return plan, told
+
+
+def in_folder(plan: Plan, folder: Path) -> Plan:
+    """The plan with the runs that others start from where they are."""
+    jobs = []
+    for job in plan.jobs:
+        weights = str(job.fields["weights"])
+        found = str(folder / weights.removeprefix(f"{HERE}/")) if weights.startswith(HERE) else weights
+        jobs.append(replace(job, fields={**job.fields, "weights": found}))
+    return replace(plan, jobs=tuple(jobs))
+
+
+def _described(variant: Variant, parameters: int, gmacs: float) -> dict[str, Any]:
+    return {"label": variant.label, "paper": variant.paper, "parameters": parameters, "gmacs": gmacs}
+
+
+def figures_of(ablation: Ablation, plan: Plan, told: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
+    """What the finished runs say, in plain JSON types."""
+    judging = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
+    judging.check()
+    judged = read_judged(plan, out, 1.0, judging)
+    labels = [own["label"] for own in told]
+    family = family_of(labels, judged)
+    variants = []
+    for place, own in enumerate(told):
+        jobs = [job for job in plan.jobs if job.model == own["label"]]
+        runs = [{"seed": job.seed, "folder": job.folder, **_of_run(job, out / job.folder, judged)} for job in jobs]
+        interval = [float(end) for end in family.interval(place)]
+        variants.append({**own, "accuracy": float(family.accuracy[place]), "interval": interval, "runs": runs})
+    pairs = pairs_against(ablation.against, labels, judged)
+    return {
+        "variants": variants,
+        "pairs": pairs,
+        "claims": claims_of(ablation, pairs),
+        "seeds": list(plan.seeds),
+        "split": judging.split,
+        "chosen_on": list(judging.chosen_on),
+        "test_images": len(judged.paths),
+        "left_out": judging.to_dict(),
+        "findings": judging.findings(),
+        "test_hash": plan.test_hash,
+        "chance": judged.chance,
+        "notes": list(plan.notes),
+    }
+
+
+def _of_run(job: Job, folder: Path, judged: Judged) -> dict[str, Any]:
+    """The accuracy on the images that judge, and the log loss where the run's own evaluation counted the same ones."""
+    figures = counted_figures(read_figures(folder / EVALUATION))
+    loss = figures.get("loss") if figures.get("images") == len(judged.paths) else None
+    return {"accuracy": float(judged.answers[job.model, job.seed].mean()), "loss": loss}
+
+
+def family_of(labels: Sequence[str], judged: Judged) -> Family:
+    """The variants, for statistics of all of them together."""
+    return Family(np.stack([judged.of(label) for label in labels]), judged.units)
+
+
+def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
+    """How each variant differs from one of them, judged jointly with the other variants."""
+    family, last = family_of(labels, judged), labels.index(against)
+    compared = [(place, last) for place in range(len(labels)) if place != last]
+    rows = []
+    for (place, _), recipe, trained in zip(
+        compared, family.differences(compared), family.differences(compared, of_recipes=False), strict=True
+    ):
+        label = labels[place]
+        rows.append(
+            {
+                "a": label,
+                "b": against,
+                "difference": recipe.mean,
+                **numbers_of(recipe),
+                "trained": numbers_of(trained),
+                "verdict": verdict(label, against, recipe, trained, family.seeds, judged.described, len(compared)),
+            }
+        )
+    return rows
+
+
+def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Whether each of the source's claims is seen here: the interval of the difference lies above 0."""
+    claims = []
+    for pair in pairs:
+        if pair["a"] not in ablation.better:
+            continue
+        low, high = pair["interval"]
+        outcome = _HELD if low > 0 else _REVERSED if high < 0 else _NOT_SHOWN
+        claims.append({"claim": f"{pair['a']} is better than {pair['b']}", "outcome": outcome})
+    return claims
+
+
+class Corpus(NamedTuple):
+    """What a model is pre-trained on."""
+
+    title: str
+    images: int
+    classes: int
+
+
+CORPORA = {  # by the last part of a recipe's name
+    "jft": Corpus("JFT-300M", 303_000_000, 18_291),
+    "imagenet21k": Corpus("ImageNet-21k", 14_197_122, 21_843),
+    "imagenet": Corpus("ImageNet-1k", 1_281_167, 1000),
+}
+
+
+def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
+    """The variants of an ablation with the published hyper-parameters, and what training each would take.
+
+    Args:
+        ablation: which.
+        fields: of the recipe, that go before the published ones.
+
+    Raises:
+        VitkitError: a variant cannot be built, or what it varies was asked for, or there is no published recipe.
+    """
+    from vitkit.experiments.comparison_plan import passes_of
+    from vitkit.experiments.training_plan import passes
+    from vitkit.profiling.model_info import describe
+
+    recipe_name = published_recipe(ablation)
+    corpus = CORPORA[recipe_name.rpartition("-")[2]]
+    base = base_fields(ablation, corpus.title, "paper", fields)
+    variants, rows = [], []
+    for variant in ablation.variants(base_config(base)):
+        recipe = build(variant_fields(base, fields, variant), variant.label)
+        config = base_config(recipe.__dict__).replace(num_classes=corpus.classes)
+        info = describe(config)
+        seen, steps = passes(recipe, corpus.images)
+        own = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
+        own |= {"tokens_per_image": config.tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
+        own |= {
+            "lr": recipe.lr,
+            "tokens": seen * config.tokens,
+            "flops": 2e9 * passes_of("scratch") * info.gmacs * seen,
+        }
+        variants.append(own)
+        row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(config.tokens), f"{steps:,}"]
+        rows.append((*row, f"{recipe.lr:.3g}", f"{own['tokens']:.3g}", f"{own['flops']:.3g}", variant.paper or "-"))
+    headings = ["", "parameters", "GMACs", "tokens an image", "steps", "learning rate", "tokens", "FLOPs"]
+    told = [
+        f"{recipe_name} on {corpus.title}, {corpus.images:,} images of {corpus.classes:,} classes: nothing was trained",
+        "the images are no part of this: with --data FOLDER the variants are trained on others by the same recipe",
+    ]
+    figures = {"experiment": ablation.name, "preset": "paper", "recipe": recipe_name, "variants": variants}
+    column = f"paper: {ablation.column}" if ablation.column else "paper"
+    figures["command"] = f"vitkit lab {ablation.name} --preset paper"
+    return LabResult(ablation, figures, (*headings, column), tuple(rows), tuple(told))

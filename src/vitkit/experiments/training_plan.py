@@ -1,0 +1,589 @@
+"""From what one device would hold by itself to what each of several does, whole models or parts of them.
+
+What a plan says, and how it is told.
+
+`vitkit.plan`: what a training will take, before anything is allocated.
+
+What a plan is asked for, settled as a training would settle it, of data of which only the size is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from vitkit.data.named_sets import DATASETS
+from vitkit.data.splits import trained_of
+from vitkit.errors import VitkitError
+from vitkit.experiments.footprint import Footprint, rehearse_step, without_numbers
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import config_for, is_model_name
+from vitkit.model.network_config import Config, NetworkConfig, is_network_name
+from vitkit.profiling.accelerators import Accelerator, find_accelerator
+from vitkit.system.progress import Progress, silent
+from vitkit.text.arguments import check_arguments
+from vitkit.training.adapters import check_patch_dropout
+from vitkit.training.architecture import check_network, config_of, named_plan, plan_of
+from vitkit.training.defaults import check_effects, settle, spare_patches
+from vitkit.training.recipe import Recipe, build, overlay, unfold
+from vitkit.training.recipe_files import bundled, load_fields
+from vitkit.verbs.fields import tell_of_fields
+from vitkit.verbs.inputs import check_least
+from vitkit.verbs.result import Result
+
+Strategy = Literal["alone", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a device holds in training, in bytes.
+
+    `peak` is less than the sum of the parts, because activations go while gradients come. It is of tensors: what a
+    GPU's driver, its libraries' workspaces and the gaps between its allocator's blocks take comes on top.
+
+    Attributes:
+        checkpointing: as in a recipe.
+        strategy: alone on one device, a whole model on each (ddp), or a part of it (fsdp).
+        weights, gradients, optimizer, average, teacher: as in `Footprint`, the part that is on one device.
+        activations: what a forward pass leaves for the backward pass.
+        exchange: what is there for the other devices' sake: all gradients in a row (ddp), or whole blocks (fsdp).
+        peak: the most at any moment of a step.
+        fits: whether the accelerator has as much.
+        images: the most that fit at a time, by rehearsal; at most those of a batch. The loop computes a batch that does
+            not fit in such pieces.
+    """
+
+    checkpointing: str
+    strategy: Strategy
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    teacher: int
+    activations: int
+    exchange: int
+    peak: int
+    fits: bool
+    images: int
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingPlan(Result):
+    """What a training will take. A multiply-accumulate is two FLOPs; attention's products count.
+
+    Attributes:
+        name: the recipe or model, as it was asked for.
+        recipe: with everything settled.
+        classes: of the data.
+        parameters, trained: of the model, and those of them that learn.
+        images: in an epoch; images_seen: in the whole training.
+        steps: of the optimiser; 0 where a head is fitted at once.
+        batch_of_device: images that one device computes at a time, before any is split for want of memory.
+        tokens_per_image, tokens: that go through the layers in training; 0 of a network that has none.
+        forward_flops: of an image's forward pass, with a teacher's.
+        flops_per_image: of a training image, forward and backward, with what checkpointing computes again.
+        flops: of the whole training's steps.
+        accelerator, devices, precision: what computes, how many of them, in what.
+        utilisation: the part of the accelerator's peak that is reached.
+        images_per_second: of all devices together.
+        seconds: of the whole training's steps.
+        decoding_cores: CPU cores that have to prepare images meanwhile, at `decode_rate` images a second each.
+        price: of a device hour; None: not stated.
+        cost: of the device hours.
+        memory: of a device, the recipe's own way first.
+        notes: what was assumed or is left out.
+    """
+
+    name: str
+    recipe: Recipe
+    classes: int
+    parameters: int
+    trained: int
+    images: int
+    images_seen: int
+    steps: int
+    batch_of_device: int
+    tokens_per_image: int
+    forward_flops: int
+    flops_per_image: int
+    accelerator: Accelerator
+    devices: int
+    precision: str
+    utilisation: float
+    decode_rate: float
+    price: float | None
+    memory: tuple[Memory, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.images_seen * self.tokens_per_image
+
+    @property
+    def flops(self) -> int:
+        return self.images_seen * self.flops_per_image
+
+    @property
+    def images_per_second(self) -> float:
+        return self.utilisation * self.accelerator.peak(self.precision) * self.devices / self.flops_per_image
+
+    @property
+    def seconds(self) -> float:
+        return self.images_seen / self.images_per_second
+
+    @property
+    def days(self) -> float:
+        """Of `seconds`."""
+        return self.seconds / 86_400
+
+    @property
+    def device_hours(self) -> float:
+        return self.devices * self.seconds / 3_600
+
+    @property
+    def decoding_cores(self) -> float:
+        return self.images_per_second / self.decode_rate
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.price is None else self.price * self.device_hours
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; what is computed from others is among them."""
+        computed = ("tokens", "flops", "images_per_second", "seconds", "days", "device_hours", "decoding_cores", "cost")
+        return asdict(self) | {name: getattr(self, name) for name in computed}
+
+    def lines(self) -> list[str]:
+        """Size, amount, time, and a table of memory."""
+        recipe = self.recipe
+        learning = "all trained" if self.trained == self.parameters else f"{self.trained:,} trained"
+        batch, own = recipe.batch_size * recipe.grad_accum, self.accelerator
+        steps = f"{self.steps:,} steps of {batch:,}" if self.steps else "no steps, a head is fitted to frozen features"
+        size = f"{self.parameters:,} parameters, {learning}; method {recipe.method}, {self.classes:,} classes"
+        amount = f"{recipe.epochs:,} epochs of {self.images:,} images: {steps}"
+        tokens = f"; {self.tokens:,} tokens, {self.tokens_per_image} an image" if self.tokens else ""
+        part = f"{self.flops_per_image / 1e9:,.3f} G a training image, {self.forward_flops / 1e9:,.3f} G forward"
+        found = [
+            f"{self.name}: {size}",
+            f"  data      {amount}{tokens}",
+            f"  FLOPs     {self.flops:.4g}: {part}",
+            *self._time_lines(),
+            "",
+            f"memory of a device in GiB (it has {own.memory / 2**30:.1f}), {self.batch_of_device:,} images at a time",
+            _HEADING,
+            *(_memory_line(row) for row in self.memory),
+        ]
+        return found + (["", *(f"note: {note}" for note in self.notes)] if self.notes else [])
+
+    def _time_lines(self) -> list[str]:
+        own, peak = self.accelerator, self.accelerator.peak(self.precision) / 1e12
+        used = f"{self.utilisation:.0%} of {peak:g} TFLOP/s in {self.precision}"
+        cost = "" if self.cost is None else f"; cost {self.cost:,.2f} at {self.price:g} an hour"
+        cores = f"{self.decoding_cores:,.1f} cores that prepare {self.decode_rate:g} each"
+        return [
+            f"  on        {self.devices} x {own.name} ({own.what}; {own.source}), {used}",
+            f"  time      {_duration(self.seconds)}; {_hours(self.device_hours)} device hours{cost}",
+            f"  feeding   {self.images_per_second:,.0f} images a second: {cores}",
+        ]
+
+
+_HEADING = (
+    "checkpointing  devices   weights  gradients  optimiser  activations  exchange      peak  fits  images that fit"
+)
+
+
+def _memory_line(row: Memory) -> str:
+    def gib(size: int) -> str:
+        return f"{size / 2**30:.2f}" if size >= 2**29 else f"{size / 2**30:.2g}"
+
+    return (
+        f"{row.checkpointing:13}  {row.strategy:7}  {gib(row.weights + row.average + row.teacher):>8}"
+        f"  {gib(row.gradients):>9}  {gib(row.optimizer):>9}  {gib(row.activations):>11}  {gib(row.exchange):>8}"
+        f"  {gib(row.peak):>8}  {'yes' if row.fits else 'no':4}  {row.images:>15,}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 86_400:
+        return f"{seconds / 86_400:,.1f} days"
+    if seconds >= 60:
+        return f"{seconds / 3_600:,.1f} hours" if seconds >= 3_600 else f"{seconds / 60:,.1f} minutes"
+    return f"{seconds:.2g} seconds"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+DECODE_RATE = 200.0  # of photographs with a short side of 256 pixels (benchmarks/planning.py)
+
+
+@check_arguments
+def plan(
+    recipe: str | Path,
+    *,
+    images: int | None = None,
+    classes: int | None = None,
+    accelerator: str = "h100",
+    utilisation: float = 0.4,
+    price: float | None = None,
+    decode_rate: float = DECODE_RATE,
+    progress: Progress = silent,
+    **fields: Any,
+) -> TrainingPlan:
+    """Steps, tokens, FLOPs, memory of a device, time and cost of a training, without a tensor that takes memory.
+
+        import vitkit
+
+        found = vitkit.plan("vit_large_patch16_224", images=1_281_167, epochs=300, batch_size=4096, devices=8)
+        print(found.days, found.memory[0].peak)
+
+    `devices` and `nodes` of the recipe say how many accelerators there are; a batch is dealt out among them.
+
+    Args:
+        recipe: TOML file, the name of a bundled recipe, or the name of a model (`torchvision:resnet50` too), which is
+            planned from scratch.
+        images: that it trains on; by default as many as the recipe's data has, where that is known.
+        classes: of the data; by default as many as it has, or as the model's name says.
+        accelerator: what computes (`profiling.accelerators`).
+        utilisation: the part of the accelerator's peak that is reached, more than 0 and at most 1.
+        price: of one device for an hour, in any currency.
+        decode_rate: images that one CPU core reads and augments in a second.
+        progress: told what is rehearsed.
+        fields: of the recipe, see below; they go before those of the recipe file.
+
+    Raises:
+        VitkitError: there is no such recipe, model or accelerator, or the recipe cannot be trained by.
+    """
+    check_least("--images", images, 1)
+    check_least("--classes", classes, 1)
+    if not 0 < utilisation <= 1:
+        raise VitkitError(f"--utilisation must be above 0 and at most 1, not {utilisation:g}")
+    for flag, value in (("--price", price), ("--decode-rate", decode_rate)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise VitkitError(f"{flag} must be a number above 0, not {value:g}")
+    found = find_accelerator(accelerator)
+    return _planned(recipe, fields, images, classes, found, utilisation, price, decode_rate, progress)
+
+
+def _planned(
+    recipe: str | Path,
+    fields: dict[str, Any],
+    images: int | None,
+    classes: int | None,
+    accelerator: Accelerator,
+    utilisation: float,
+    price: float | None,
+    decode_rate: float,
+    progress: Progress,
+) -> TrainingPlan:
+    from vitkit.training.distributed import Team, check_team
+
+    job = job_of(recipe, fields, images, classes)
+    own, config = job.recipe, job.config
+    precision = own.precision
+    if precision == "auto":
+        precision = "float32" if accelerator.bfloat16 is None else "bfloat16"
+    accelerator.peak(precision)  # refuses what it has not
+    devices, notes = (own.devices or 1) * (own.nodes or 1), job.notes
+    check_team(own, Team(size=devices))
+    if own.method == "probe" and devices > 1:
+        devices, notes = 1, (*notes, "method probe: one of the devices fits it, the others wait")
+    seen, steps = passes(own, job.images)
+    at_a_time = math.ceil(min(own.batch_size, job.images) / devices)
+    step, memory = memories(job, at_a_time, devices, accelerator.memory, precision, progress)
+    return TrainingPlan(
+        name=str(recipe),
+        recipe=own,
+        classes=config.num_classes,
+        parameters=step.parameters,
+        trained=step.trained,
+        images=job.images,
+        images_seen=seen,
+        steps=steps,
+        batch_of_device=at_a_time,
+        tokens_per_image=tokens_of(own, config),
+        forward_flops=round(step.forward_flops / step.images),
+        flops_per_image=round(step.flops / step.images),
+        accelerator=accelerator,
+        devices=devices,
+        precision=precision,
+        utilisation=utilisation,
+        decode_rate=decode_rate,
+        price=price,
+        memory=memory,
+        notes=notes,
+    )
+
+
+tell_of_fields(plan, ("data", "select_time"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training with everything settled.
+
+    Attributes:
+        recipe: how.
+        config: of the model.
+        images: in an epoch.
+        notes: what was assumed, a line each.
+    """
+
+    recipe: Recipe
+    config: Config
+    images: int
+    notes: tuple[str, ...]
+
+
+def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> Job:
+    """The training that a recipe asks for.
+
+    Args:
+        recipe: a TOML file, the name of a bundled recipe, or a model's name.
+        fields: of a recipe, that go before its own.
+        images: to train on; None: as many as the recipe's data has, if that is known.
+        classes: None: as many as the data has, or as the model's name says.
+
+    Raises:
+        VitkitError: there is no such recipe or model, or the number of images is not known.
+    """
+    own, notes = _fields_of(recipe)
+    asked = overlay(own, unfold(fields))
+    named = DATASETS[asked["data"]] if asked.get("data") in DATASETS else None
+    if classes is None and named is not None:
+        classes = named.classes
+    first = build(asked, str(recipe))
+    if images is None:
+        if named is None or named.splits:
+            raise VitkitError(f"{recipe}: say how many images it trains on, with --images")
+        if named.per_class:
+            images = trained_of(named.per_class, first.split)
+            notes.append(f"images: {images:,} of {named.name} to train on, as its classes are divided")
+        else:
+            images = round(named.images * first.split[0])
+            notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
+    images = min(images, first.max_images or images)
+    known = classes or _classes_of(first)
+    settled, reasons = settle(asked, images / known, is_multi=False)
+    idle = check_effects(settled, asked, named=fields)
+    config = _config_of(settled, known)
+    if isinstance(config, NetworkConfig):
+        check_network(config, settled)
+    elif settled.patch_dropout:
+        check_patch_dropout(config)
+    settled = spare_patches(settled, asked, config)
+    return Job(settled, config, images, (*notes, *reasons, *idle, *_left_out(settled)))
+
+
+def _fields_of(recipe: str | Path) -> tuple[dict[str, Any], list[str]]:
+    name = str(recipe)
+    if Path(name).is_file() or name in bundled():
+        return load_fields(name), []
+    if is_model_name(name) or is_network_name(name):
+        return {"model": name, "weights": "none"}, ["weights none: a model by its name is planned from scratch"]
+    if name.endswith(".toml") or "/" in name:
+        return load_fields(name), []  # says that there is no such file
+    config_for(name)  # says which names are like it
+    raise AssertionError(name)
+
+
+def _classes_of(recipe: Recipe) -> int:
+    name = _model_name(recipe)
+    return 1000 if name is None else config_for(name).num_classes
+
+
+def _model_name(recipe: Recipe) -> str | None:
+    """Of the recipe's model, or of the published weights that it starts from."""
+    name = recipe.model or recipe.weights.split(".")[0]
+    return name if is_model_name(name) else None
+
+
+def _config_of(recipe: Recipe, classes: int) -> Config:
+    """Without asking anybody else: weights that are not here count as those of their name."""
+    if recipe.weights == "none" or (recipe.weights == "auto" and is_network_name(recipe.model)):
+        return config_of(recipe, classes)
+    if recipe.weights != "auto" and Path(recipe.weights).exists():
+        return plan_of(recipe, classes, silent)[0]
+    name = _model_name(recipe)
+    if name is None:
+        raise VitkitError(
+            f"weights {recipe.weights} are not here, and do not say which model they are of: name it with --model"
+        )
+    return named_plan(recipe, name, classes)
+
+
+def _left_out(recipe: Recipe) -> list[str]:
+    """What a training does beside its steps, and a plan does not count."""
+    asked = {
+        f"time {recipe.time}: the epochs are planned, not the budget": recipe.time is not None,
+        f"folds {recipe.folds}: one of the runs is planned": recipe.folds is not None,
+        "find_lr: the short runs are not counted": recipe.find_lr,
+        "lp_ft: fitting the head to frozen features first is not counted: a forward pass over the images": recipe.lp_ft
+        and recipe.method != "probe",
+    }
+    return [what for what, is_so in asked.items() if is_so]
+
+
+def passes(recipe: Recipe, images: int) -> tuple[int, int]:
+    """How many images a training computes, and how many steps it takes; a head that is fitted at once takes none."""
+    if recipe.method == "probe":
+        return images * (1 + recipe.views), 0
+    batches = math.ceil(images / recipe.batch_size)
+    return images * recipe.epochs, math.ceil(batches / recipe.grad_accum) * recipe.epochs
+
+
+def tokens_of(recipe: Recipe, config: Config) -> int:
+    """That go through the layers for an image in training; 0 where there are none."""
+    if isinstance(config, NetworkConfig):
+        return 0
+    return config.prefix_tokens + max(1, round(config.patches * (1 - recipe.patch_dropout)))
+
+
+def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
+    """The network that is imitated, on the meta device; None without one.
+
+    Raises:
+        VitkitError: it is not known without its weights.
+    """
+    if recipe.teacher is None:
+        return None
+    from vitkit.training.teacher import torchvision_names
+    from vitkit.weights import inspect
+
+    name = recipe.teacher.partition(":")[0]
+    model = name.split(".")[0]
+    if Path(recipe.teacher).exists():
+        return without_numbers(inspect(recipe.teacher).config).eval()
+    if name in torchvision_names():
+        return without_numbers(NetworkConfig(library="torchvision", name=name)).eval()
+    if is_model_name(model):
+        return without_numbers(config_for(model, image_size=config.image_size)).eval()
+    raise VitkitError(f"teacher {recipe.teacher}: there is no such file, nor a model of this name to plan with")
+
+
+def memories(
+    job: Job, images: int, devices: int, room: int, precision: str, progress: Progress
+) -> tuple[Footprint, tuple[Memory, ...]]:
+    """The step of a training, and what a device holds in it: as the recipe has it first, then otherwise.
+
+    Args:
+        job: the training.
+        images: that each device computes in a batch.
+        devices: how many there are.
+        room: bytes of each.
+        precision: float32 or bfloat16.
+        progress: told what is rehearsed.
+    """
+    recipe = job.recipe
+    teacher = teacher_network(recipe, job.config)
+    is_vit = isinstance(job.config, ViTConfig)
+    both = () if recipe.method == "probe" or not is_vit else ("none", "all")  # else there is nothing to checkpoint
+    ways = tuple(dict.fromkeys((recipe.checkpointing, *both)))
+
+    @cache
+    def rehearsed(way: str, count: int) -> Footprint:
+        progress("rehearsing a step", ways.index(way), len(ways))
+        settled = recipe.replace(checkpointing=way)
+        return rehearse_step(job.config, settled, count, precision=precision, on_gpu=True, teacher=teacher)
+
+    own: Strategy = "fsdp" if recipe.strategy == "fsdp" else "ddp"
+    may_share = is_vit and recipe.method != "lora" and not recipe.ema and not recipe.swa  # as `check_team` has it
+    others: tuple[Strategy, ...] = ("ddp", "fsdp") if may_share else ("ddp",)
+    strategies: tuple[Strategy, ...] = (own, *others) if devices > 1 else ("alone",)
+    rows = []
+    for strategy in dict.fromkeys(strategies):
+        for way in ways:
+            row = memory_of(rehearsed(way, images), way, strategy, devices=devices, images=images, room=room)
+            if not row.fits:
+
+                def peak(count: int, way: str = way, strategy: Strategy = strategy) -> int:
+                    step = rehearsed(way, count)
+                    return memory_of(step, way, strategy, devices=devices, images=count, room=room).peak
+
+                left = room - (row.peak - row.activations)  # beside what does not grow with the images
+                guess = int(left / (max(row.activations, 1) / images))
+                row = replace(row, images=most_that_fit(peak, guess, images, row.peak, room))
+            rows.append(row)
+    return rehearsed(recipe.checkpointing, images), tuple(rows)
+
+
+def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: int, room: int) -> int:
+    """Find the largest number of images that fits, in as few rehearsals as will do.
+
+    A step's peak grows with its images along a line, or along lines of which each is steeper than the one before, so
+    the line between the nearest numbers on both sides never promises more images than fit. Where that line is of little
+    use, as there is a bend between the two, the middle is taken.
+
+    Args:
+        peak: bytes that a step of so many images takes.
+        guess: where to begin.
+        too_many: images that do not fit.
+        above: what these take.
+        room: bytes that there are.
+    """
+    fits = below = 0
+    guess = min(max(guess, 1), too_many - 1)
+    while too_many - fits > 1:
+        gap, taken = too_many - fits, peak(guess)
+        if taken <= room:
+            fits, below = guess, taken
+        else:
+            too_many, above = guess, taken
+        on_line = fits + int((room - below) * (too_many - fits) / (above - below))
+        is_of_use = fits > 0 and too_many - fits <= max(gap / 2, 2)
+        guess = min(max(on_line if is_of_use else (fits + too_many) // 2, fits + 1), too_many - 1)
+    return fits
+
+
+def memory_of(
+    step: Footprint, checkpointing: str, strategy: Strategy, *, devices: int, images: int, room: int
+) -> Memory:
+    """What each device holds.
+
+    FSDP2 (`training.distributed`) leaves each its part of weights, gradients and moments. Two blocks are whole at a
+    time,
+    the one that is computed and the next that is gathered, and so is all around the blocks; in the backward pass one
+    block's gradients are whole too. The average of the weights is a part as well, and a teacher is whole.
+
+    Args:
+        step: of one device by itself, with its share of the images.
+        checkpointing: with which it was rehearsed.
+        strategy: among how many devices that is.
+        devices: how many.
+        images: that each computes in a batch.
+        room: bytes of a device.
+    """
+    parts = devices if strategy == "fsdp" else 1
+    weights, gradients, optimizer, average = (
+        -(-own // parts) for own in (step.weights, step.gradients, step.optimizer, step.average)
+    )
+    standing = step.weights + step.optimizer + step.average + step.teacher
+    peak, exchange = step.peak, 0
+    if strategy == "ddp":
+        exchange = step.gradients  # `Team.add_up` lays them in a row, when nothing but gradients is left of the step
+        peak = max(peak, standing + step.gradients + exchange)
+    if strategy == "fsdp":
+        whole = step.gradients / step.weights  # the part of a block that is trained
+        exchange = step.around + int((2 + whole) * step.block)
+        peak = weights + gradients + optimizer + average + step.teacher + step.moving + exchange
+    return Memory(
+        checkpointing=checkpointing,
+        strategy=strategy,
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        average=average,
+        teacher=step.teacher,
+        activations=step.activations,
+        exchange=exchange,
+        peak=peak,
+        fits=peak <= room,
+        images=images,
+    )

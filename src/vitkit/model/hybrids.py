@@ -1,0 +1,181 @@
+"""Convolution inside the Transformer: layers that convolve instead of attending, and convolutional q, k, v.
+
+The third mixture, a depthwise convolution between the linear layers of the MLP, is `model.MLP`'s own
+(`mlp_kind="conv"`). All three keep the sequence of tokens, so class token, heads and pictures work as ever. None uses
+batch normalisation, unlike the papers named here: a prediction must not depend on the images beside it.
+
+The ResNet in front of the hybrids: patches are cut from its feature map instead of the image (paper, sec. 3.1). Post-
+activation bottlenecks with weight-standardised convolutions and GroupNorm (BiT, arXiv 1912.11370). Names below
+`patch_embed.backbone` are timm's. Padding is SAME as TensorFlow and Flax have it: the odd pixel goes below and right.
+Shapes: B batch, C channels, height and width of a feature map.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.model.config import StemKind, ViTConfig
+from vitkit.model.layers import Dropout, TokenConvolution, gelu
+
+_GROUPS = 32
+_WIDTH = 64
+
+
+class ResNetStem(nn.Module):
+    """Images (B, C, height, width) to features (B, out_channels, height / stride, width / stride), rounded up.
+
+    `stages` has the bottlenecks of each stage; () is the root alone. `kind` is whose arithmetic the weights were
+    trained with: the reference divides by (deviation + 1e-5), timm by the root of (variance + 1e-8).
+    `init.initialise` fills it: kernels LeCun normal and, in the reference, the scale of every unit's norm3 zero.
+    """
+
+    def __init__(self, in_channels: int, stages: tuple[int, ...], kind: StemKind = "reference") -> None:
+        super().__init__()
+        self.stem = Root(in_channels, kind)
+        self.stages = nn.ModuleList()
+        channels = _WIDTH
+        for stage, units in enumerate(stages):
+            width = _WIDTH * 2**stage
+            blocks = [
+                Bottleneck(channels if unit == 0 else 4 * width, width, 2 if unit == 0 < stage else 1, kind)
+                for unit in range(units)
+            ]
+            self.stages.append(Stage(blocks))
+            channels = 4 * width
+        self.out_channels = channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)  # (B, 64, height/4, width/4)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """Convolution whose kernel has mean 0 and deviation 1 for each output channel (arXiv 1903.10520); SAME padding."""
+
+    def __init__(self, in_channels: int, out_channels: int, size: int, stride: int, kind: StemKind) -> None:
+        super().__init__(in_channels, out_channels, size, stride, bias=False)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))  # halves lose small deviations
+        kernel = standardise(precise, self.kind).to(x.dtype)
+        return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0]), kernel, None, self.stride)
+
+
+def standardise(kernel: Tensor, kind: StemKind) -> Tensor:
+    """(out, in, k, k) of any mean and deviation -> the kernel that convolves, in float32."""
+    if kind == "timm":  # batch normalisation is just that, and rounds as timm does
+        return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
+    deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0
+    return (kernel - mean) / (deviation + 1e-5)
+
+
+class Root(nn.Module):
+    """7x7 convolution and 3x3 pooling, each halving the sides."""
+
+    def __init__(self, in_channels: int, kind: StemKind) -> None:
+        super().__init__()
+        self.conv = StandardisedConv2d(in_channels, _WIDTH, 7, 2, kind)
+        self.norm = group_norm(_WIDTH, kind)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(images)))  # (B, 64, height/2, width/2)
+        return F.max_pool2d(pad_same(x, 3, 2, -math.inf), 3, 2)
+
+
+class Stage(nn.Module):
+    """Bottlenecks of one width."""
+
+    def __init__(self, blocks: list[Bottleneck]) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 with the stride, 1x1 to four times the width; added to the input, projected where the shape changes."""
+
+    def __init__(self, in_channels: int, width: int, stride: int, kind: StemKind) -> None:
+        super().__init__()
+        out_channels = 4 * width
+        self.conv1, self.norm1 = StandardisedConv2d(in_channels, width, 1, 1, kind), group_norm(width, kind)
+        self.conv2, self.norm2 = StandardisedConv2d(width, width, 3, stride, kind), group_norm(width, kind)
+        self.conv3, self.norm3 = StandardisedConv2d(width, out_channels, 1, 1, kind), group_norm(out_channels, kind)
+        self.downsample = Projection(in_channels, out_channels, stride, kind) if in_channels != out_channels else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = x if self.downsample is None else self.downsample(x)
+        x = F.relu(self.norm1(self.conv1(x)))
+        x = F.relu(self.norm2(self.conv2(x)))
+        return F.relu(residual + self.norm3(self.conv3(x)))
+
+
+class Projection(nn.Module):
+    """A residual of another shape."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, kind: StemKind) -> None:
+        super().__init__()
+        self.conv = StandardisedConv2d(in_channels, out_channels, 1, stride, kind)
+        self.norm = group_norm(out_channels, kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+def group_norm(channels: int, kind: StemKind) -> nn.GroupNorm:
+    """32 groups; the authors' eps or timm's."""
+    return nn.GroupNorm(_GROUPS, channels, eps=1e-6 if kind == "reference" else 1e-5)
+
+
+def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pad (B, C, height, width) so that this window and stride divide the sides by the stride, rounded up."""
+    height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in x.shape[2:])
+    if not (height or width):
+        return x
+    return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2), value=value)
+
+
+class ConvProjection(nn.Module):
+    """What q, k and v are projected from: a depthwise convolution each (CvT, arXiv 2103.15808, sec. 3.2)."""
+
+    def __init__(self, config: ViTConfig, patches_read: bool) -> None:
+        super().__init__()
+        self.k, self.v = (TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens) for _ in range(2))
+        self.q: nn.Module = nn.Identity()  # what the patches ask in the last layer may be read by nobody
+        if patches_read:
+            self.q = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
+
+    def forward(self, x: Tensor, qkv: nn.Linear, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) tokens -> q (B, n, D) of the first n = `queries` tokens, k and v (B, N, D), projected by `qkv`."""
+        sources = self.q(x)[:, :queries], self.k(x), self.v(x)
+        biases = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
+        q, k, v = (F.linear(*part) for part in zip(sources, qkv.weight.chunk(3), biases, strict=True))
+        return q, k, v
+
+
+class ConvMixer(nn.Module):
+    """In the place of attention: patches mix with their neighbours by a depthwise and a pointwise convolution.
+
+    Interleaving such layers with attention is CoAtNet's finding (arXiv 2106.04803); that anything which mixes tokens
+    may stand in attention's place is MetaFormer's (arXiv 2111.11418). The class token waits for the next attention.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.depthwise = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
+        self.act = gelu(config)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.proj_bias)
+        self.proj_drop = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002
+        """(B, N, D) tokens -> what is added to the first n = `queries` of them, (B, n, D)."""
+        x = self.act(self.depthwise(x)[:, :queries])
+        return self.proj_drop(self.proj(x))

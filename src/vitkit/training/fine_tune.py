@@ -1,0 +1,389 @@
+"""Training by gradient: every method but that of fitting a head to frozen features.
+
+`--find-lr`: short runs from the same start, one for each learning rate, judged on images of all classes. Each takes
+the steps of the run itself (`loop`), with its teacher, mixing, weights and precision; only the schedule is another,
+of a short warm-up and then the same rate. One process does it, with whole batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.augment import mix_seeds
+from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, quiet_workers, worker_lost
+from vitkit.data.split_file import read_contents
+from vitkit.data.table import ImageTable
+from vitkit.errors import Interrupted, VitkitError
+from vitkit.model.build import Model, vit_of
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.files import write_text
+from vitkit.system.progress import unsaid
+from vitkit.system.run_files import LAST, RECIPE, SPLIT
+from vitkit.system.stopping import Deferral
+from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
+from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, identity, read
+from vitkit.training.distributed import Team, fabric_of, share_out
+from vitkit.training.finalize import (
+    class_weights,
+    give_heads,
+    keep_standing,
+    log_weights,
+    settle_balance,
+    shift_answers,
+    stand,
+)
+from vitkit.training.loggers import LogEpochs, loggers_of
+from vitkit.training.loop import Interruption, Loop
+from vitkit.training.losses import Learning, Objective
+from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
+from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.run_folder import Run
+from vitkit.training.stability import DivergedError, Guard, all_finite
+from vitkit.training.start import (
+    JudgeStart,
+    augment_of,
+    choose_compile,
+    choose_device,
+    choose_precision,
+    choose_workers,
+)
+from vitkit.training.teacher import Teacher
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the recipe's learning rate
+STEPS, WARMUP = 25, 5
+_JUDGED = 512  # images
+
+
+def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
+    """The recipe with the learning rate that short runs found best, written down so that a resumed run has it too."""
+    assert isinstance(data, ImageData)
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
+    progress = partial(run.progress, "trying learning rates")
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, progress)
+    best = min(outcome, key=lambda lr: outcome[lr])
+    if not math.isfinite(outcome[best]):
+        raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
+    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in outcome.items())
+    judges = "validation" if len(data.val) else "training"
+    run.say(f"loss on {judges} images after {STEPS} steps by learning rate: {tried}; taking {best:g}")
+    recipe = recipe.replace(lr=best, find_lr=False)
+    classifier.provenance["recipe"].update(lr=best, find_lr=False)
+    write_text(run.folder / RECIPE, recipe.to_toml())
+    return recipe
+
+
+def find_lr(
+    model: Model,
+    recipe: Recipe,
+    data: ImageData,
+    objective: Objective,
+    fabric: Fabric,
+    progress: Callable[[int, int], None],
+) -> dict[float, float]:
+    """The validation loss that each learning rate leads to in a few steps; infinite where it leads nowhere.
+
+    Args:
+        model: where every short run starts; it is left as it is, as is what random numbers follow.
+        recipe: its `lr` is the middle of what is tried.
+        data: training images, and those that judge: `ImageData.sample` of the validation images; without any, of the
+            training images.
+        objective: what the run is to learn.
+        fabric: of this process alone.
+        progress: told how many of how many steps are done.
+
+    Raises:
+        Interrupted: a signal stopped the search.
+    """
+    sampled, outcome = data.sample(_JUDGED), {}
+    with torch.random.fork_rng():
+        for number, factor in enumerate(FACTORS):
+            lr = recipe.lr * factor
+            short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
+            own = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
+            begun = copy.deepcopy(model).to(fabric.device).train()
+            state = TrainingState.begin(begun, own, STEPS, Guard(unsaid))
+            count = _CountSteps(progress, number)
+            outcome[lr] = _score(state, objective, sampled, fabric, count)
+    sampled.close()
+    return outcome
+
+
+def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps) -> float:
+    """Train for a few steps, and the loss of the images that judge."""
+    stop = Deferral()
+    loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
+    try:
+        with stop:
+            loop.start()
+            while not state.should_stop:
+                loop.train_epoch()
+                if not all_finite(state.model.state_dict()):  # the run would go on with another learning rate
+                    return math.inf
+                state.epoch += 1
+            loop.validate()
+    except DivergedError:  # as the run would
+        return math.inf
+    loss = state.metrics["val_loss"]
+    return loss if math.isfinite(loss) else math.inf
+
+
+class _CountSteps:
+    """Ends the short run of this number after its steps, and reports each."""
+
+    def __init__(self, progress: Callable[[int, int], None], number: int) -> None:
+        self._progress, self._before = progress, number * STEPS
+
+    def on_step_end(self, state: TrainingState) -> None:
+        self._progress(self._before + state.step, len(FACTORS) * STEPS)
+        state.should_stop = state.step >= STEPS
+
+
+_MUCH = 2**26  # bytes of memory for decoded pictures, of which the user should know
+
+
+def learn(
+    run: Run,
+    recipe: Recipe,
+    table: ImageTable,
+    classifier: Classifier,
+    teacher: Teacher | None,
+    data: BatchedImages | None = None,
+    contents: Mapping[str, str] | None = None,
+    of_head: HeadImages | None = None,
+) -> None:
+    """Train the classifier's model on the training images of the table.
+
+    Args:
+        run: its folder, which has split.json unless `data` is given.
+        recipe: how.
+        table: the images, split.
+        classifier: before its training.
+        teacher: whom it imitates.
+        data: the images in batches; None to read the table's files.
+        contents: with `data`: a digest of each image, as far as they are known.
+        of_head: with `data`: the images to which the head is fitted first, where the recipe says so.
+    """
+    in_train = list(table.of_split("train").counts().values())
+    balance, why = settle_balance(recipe.balance, in_train)
+    if why is not None:
+        run.say(why)
+    model, is_multi, has_teacher = classifier.model, table.is_multi, teacher is not None
+    standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
+    keep_standing(classifier, standing)
+    if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
+        give_heads(model, standing, [-own for own in standing.in_head])
+    if data is None:
+        data = data_of(recipe, table, classifier, run.team, is_balanced=balance == "sampler")
+    fabric = begin(run, recipe, classifier, data)
+    if recipe.patch_dropout and isinstance(model, VisionTransformer):
+        drop_patches(model, recipe.patch_dropout)
+    learned = log_weights(in_train, balance, is_multi=is_multi)
+    spent = _start_head(run, recipe, table, classifier, learned, of_head)
+    if recipe.method == "probe-sgd":
+        run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
+    if recipe.method == "lora":
+        adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
+        run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
+    objective = Objective(
+        recipe,
+        len(table.classes),
+        imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
+        class_weights=class_weights(in_train, is_multi=is_multi) if balance == "loss" else None,
+        sets=torch.tensor(table.set_targets()) if is_multi else None,
+        shift=shift_answers(model, standing),
+    )
+    if recipe.find_lr:
+        began = time.monotonic()
+        recipe = run.team.by_first(partial(settle_lr, run, recipe, classifier, data, objective))
+        spent += run.team.by_first(lambda: time.monotonic() - began)
+    own = _identity(run, recipe, table, classifier, contents)
+    descend(run, recipe, data, classifier, objective, fabric, spent, own)
+
+
+def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
+    """Where and how the run computes, and its model as it is quickest there; what pictures take is told."""
+    if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
+        place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
+        run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
+    # On CPUs the fused kernel's backward pass is slower than attention written out (docs/log.md).
+    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe), run.team)
+    if isinstance(classifier.model, VisionTransformer):
+        classifier.model.fused_attention = fabric.device.type == "cuda"
+        classifier.model.checkpointing = checkpoint_every(recipe.checkpointing)
+    return fabric
+
+
+def _start_head(
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor, images: HeadImages | None
+) -> float:
+    """Fit the head first if the recipe says so, and not on resuming; the seconds that it took.
+
+    `learned` (K,) makes of a head for the data as they come one for what the training is to learn.
+    """
+    model = classifier.model
+    if not recipe.lp_ft or model.head is None or model.head_dist is not None or (run.folder / LAST).is_file():
+        return 0.0
+    head = model.head
+    images = head_images(recipe, table, classifier) if images is None else images
+    seconds, state = run.team.by_first(lambda: (start_head(run, recipe, table, classifier, images), head.state_dict()))
+    head.load_state_dict(state)
+    with torch.no_grad():
+        head.bias.add_(learned)
+    return seconds
+
+
+def data_of(
+    recipe: Recipe, table: ImageTable, classifier: Classifier, team: Team, *, is_balanced: bool = False
+) -> ImageData:
+    """The images of a split table as a recipe wants them, in batches."""
+    return ImageData(
+        table,
+        classifier.preprocess,
+        augment_of(recipe),
+        batch_size=recipe.batch_size,
+        workers=choose_workers(recipe, classifier.preprocess.size),
+        seed=recipe.seed,
+        balanced=is_balanced,
+        process=(team.rank, team.size),
+        cache=recipe.cache,
+    )
+
+
+def _describe(recipe: Recipe, steps: int) -> str:
+    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
+    spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    precision = choose_precision(recipe.precision, recipe.device)
+    return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
+
+
+def descend(
+    run: Run,
+    recipe: Recipe,
+    data: BatchedImages,
+    classifier: Classifier,
+    objective: Learning,
+    fabric: Fabric,
+    spent: float,
+    own: dict[str, Any],
+    trained: Trained | None = None,
+) -> None:
+    """Build the loop, let it go on from where the run is, and say how it ended.
+
+    Args:
+        run: whose folder has what it goes on from.
+        recipe: how to train.
+        data: the images.
+        classifier: what is saved.
+        objective: what to learn.
+        fabric: where to compute.
+        spent: seconds of the time budget that are gone.
+        own: the run's identity.
+        trained: what is trained; None: the classifier's model.
+    """
+    trained = classifier.model if trained is None else trained
+    team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
+    run.say(_describe(recipe, steps))
+    _place(trained.train(), recipe, fabric, team)
+    guard = Guard(run.say, run.folder if team.is_first else None)
+    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team)
+    state.clock.spent = state.clock.ahead = spent
+    writer = RunWriter(run.folder, classifier, recipe, run.say, team, own)
+    if (run.folder / LAST).is_file() and _go_on(run.folder / LAST, state, writer):
+        run.say("the run had finished training")
+        return
+    stop = Deferral()
+    loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_first else []
+    curves = LogEpochs(loggers, recipe, run.say)
+    loop = Loop(
+        state,
+        objective,
+        data,
+        fabric,
+        team=team,
+        callbacks=[writer, *run.callbacks, curves],
+        interruption=Interruption(stop, team),
+        progress=run.progress,
+    )
+    if choose_compile(recipe):
+        loop.compile_steps()
+    if recipe.head_from == "names" and data.has_val:
+        loop.callbacks.insert(0, JudgeStart(loop.validate, writer))
+    status = "failed"
+    try:
+        with _telling_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
+            loop.fit()
+            stop.received = max(team.gather(stop.received or 0)) or None
+        status = "success"
+    finally:
+        data.close()
+        curves.close(status)
+    if not writer.has_kept:
+        raise DivergedError("no epoch led to a model worth keeping: try a lower --lr, a longer --warmup, more --epochs")
+    if writer.keeps_start:
+        run.say(UNBEATEN)
+
+
+@contextmanager
+def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
+    """Whatever ends a training early: the user is told which model there is, and of lost processes what to do."""
+    try:
+        yield
+    except Interrupted:
+        if not writer.has_kept:
+            writer.save(run.folder, state.kept)
+        run.say(f"stopped; the {'best model so far' if writer.has_kept else 'unfinished model'} is in {run.folder}")
+        raise
+    except VitkitError as error:  # from a worker process it comes wrapped in that process's traceback
+        if writer.has_kept:
+            run.say(f"the best model so far is in {run.folder}")
+        kind = DivergedError if isinstance(error, DivergedError) else VitkitError
+        raise kind(str(error).rsplit("VitkitError: ", 1)[-1].strip()) from error
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not workers or not is_worker_lost(error):
+            raise
+        kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
+        cure = f"set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
+        raise VitkitError(f"{worker_lost(workers)}; {cure}") from error
+
+
+def _identity(
+    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, contents: Mapping[str, str] | None
+) -> dict[str, Any]:
+    imitated = classifier.provenance.get("teacher", {})
+    return identity(
+        recipe, table, read_contents(run.folder / SPLIT) if contents is None else contents, imitated.get("sha256")
+    )
+
+
+def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: Team) -> None:
+    """Bring the model to where it is trained: the same weights in every process, or to each its part of them."""
+    model.to(fabric.device)
+    team.agree_on(model)
+    if team.size > 1 and recipe.strategy == "fsdp":
+        share_out(vit_of(model, "strategy fsdp"), fabric.device, team.size)
+
+
+def _go_on(last: Path, state: TrainingState, writer: RunWriter) -> bool:
+    """Take up a run where its last checkpoint leaves it; whether it had finished."""
+    found = read(last, writer.identity)
+    try:
+        state.load_state_dict(found)
+        writer.load_state_dict(found["writer"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise VitkitError(f"{last} is damaged; delete it to train this run from its beginning") from error
+    return writer.finished

@@ -1,0 +1,471 @@
+"""Which labels of a run's images are likely wrong, as the weights that the run began from see them.
+
+The model that a run has kept, its confidences settled and told, asked as `vitkit eval RUN` asks it. Figures of the
+run and of the command are the same to the last digit: one backend, one precision. The temperature and the thresholds
+are fitted on answers of the same kind.
+
+What a run tells about itself: pictures of its data, what was found, and the report at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.loading import EvaluationImages, TrainingImages
+from vitkit.data.proposals import read_proposals
+from vitkit.data.seen import PictureRecord, look_up
+from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
+from vitkit.data.splits import SPLITS
+from vitkit.data.table import ImageTable
+from vitkit.data.user_datasets import TrainingOf
+from vitkit.errors import VitkitError
+from vitkit.evaluation import label_errors
+from vitkit.evaluation.embedding import embed
+from vitkit.evaluation.evaluator import evaluate_before, proposal_figures
+from vitkit.evaluation.figures import SHARES, all_figures, calibration_rise, chosen_on, describe, seen_of, that_count
+from vitkit.evaluation.headline import describe_proposals
+from vitkit.evaluation.label_errors import Doubt, from_features, in_words
+from vitkit.evaluation.metrics import Evaluation, grouped, held_out_split
+from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.explanation import can_explain
+from vitkit.explanation.mistakes import explain_mistake
+from vitkit.reporting import plots
+from vitkit.reporting.evaluation_report import draw, write_predictions, write_report
+from vitkit.reporting.report_data import Explained
+from vitkit.reporting.sections import Tried
+from vitkit.system.files import from_json, without_place, write_json
+from vitkit.system.progress import Progress, Say
+from vitkit.system.run_files import (
+    EVALUATION,
+    FINDINGS,
+    GROUPS,
+    LABEL_ERRORS,
+    METRICS,
+    PICTURES,
+    PREDICTIONS,
+    RECIPE,
+    REPORT,
+    SELECTION,
+    SPLIT,
+)
+from vitkit.training.architecture import weights_of
+from vitkit.training.finalize import settle_confidence, standing_of
+from vitkit.training.probe import Features, compute_features, frozen
+from vitkit.training.recipe import Recipe, build, name_of, without_places
+from vitkit.training.recipe_files import load_fields
+from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
+from vitkit.training.select_weights import Selection
+from vitkit.training.start import choose_device, choose_precision, new_classifier
+from vitkit.weights import inspect, load
+
+
+def settle_and_open(
+    folder: Path, recipe: Recipe, table: ImageTable, say: Say, progress: Progress
+) -> tuple[Classifier, Evaluation | None]:
+    """Settle the confidences of the kept model on the validation images, and say what they came to.
+
+    Args:
+        folder: the run, with its model folder, which is changed.
+        recipe: of the run; it says where is computed.
+        table: its images, split.
+        say: takes what is worth a line.
+        progress: told what is being done, how many are done, of how many.
+
+    Returns:
+        The classifier with what computes its answers, and the validation images as they are said now; None without
+        any that can be read.
+    """
+    classifier = load(folder)
+    images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
+    asked = classifier.use(images=images, device=choose_device(recipe))
+    before = standing_of(asked)
+    what = "choosing thresholds" if table.is_multi else "calibrating"
+    seen = settle_confidence(folder, asked, table, partial(progress, what))
+    if standing_of(asked) != before:  # the head has changed, and what computes has weights of its own
+        asked = asked.use(images=images, device=choose_device(recipe))
+    (_tell_of_thresholds if table.is_multi else _tell)(asked, seen, say)
+    return asked, seen
+
+
+def _tell(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
+    if seen is None:
+        say("no validation images: the confidences are not calibrated (temperature 1)")
+    standing = standing_of(classifier)
+    if standing is not None and any(standing.shift):
+        held = f"{standing.strength:.2f} of the shift between shares holds"
+        say(f"confidences are for classes {SHARES[standing.prior]}: {held}")
+
+
+def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Say) -> None:
+    assert classifier.thresholds is not None
+    if seen is None:
+        say("no validation images to choose thresholds by: every class has 0.5")
+        return
+    say(f"temperature {classifier.temperature:.3f}, fitted on {len(seen.labels)} validation images")
+    few = zip(classifier.classes[:10], classifier.thresholds, strict=False)
+    named = ", ".join(f"{name} {own:.3f}" for name, own in few)
+    say(f"thresholds by F1 on validation images: {named}{', ...' if len(classifier.classes) > 10 else ''}")
+
+
+def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
+    """What the temperature has done to the calibration error, in a line.
+
+    Args:
+        numbers: the figures of an evaluation (figures.py).
+        seen: the validation images that the temperature was fitted on.
+        evaluation: of the images that the figures are of.
+    """
+    rise, rose = calibration_rise(evaluation, numbers), ""
+    if rise is not None:
+        found = "no more" if rise.is_chance else "more"
+        rose = f"; it rose by {rise.by:.4f}, {found} than chance does with {len(evaluation.labels)} images"
+    return (
+        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} validation images: calibration error "
+        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {evaluation.split} images{rose}"
+    )
+
+
+_EXPLAINED = 12  # mistakes
+
+
+def draw_data(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
+    """Draw classes.png and train_batch.png.
+
+    Args:
+        folder: of the run.
+        table: all its images.
+        images: those of its training split, augmented.
+        seed: chooses which of them are drawn.
+    """
+    counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
+    train = table.of_split("train")
+    chosen = np.random.default_rng(seed).permutation(len(train))[:32].tolist()
+    pictures = [images.preprocess.picture_of(images[0, i][0].numpy()) for i in chosen]
+    titles = [train.name_of(i) or "none" for i in chosen]
+    sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
+    plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
+
+
+class Reported(NamedTuple):
+    """What a run says of its model.
+
+    Attributes:
+        numbers: what evaluation.json holds.
+        evaluation: of the images that count; None where the weights had seen all.
+    """
+
+    numbers: dict[str, Any]
+    evaluation: Evaluation | None
+
+
+def report(
+    folder: Path,
+    recipe: Recipe,
+    table: ImageTable,
+    say: Say,
+    progress: Progress,
+    doubts: Sequence[Doubt] | None = None,
+) -> Reported:
+    """Calibrate and evaluate the model that was kept, and write all that is said of it into the run.
+
+    Args:
+        folder: the run, with its model folder.
+        recipe: of the run.
+        table: its images, split.
+        say: takes what is worth a line.
+        progress: told what is being done, how many are done, of how many.
+        doubts: labels that are likely wrong; None to go by what the model says of held-out images.
+    """
+    held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
+    table, changes = look_over(table, read_contents(folder / SPLIT), held_out, progress)
+    if changes:
+        say(f"problem: {changes.text}; they are left out")
+    classifier, seen = settle_and_open(folder, recipe, table, say, progress)
+    split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
+    chosen = chosen_on(split, recipe.__dict__, is_multi=table.is_multi)
+    judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
+    judged = judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
+    evaluation = judged.before
+    record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
+    seen_before = None if record is None else seen_of(roles_in_run(folder / SPLIT, record), evaluation.split)
+    about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
+    numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
+    if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
+        say(f"trained in {trained}, evaluated in {classifier.precision}, which `vitkit predict` computes in here too")
+    spoilt, proposed = describe(numbers), describe_proposals(numbers)
+    for told in filter(None, (proposed, spoilt)):
+        say(f"note: {told}")
+    write_predictions(folder / PREDICTIONS, evaluation)
+    counted = that_count(evaluation, seen_before)
+    evaluation = evaluation if counted is None else counted
+    if not table.is_multi and seen is not None and numbers["ece"] is not None:
+        say(calibrated(numbers, seen, evaluation))
+    if doubts is None:
+        doubts = label_errors.from_predictions(own for own in _held_out(judged.now or evaluation, seen))
+        if doubts:
+            say(f"{label_errors.in_words(doubts)} (of held-out images, by the model itself)")
+    numbers["label_errors"] = label_errors.summary(doubts)
+    label_errors.write_doubts(folder / LABEL_ERRORS, doubts)
+    rows = read_metrics(folder / METRICS)
+    plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
+    laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
+    for caption, picture in draw(evaluation, laid_out).items():
+        plots.save_figure(picture, folder / PICTURES[caption])
+    write_json(folder / EVALUATION, numbers)
+    pictures = {caption: folder / name for caption, name in PICTURES.items()}
+    write_report(
+        folder / REPORT,
+        title=f"{name_of(recipe)} on {without_place(table.name)}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=table.root,
+        facts=_facts(classifier, record, recipe, table, rows),
+        findings=[
+            *([f"note: {proposed}"] if proposed else []),
+            *([f"problem: {spoilt}"] if spoilt else []),
+            *_findings(folder / FINDINGS),
+        ],
+        pictures={caption: picture.read_bytes() for caption, picture in pictures.items() if picture.is_file()},
+        laid_out=laid_out,
+        doubts=doubts,
+        recipe=without_places(recipe).to_toml(),
+        explained=_explain_mistakes(classifier, evaluation, table.root, progress),
+        tried=_tried(folder / SELECTION),
+    )
+    return Reported(numbers, counted)
+
+
+def _tried(path: Path) -> Tried | None:
+    """How the weights fared of which the run's were chosen; None where they were named."""
+    if not path.is_file():
+        return None
+    selection = Selection.from_dict(from_json(path.read_text(encoding="utf-8")), path)
+    heading, *rows = selection.table(without_place)
+    return Tried(selection.summary(), heading, rows, selection.remarks(without_place))
+
+
+def _explain_mistakes(
+    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Progress
+) -> list[Explained]:
+    """What speaks for the worst mistakes, by the model itself."""
+    chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
+    chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
+    if not can_explain(classifier.model):
+        return []
+    plain, found = replace(classifier, runner=None), []  # whose gradients the maps are of
+    for done, i in enumerate(chosen, start=1):
+        progress("explaining mistakes", done, len(chosen))
+        true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
+        pictures = explain_mistake(plain, str(root / evaluation.paths[i]), true, predicted)
+        if not isinstance(pictures, str):  # it could be read a moment ago
+            found.append(Explained(i, f"{true}, taken for {predicted}", pictures))
+    return found
+
+
+def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
+    """Of images that were not trained on, each once."""
+    both = {own.split: own for own in (seen, evaluation) if own is not None}
+    return [own for split, own in both.items() if split in ("val", "test")]
+
+
+def _kept(recipe: Recipe, table: ImageTable, epoch: int) -> str:
+    """What became the model, and what chose it."""
+    has_val = "val" in table.splits
+    if epoch == ZERO_SHOT:
+        return "zero-shot: nothing learned from photographs suited the val images better"
+    if recipe.method == "probe":
+        return "a head, its penalty chosen by log loss on val images" if has_val else "a head of the middle penalty"
+    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
+
+
+def _findings(path: Path) -> list[str]:
+    try:
+        stored = from_json(path.read_text("utf-8"))
+        if not isinstance(stored, list):
+            raise TypeError("it is no list")
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
+    return list(map(str, stored))
+
+
+def _spent(rows: list[dict[str, float]]) -> str:
+    if not rows or "seconds" not in rows[-1]:  # metrics.csv was lost, or edited
+        return ""
+    epochs = sum(row["epoch"] > ZERO_SHOT for row in rows)
+    return f"{epochs} epochs in {rows[-1]['seconds']:.0f} s; "
+
+
+def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
+    """How good the model was before it had learned anything, where it began from the names of its classes."""
+    told = [
+        f"{name} {row[name]:.4f}"
+        for row in rows
+        for name in ("val_loss", "val_acc", "val_map")
+        if row["epoch"] == ZERO_SHOT and name in row
+    ]
+    return {"zero-shot": f"{', '.join(told)} by the class names alone, before any training"} if told else {}
+
+
+def _unseen(record: PictureRecord | None) -> dict[str, str]:
+    """What is known of what the weights had seen before the run."""
+    if record is None:
+        return {}
+    if record.is_whole:
+        return {"seen before": "all that the weights were ever trained on is recorded, in pictures.npz"}
+    return {"seen before": "not known: what the first weights were trained on is not recorded"}
+
+
+def _facts(
+    classifier: Classifier,
+    record: PictureRecord | None,
+    recipe: Recipe,
+    table: ImageTable,
+    rows: list[dict[str, float]],
+) -> dict[str, str]:
+    config, preprocess = classifier.model.config, classifier.preprocess
+    parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
+    splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
+    h, w = config.image_size
+    pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
+    kept = classifier.provenance["metrics"]["epoch"]
+    return {
+        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.in_words}",
+        "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
+        "pixels": ", ".join((f"{h}x{w}", *pixels)),
+        "training": f"{_spent(rows)}kept: epoch {kept + 1}, {_kept(recipe, table, kept)}",
+        **_zero_shot(rows),
+        **_unseen(record),
+        "computed": classifier.computed,
+        "seed": str(recipe.seed),
+        "data hash": classifier.provenance["data_hash"],
+        "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
+    }
+
+
+MOST = 20_000  # images; more would take long, and memory
+
+
+def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> list[Doubt] | None:
+    """The doubtful labels of all images of a run, the most doubtful first.
+
+    The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where
+    those had been trained on some of these images too, the weights before them are asked.
+
+    Args:
+        run: tells of it.
+        recipe: what the run began from.
+        table: all images.
+        known: features that were computed already; of a head on frozen features.
+
+    Returns:
+        None where they cannot be looked for: the run began from nothing, or from weights that know these labels and
+        have none before them at hand.
+    """
+    if recipe.weights == "none":
+        return None
+    if len(table) > MOST:
+        run.say(f"label errors are looked for among held-out images only: there are more than {MOST:,} images")
+        return None
+    started = time.monotonic()
+    precision = choose_precision(recipe.precision, recipe.device)
+    try:
+        begun = frozen(recipe)
+        source = unspoilt_weights(recipe, table, run.progress)
+        if source is None:
+            text = "the weights had been trained on them, and those before are not at hand"
+            run.say(f"note: label errors are looked for among held-out images only: {text}")
+            return None
+        if recipe.head_from == "names":
+            known = None  # what a head of the class names reads is not what `frozen` gives
+        if source != weights_of(recipe):
+            run.say(f"label errors are judged by {source}, which had not seen these images")
+            begun, known = begun.replace(weights=source), None
+        classifier = new_classifier(begun, table, "", run.progress)
+        progress = partial(run.progress, "looking for label errors")
+        features = _features(table, known, classifier, recipe, precision, progress)
+    except VitkitError as error:  # an image that was readable when the run began
+        run.say(f"note: label errors were not looked for: {error}")
+        return None
+    targets = [table.target(i) for i in range(len(table))] if table.is_multi else table.labels
+    doubts = from_features(table, features, torch.tensor(targets, dtype=torch.int64), recipe.seed)
+    seconds = time.monotonic() - started
+    about = f"of {len(table)} images, frozen features in {precision}, {seconds:.0f} s"
+    run.say(f"{in_words(doubts)} ({about})")
+    return doubts
+
+
+def _features(
+    table: ImageTable,
+    known: Features | None,
+    begun: Classifier,
+    recipe: Recipe,
+    precision: str,
+    progress: Callable[[int, int], None],
+) -> Tensor:
+    """(n, D) of all images; those that are not known are computed."""
+
+    def compute(images: ImageTable) -> Tensor:
+        own = EvaluationImages(images, begun.preprocess)
+        return compute_features(begun.model, own, recipe, precision, progress)[0]
+
+    if known is None:
+        return compute(table)
+    place = {path: i for i, path in enumerate(known.paths)}
+    there = [i for i, path in enumerate(table.paths) if path in place]
+    rest = [i for i, path in enumerate(table.paths) if path not in place]
+    features = torch.empty(len(table), known.rows.shape[1])
+    features[there] = known.rows[[place[table.paths[i]] for i in there]]
+    if rest:
+        features[rest] = compute(table.take(rest))
+    return features
+
+
+def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> str | None:
+    """The last weights that the run began from, directly or through other runs, and that had seen none of its images.
+
+    Weights without a record, as published ones are, count as such.
+
+    Returns:
+        None where there are none, or where they are no longer where they were.
+    """
+    source, passed = weights_of(recipe), set[str]()
+    while source not in passed:
+        try:
+            plan = inspect(source, use="training", progress=progress)
+        except VitkitError:
+            return None
+        if plan.pictures is None:
+            return source
+        _, overlap = look_up(PictureRecord.from_bytes(plan.pictures, source), table, progress)
+        if not overlap.seen():
+            return source
+        passed.add(source)
+        before = _weights_before(source, plan.provenance)
+        if before is None:
+            return None
+        source = before
+    return None
+
+
+def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
+    """What a model began from; a run's recipe says where that lies, its model.json, which travels, only its name."""
+    recipe = Path(source) / RECIPE
+    if recipe.is_file():
+        began = build(load_fields(recipe), str(recipe))
+        return None if began.weights == "none" else weights_of(began)
+    before = provenance.get("weights")
+    found = before.get("source") if isinstance(before, Mapping) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,534 @@
+"""A run that is to begin from one of several weights: which one is settled before anything else of it is.
+
+How several weights fared on the same training images, and which of them a run begins from.
+
+The training images that several weights are tried on before one of them is chosen.
+
+Which of several weights suit these photographs: a linear probe on frozen features, cross-validated. Only training
+images are looked at, so that validation and test images judge what was chosen as if it had been named. Of each
+candidate the same images are taken, as many as fit into the time for all. The penalty of each probe is chosen on a
+part that it is not tested on; copies of a picture, and images of one scene, are in one part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitkit.data.corrections import read_corrected
+from vitkit.data.loading import EvaluationImages
+from vitkit.data.seen import find_overlap
+from vitkit.data.splits import check_trainable, fold, in_proportion
+from vitkit.data.table import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.intervals import Units, mean_interval
+from vitkit.evaluation.linear_models import regress
+from vitkit.system.progress import Progress, silent
+from vitkit.text.cells import aligned, interval_text, listed, plural
+from vitkit.training.defaults import complete
+from vitkit.training.lineage import Images, ancestry_of
+from vitkit.training.probe import MIDDLE, choose_head, compute_features, frozen
+from vitkit.training.recipe import Recipe, build, candidates, parse_duration
+from vitkit.training.start import Settled, choose_precision, new_classifier, settle, start_of
+
+_ALIKE = 0.05  # a p-value, above which two are not told apart
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One of the weights, and how a linear probe on its frozen features fared.
+
+    Attributes:
+        weights: as they were asked for.
+        pixels: height and width of the images; None where it was not opened.
+        seconds: an image, decoded and computed, on this machine.
+        accuracy: of cross-validation, with its 95 % interval; of several classes an image the exact match.
+        alike: probability of a difference from the chosen one at least as large where there is none; None of itself.
+        reason: why it was not measured; its other figures are then None.
+    """
+
+    weights: str
+    pixels: tuple[int, int] | None = None
+    seconds: float | None = None
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    alike: float | None = None
+    reason: str | None = None
+
+    def cells(self) -> list[str]:
+        """Its figures, of weights that were measured."""
+        assert self.accuracy is not None and self.interval is not None and self.pixels is not None
+        pixels = "x".join(map(str, self.pixels))
+        return [f"{self.accuracy:.4f}", interval_text(self.interval), f"{self.seconds:.3f}", pixels]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice among weights.
+
+    Attributes:
+        trials: each of them, in the order asked for.
+        chosen: the weights whose accuracy is the highest; of equal ones those that are quicker.
+        images: that each was tested on.
+        of: training images that there are.
+        parts, tested: of the cross-validation, and how many of them there was time for.
+        asked, seconds: the time that was given, and that it took.
+        figure: `accuracy`, or `exact match`.
+    """
+
+    trials: tuple[Trial, ...]
+    chosen: str
+    images: int
+    of: int
+    parts: int
+    tested: int
+    asked: float
+    seconds: float
+    figure: str = "accuracy"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], path: Path) -> Selection:
+        """What `to_dict` gave.
+
+        Raises:
+            VitkitError: it is something else.
+        """
+        try:
+            trials = tuple(Trial(**own) for own in stored["trials"])
+            return cls(**{**stored, "trials": trials})
+        except (KeyError, TypeError) as error:
+            raise VitkitError(f"{path} is damaged: {error}; delete it, and the report does without") from error
+
+    def lines(self) -> list[str]:
+        """In words: what was done, a table, and what may be said of it."""
+        return [self.summary(), *(f"  {line}" for line in aligned(self.table())), *self.remarks()]
+
+    def summary(self) -> str:
+        """What was done."""
+        measured = sum(own.reason is None for own in self.trials)
+        parts = f"{self.tested} of {self.parts}" if self.tested < self.parts else f"{self.parts}"
+        return (
+            f"{measured} of {len(self.trials)} weights tried in {self.seconds:.0f} of {self.asked:g} s: a linear probe "
+            f"on frozen features, cross-validated ({parts} parts), on {self.images} of "
+            f"{plural(self.of, 'training image', 'training images')}"
+        )
+
+    def table(self, name: Callable[[str], str] = str) -> list[list[str]]:
+        """A heading and a row for each of the weights, the best first; those that were not measured say why.
+
+        Args:
+            name: what to call weights.
+        """
+        known = sorted((own for own in self.trials if own.reason is None), key=rank)
+        left = [own for own in self.trials if own.reason is not None]
+        return [
+            ["weights", "images", self.figure, "95 %", "s/image", "pixels"],
+            *([name(own.weights), str(self.images), *own.cells()] for own in known),
+            *([name(own.weights), "0", f"not measured: {own.reason}", "", "", ""] for own in left),
+        ]
+
+    def remarks(self, name: Callable[[str], str] = str) -> list[str]:
+        """What was chosen, what its figure is worth, and what these images do not tell from it."""
+        best = next(own for own in self.trials if own.weights == self.chosen)
+        alike = [own for own in self.trials if own.alike is not None and own.alike > _ALIKE]
+        told = [
+            f"{name(own.weights)} (p {own.alike:.2g}, {own.seconds / best.seconds:.2g} x its time an image)"
+            for own in alike
+            if own.seconds and best.seconds
+        ]
+        worth = f"its {self.figure} above is of the choosing, the best of several"
+        return [
+            f"weights {name(self.chosen)}: chosen; {worth}, which looked at no validation or test image",
+            *([f"these images do not tell it from {listed(told, len(told))}"] if told else []),
+        ]
+
+
+def rank(trial: Trial) -> tuple[float, float]:
+    """The best first: by accuracy, and of equal ones the quicker."""
+    assert trial.accuracy is not None and trial.seconds is not None
+    return -trial.accuracy, trial.seconds
+
+
+def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], groups: Sequence[int]) -> float:
+    """How probable it is, where two are equally good, that their answers differ as one-sidedly as these: a sign test.
+
+    Args:
+        first: which images one has right, (n,).
+        second: the same of the other.
+        groups: a number for each image; those of one number count as one.
+    """
+    from scipy.stats import binomtest
+
+    _, group = np.unique(groups, return_inverse=True)
+    better = np.sign(np.bincount(group, first.astype(np.float64) - second.astype(np.float64)))
+    decided = int(np.abs(better).sum())
+    return float(binomtest(int((better > 0).sum()), decided).pvalue) if decided else 1.0
+
+
+PARTS = 5
+FEWEST, MOST = 20, 5_000  # images; the standard error of an accuracy of 90 % is 0.4 % with the most
+LEAST = 40  # images, or two a class: of fewer a candidate is not measured
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The images that the candidates are measured on.
+
+    Attributes:
+        table: of training images, in an order of which every beginning has the classes in their proportions.
+        groups: a number for each image, the same for those that stay in one part.
+        seed: of the order and of the parts.
+    """
+
+    table: ImageTable
+    groups: tuple[int, ...]
+    seed: int
+
+    @classmethod
+    def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> Judges:
+        """Of the training images among these, `MOST` of them at most.
+
+        Raises:
+            VitkitError: they are too few to choose by.
+        """
+        trained = [i for i, split in enumerate(table.splits) if split == "train"]
+        drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
+        order = in_proportion(drawn, table.labels)[:MOST]
+        found = cls(table.take(order), tuple(groups[i] for i in order), seed)
+        if len(order) < FEWEST or found.parts(len(order)) < 2:
+            raise VitkitError(
+                f"{len(order)} training images are too few to choose weights by: it takes {FEWEST} at least, and two "
+                "of some class; name one of the weights"
+            )
+        return found
+
+    @property
+    def least(self) -> int:
+        """Images without which a candidate counts as not measured."""
+        return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
+
+    def parts(self, count: int) -> int:
+        """Of a cross-validation of the first images: PARTS, or as many groups as the largest class has."""
+        pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
+        return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
+
+    def targets(self, count: int) -> Tensor:
+        """Labels (n,) of the first images, or 0 and 1 of each class (n, K)."""
+        table = self.table
+        labels = torch.tensor(table.labels[:count])
+        return torch.tensor(table.set_targets())[labels] if table.is_multi else labels
+
+
+_PILOT = 16  # images that tell how long the others will take
+_PLANNED = 0.8  # of the time: the rest is for what takes longer than it seemed
+_FITTED = (64, 512)  # images that tell how long fits take
+_FITS = 3  # of a part, in the time of one: all penalties, each from where the one before ended, and the last
+_CHUNKS = 8  # between which it is asked whether the time is up
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What measuring one candidate takes.
+
+    Attributes:
+        fixed: seconds to open it.
+        each: seconds an image: its features, and its part in fitting the probes.
+    """
+
+    fixed: float
+    each: float
+
+    def of(self, images: int) -> float:
+        """Seconds for so many images."""
+        return self.fixed + self.each * images
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was computed of one candidate.
+
+    Attributes:
+        features: of the first images, (n, D).
+        seconds: an image.
+        pixels: height and width of the images.
+    """
+
+    features: Tensor
+    seconds: float
+    pixels: tuple[int, int]
+
+
+def select(
+    recipes: Sequence[Recipe], table: ImageTable, groups: Sequence[int], seconds: float, progress: Progress
+) -> Selection:
+    """Measure the weights of each recipe on training images, and say which are the best.
+
+    Args:
+        recipes: one for each candidate.
+        table: split images, of which no candidate has seen any.
+        groups: a number for each image, the same for those that are not independent.
+        seconds: for all of it.
+        progress: told what is being done, how many are done, of how many.
+
+    Raises:
+        VitkitError: the images are too few, or the time is too short for two candidates.
+    """
+    started = time.monotonic()
+    judges = Judges.of(table, groups, recipes[0].seed)
+    costs: list[Cost] = []
+    for number, recipe in enumerate(recipes):
+        progress("timing the weights", number, len(recipes))
+        is_late = time.monotonic() - started > seconds
+        costs.append(Cost(np.inf, np.inf) if is_late else _cost(recipe, judges))
+    left = seconds - (time.monotonic() - started)
+    count, kept = affordable(costs, judges.least, len(judges.table), _PLANNED * left)
+    known: dict[int, Measured] = {}
+    planned = sum(costs[i].of(count) for i in kept)
+    for i in kept if len(kept) > 1 else ():
+        found = _measure(recipes[i], judges, count, left * costs[i].of(count) / planned, progress)
+        known |= {i: found} if len(found.features) >= judges.least else {}
+    if len(known) < 2:
+        raise VitkitError(_too_short(recipes, costs, judges.least, seconds))
+    outcome = _cross_validate(known, judges, started + seconds, progress)
+    reasons = {i: _reason(cost, judges.least, i in kept) for i, cost in enumerate(costs) if i not in known}
+    trials = _trials(recipes, known, reasons, outcome, judges)
+    best = min((own for own in trials if own.accuracy is not None), key=rank)
+    return Selection(
+        trials=trials,
+        chosen=best.weights,
+        images=int(outcome.tested.sum()),
+        of=table.splits.count("train"),
+        parts=outcome.parts,
+        tested=outcome.done,
+        asked=seconds,
+        seconds=time.monotonic() - started,
+        figure="exact match" if table.is_multi else "accuracy",
+    )
+
+
+def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
+    """How many images all candidates can be measured on, and which these candidates are.
+
+    The dearest are left out until `least` images of each of the others fit.
+    """
+    kept = sorted(range(len(costs)), key=lambda i: costs[i].of(least))
+    while kept and sum(costs[i].of(least) for i in kept) > seconds:
+        kept.pop()
+    if not kept:
+        return 0, []
+    left = seconds - sum(costs[i].fixed for i in kept)
+    each = sum(costs[i].each for i in kept)
+    return (most if each <= 0 else max(min(most, int(left / each)), least)), sorted(kept)
+
+
+def _cost(recipe: Recipe, judges: Judges) -> Cost:
+    """By a few images, the first of which only warm up."""
+    started = time.monotonic()
+    pilot = recipe.replace(workers=0, batch_size=_PILOT)
+    classifier = new_classifier(frozen(recipe), judges.table, "", silent)
+    precision = choose_precision(recipe.precision, recipe.device)
+
+    def features(begin: int, end: int) -> Tensor:
+        images = EvaluationImages(judges.table.take(list(range(begin, end))), classifier.preprocess)
+        return compute_features(classifier.model, images, pilot, precision, lambda *_: None)[0]
+
+    features(0, 2)
+    opened = time.monotonic()
+    read = features(2, 2 + _PILOT)
+    computed = time.monotonic()
+    fits = _cost_of_fits(read.shape[1], judges)
+    return Cost(opened - started + fits.fixed, (computed - opened) / len(read) + fits.each)
+
+
+def _cost_of_fits(width: int, judges: Judges) -> Cost:
+    """Of a cross-validation, by fits to noise of few and of more images: most of a small fit is not the images'."""
+    K, seconds = len(judges.table.classes), []
+    counts = [min(count, len(judges.table)) for count in _FITTED]
+    for count in counts:
+        x = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
+        started = time.monotonic()
+        regress(x, judges.targets(count), MIDDLE, torch.zeros(K, width), torch.zeros(K))
+        seconds.append(time.monotonic() - started)
+    slope = max(seconds[1] - seconds[0], 0.0) / max(counts[1] - counts[0], 1)
+    return Cost(PARTS * _FITS * seconds[0], PARTS * _FITS * slope)
+
+
+def _measure(recipe: Recipe, judges: Judges, count: int, seconds: float, progress: Progress) -> Measured:
+    """Features of the first images, as many as there is time for."""
+    classifier = new_classifier(frozen(recipe), judges.table, "", silent)
+    precision = choose_precision(recipe.precision, recipe.device)
+    found: list[Tensor] = []
+    done, started = 0, time.monotonic()
+    while done < count and time.monotonic() - started < seconds:
+        chunk = list(range(done, min(done + -(-count // _CHUNKS), count)))
+        images = EvaluationImages(judges.table.take(chunk), classifier.preprocess)
+        told = partial(_tell, progress, f"trying {recipe.weights}", done, count)
+        found.append(compute_features(classifier.model, images, recipe, precision, told)[0])
+        done += len(chunk)
+    features = torch.cat(found) if found else torch.empty(0, 1)
+    return Measured(features, (time.monotonic() - started) / max(done, 1), classifier.preprocess.size)
+
+
+def _tell(progress: Progress, what: str, before: int, total: int, done: int, _of: int) -> None:
+    progress(what, before + done, total)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a cross-validation.
+
+    Attributes:
+        right: which of the first images each candidate's probe has right that was not fitted to them, (n,).
+        tested: which of them were tested, (n,).
+        parts, done: of the cross-validation, and how many of them there was time for.
+    """
+
+    right: dict[int, Tensor]
+    tested: Tensor
+    parts: int
+    done: int
+
+
+def _cross_validate(known: Mapping[int, Measured], judges: Judges, deadline: float, progress: Progress) -> Outcome:
+    count = min(len(own.features) for own in known.values())
+    parts, y = judges.parts(count), judges.targets(count)
+    fold_of = torch.tensor(fold(judges.table.take(list(range(count))), parts, judges.seed, judges.groups[:count]))
+    right = {i: torch.zeros(count, dtype=torch.bool) for i in known}
+    done = 0
+    while done < parts:
+        began = time.monotonic()
+        for i, own in known.items():
+            right[i] |= _right_of_part(own.features[:count], y, fold_of, done, len(judges.table.classes))
+        done += 1
+        progress("cross-validating", done, parts)
+        if 2 * time.monotonic() - began > deadline:  # another part would end late
+            break
+    return Outcome(right, fold_of < done, parts, done)
+
+
+def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
+    """Which images of one part are right by a probe on the others, whose penalty one of these has chosen; (n,)."""
+    tested = fold_of == part
+    judging = fold_of == (part + 1) % int(fold_of.max() + 1)
+    fitted = ~(tested | judging)
+    penalty = MIDDLE
+    if fitted.any():  # there are three parts
+        penalty = choose_head(x[fitted], y[fitted], (x[judging], y[judging]), classes).penalty
+    head = choose_head(x[~tested], y[~tested], None, classes, penalty)
+    logits = x @ head.weight.T + head.bias  # (n, K)
+    is_right = logits.argmax(dim=1) == y if y.ndim == 1 else ((logits > 0) == (y > 0.5)).all(dim=1)
+    return is_right & tested
+
+
+def _trials(
+    recipes: Sequence[Recipe],
+    known: Mapping[int, Measured],
+    reasons: Mapping[int, str],
+    outcome: Outcome,
+    judges: Judges,
+) -> tuple[Trial, ...]:
+    right = {i: own[outcome.tested].numpy() for i, own in outcome.right.items()}
+    groups = np.array(judges.groups[: len(outcome.tested)])[outcome.tested.numpy()]
+    units = Units.of(len(groups), groups)
+    trials = [Trial(recipe.weights, reason=reasons.get(i)) for i, recipe in enumerate(recipes)]
+    for i, own in known.items():
+        values = right[i].astype(np.float64)
+        interval = mean_interval(values, 1.0, units)
+        trials[i] = Trial(trials[i].weights, own.pixels, own.seconds, float(values.mean()), interval)
+    best = min(known, key=lambda i: rank(trials[i]))
+    for i in known.keys() - {best}:
+        trials[i] = replace(trials[i], alike=no_difference(right[best], right[i], groups.tolist()))
+    return tuple(trials)
+
+
+def _reason(cost: Cost, least: int, was_tried: bool) -> str:
+    if was_tried:
+        return "it was slower than its first images"
+    return "the time was up" if np.isinf(cost.fixed) else f"{least} images would take {cost.of(least):.1f} s"
+
+
+def _too_short(recipes: Sequence[Recipe], costs: Sequence[Cost], least: int, seconds: float) -> str:
+    told = [
+        f"{recipe.weights} {'an unknown time' if np.isinf(cost.fixed) else f'about {cost.of(least):.1f} s'}"
+        for recipe, cost in zip(recipes, costs, strict=True)
+    ]
+    return (
+        f"select_time {seconds:g} s is too short to try two of the weights on {least} images, which take "
+        f"{', '.join(told)}: give it more time, or name one of them"
+    )
+
+
+def choose_and_settle(
+    fields: dict[str, Any],
+    progress: Progress,
+    take_place: Callable[[ImageTable, Sequence[Recipe]], None],
+    runs: Sequence[Path] = (Path("runs"),),
+) -> tuple[Settled, Selection | None]:
+    """`settle`, of the best of the weights that the fields name; how they fared is None where they name one.
+
+    Every candidate is settled as if it alone had been named, and must lead to the same split.
+
+    Args:
+        fields: of the recipe, by name; its `data` must be set.
+        progress: told what is being done, how many are done, of how many.
+        take_place: as of `settle`, with the recipe of each candidate.
+        runs: as of `settle`.
+
+    Raises:
+        VitkitError: the data or the recipe cannot be trained on, or a candidate knows some of the images.
+    """
+    asked = build(fields, "flags")
+    if asked.select_time is None:
+        return settle(fields, progress, lambda table, recipe: take_place(table, [recipe]), runs), None
+    own = [{**fields, "weights": name, "select_time": None} for name in candidates(asked)]
+    recipes = _recipes(own, progress)
+    first = settle(own[0], progress, lambda table, _: take_place(table, recipes), runs)
+    (part,) = first.parts
+    for recipe in recipes:
+        _refuse_known(part.images, recipe, progress)
+    seconds = parse_duration(asked.select_time, "select_time")
+    selection = select(recipes, part.images.table, part.images.groups, seconds, progress)
+    place = [recipe.weights for recipe in recipes].index(selection.chosen)
+    if place == 0:
+        return first, selection
+    settled = settle(own[place], progress, runs=runs)
+    assert settled.parts[0].images.table.splits == part.images.table.splits  # which no candidate has a say in
+    return settled, selection
+
+
+def _recipes(own: list[dict[str, Any]], progress: Progress) -> list[Recipe]:
+    """Each candidate's, settled: what cannot be built should fail before the images are read."""
+    table = read_corrected(own[0]["data"], own[0].get("labels"), progress, own[0].get("layout", "auto"))
+    check_trainable(table)
+    recipes = [complete(fields, table)[0] for fields in own]
+    for recipe in recipes:
+        try:
+            start_of(recipe, table.classes, progress)
+        except VitkitError as error:
+            raise VitkitError(f"{recipe.weights}: {error}") from error
+    return recipes
+
+
+def _refuse_known(images: Images, recipe: Recipe, progress: Progress) -> None:
+    """Refuse weights that have learned some of these images: no part of them is a test of what they know."""
+    record = ancestry_of(recipe.replace(teacher=None), None, progress)
+    told = partial(progress, f"comparing with {recipe.weights}")
+    if seen := len(find_overlap(record, images.table, images.facts, told).seen()):
+        raise VitkitError(
+            f"{recipe.weights} has seen {seen} of these {len(images.table)} images, which would flatter it beside the "
+            "others: leave it out, or name the weights that it began from"
+        )

@@ -1,0 +1,508 @@
+"""A batch in pieces: what does not fit into memory at once gives the same gradient piece by piece.
+
+What goes wrong in training, noticed while there is something to go back to. A step whose loss or gradient is not
+finite is left out; a model that calls every image the same goes back to where it was better, to go on with a lower
+learning rate.
+
+On a GPU the outcome of a step is asked for later: whoever asks at once makes the GPU wait for the next step. The
+optimiser itself leaves out a step whose loss or gradient is not finite, as it does for a gradient scaler.
+
+Whether a step's loss and gradient are finite: a step that is not sound is left out. On a CPU that is asked before the
+step. On a GPU the optimiser leaves the step out by itself, and what became of it is asked later (`Later`).
+
+Weights to go back to, where an epoch has led to a model that is of no use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitkit.data.loading import Batch
+from vitkit.errors import VitkitError, is_memory_short
+from vitkit.system.files import replacing
+from vitkit.system.progress import Say
+from vitkit.system.run_files import BAD_BATCH
+from vitkit.training.distributed import ALONE, Team, full_weights, is_sharded, set_full_weights
+
+_IN_A_ROW = 3  # steps left out, until training stops
+_LOWERED = 2  # times that the learning rate is lowered, until training stops
+_FACTOR = 0.1
+_SAVED = 10  # bad batches
+_ADVICE = "try a lower --lr, a longer --warmup"
+
+
+class DivergedError(VitkitError):
+    """Training is past help."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What validation showed.
+
+    Attributes:
+        logits: (n, K).
+        labels: (n,) true classes.
+        shift: (K,) what of every row of `logits` the model has not learned; None for nothing.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    shift: Tensor | None = None
+
+    @property
+    def accuracy(self) -> float:
+        return (self.logits.argmax(dim=1) == self.labels).double().mean().item()
+
+    @property
+    def largest_class(self) -> float:
+        """The part of the images that the largest true class has."""
+        return self.labels.bincount().max().item() / len(self.labels)
+
+
+def has_collapsed(outcome: Outcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
+    """Whether a model calls (almost) every image the same though it ought to know better.
+
+    That is when 99 % of the predictions are one class, no class has more than 90 % of the images, and the accuracy is
+    no better than always answering the largest class gives. A model that has only just begun to learn looks the same,
+    so there must be a sign of harm too: logits that are not finite, a loss half as large again as the entropy of the
+    true classes and larger than that of knowing nothing, logits that (almost) do not depend on the image, or a better
+    accuracy before.
+
+    Args:
+        outcome: of the validation images; of fewer than ten it says nothing.
+        best_accuracy: of the epochs before.
+        fell_before: whether the model has collapsed before in this training; then no further sign is needed.
+    """
+    logits, labels = outcome.logits.double(), outcome.labels
+    if len(labels) < 10 or outcome.largest_class > 0.9:
+        return False
+    if not logits.isfinite().all():
+        return True
+    same = logits.argmax(dim=1).bincount().max().item() / len(labels) >= 0.99
+    if not same or outcome.accuracy > outcome.largest_class:
+        return False
+    if fell_before:
+        return True
+    shares = labels.bincount() / len(labels)
+    entropy = -torch.xlogy(shares, shares).sum().item()
+    learned = logits if outcome.shift is None else logits - outcome.shift
+    # One of the two is for classes as frequent as they are: which one, depends on --balance and --prior.
+    loss = min(F.cross_entropy(each, labels).item() for each in (logits, learned))
+    ignorant = math.log(logits.shape[1])  # the loss of calling all classes equally likely, which harms nobody
+    if loss > max(1.5 * entropy, 1.05 * ignorant) or best_accuracy > outcome.largest_class + 0.1:
+        return True
+    relative = learned - learned.mean(dim=1, keepdim=True)  # softmax sees no more than that
+    by_image, by_class = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
+    return by_image < 0.01 * by_class
+
+
+class Guard:
+    """Counts what went wrong, tells of it, and ends a training that is past help.
+
+    Attributes:
+        lowered: how often the learning rate was lowered.
+    """
+
+    def __init__(self, say: Say, folder: Path | None = None) -> None:
+        self.say, self._folder = say, folder
+        self.lowered = 0
+        self.best_accuracy = 0.0
+        self._bad_in_a_row = 0
+
+    @property
+    def lr_scale(self) -> float:
+        """What the learning rate is multiplied by."""
+        return _FACTOR**self.lowered
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lowered": self.lowered, "best_accuracy": self.best_accuracy, "bad_in_a_row": self._bad_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.lowered, self.best_accuracy = state["lowered"], state["best_accuracy"]
+        self._bad_in_a_row = state["bad_in_a_row"]
+
+    def pass_step(self) -> None:
+        """A step went well."""
+        self._bad_in_a_row = 0
+
+    def skip_step(self, what: str, batch: Mapping[str, Any]) -> None:
+        """Tell that a step is left out, and keep its batch for a look at it.
+
+        Args:
+            what: is not finite.
+            batch: what is saved; its `epoch`, from 0, and `step` are told.
+
+        Raises:
+            DivergedError: it is the third in a row.
+        """
+        self._bad_in_a_row += 1
+        saved = self._save(batch)
+        self.say(
+            f"the {what} is not finite in epoch {batch['epoch'] + 1}, after {batch['step']} steps: step left out"
+            + (f"; its images are in {saved}" if saved else "")
+        )
+        if self._bad_in_a_row >= _IN_A_ROW:
+            raise DivergedError(
+                f"the {what} was not finite in {_IN_A_ROW} steps in a row: {_ADVICE}, or --precision float32"
+            )
+
+    def _save(self, batch: Mapping[str, Any]) -> Path | None:
+        if self._folder is None or (number := len(list(self._folder.glob(BAD_BATCH))) + 1) > _SAVED:
+            return None
+        path = self._folder / BAD_BATCH.replace("*", str(number))
+        with replacing(path) as temporary:
+            torch.save(dict(batch), temporary)
+        return path
+
+    def judge(self, outcome: Outcome | None) -> bool:
+        """Whether an epoch's outcome, if there are validation images, is one to go on from."""
+        if outcome is None:
+            return True
+        if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
+            return False
+        self.best_accuracy = max(self.best_accuracy, outcome.accuracy)
+        return True
+
+    def lower(self, epoch: int, what: str) -> None:
+        """Lower the learning rate, and tell why.
+
+        Args:
+            epoch: from 0, the one that went wrong.
+            what: went wrong.
+
+        Raises:
+            DivergedError: it was lowered twice already.
+        """
+        if self.lowered >= _LOWERED:
+            raise DivergedError(
+                f"{what} after epoch {epoch + 1}, with a {round(1 / self.lr_scale)}th of the learning rate too:"
+                f" {_ADVICE}, or look at the labels"
+            )
+        self.lowered += 1
+        self.say(
+            f"{what} after epoch {epoch + 1}: back to the weights of before, and on with a tenth of the learning rate"
+        )
+
+
+def all_finite(weights: Mapping[str, Tensor]) -> bool:
+    """Whether no number of these tensors is infinite or NaN."""
+    return all(bool(weight.isfinite().all()) for weight in weights.values())
+
+
+_LOOK = 50  # steps after which their outcomes are asked for
+
+
+@dataclass(frozen=True)
+class Place:
+    """A step: its epoch, its last batch in the epoch, and how many steps were before it."""
+
+    epoch: int
+    batch: int
+    step: int
+
+
+class Later:
+    """Steps that were taken and whose outcomes still lie on the device."""
+
+    def __init__(self) -> None:
+        self._sound: Tensor | None = None  # whether the losses of this step are finite so far
+        self._waiting: list[tuple[Tensor, Place]] = []
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Take the loss of a batch, (), into account."""
+        sound = loss.isfinite()
+        self._sound = sound if self._sound is None else self._sound & sound
+
+    def is_sound(self, norm: Tensor) -> Tensor:
+        """(), whether the losses of this step and the gradient's norm, (), are finite."""
+        return norm.isfinite() if self._sound is None else norm.isfinite() & self._sound
+
+    def prepare(self, optimizer: torch.optim.Optimizer, norm: Tensor, place: Place) -> None:
+        """Let a fused optimiser's next step do nothing, should a loss or the gradient's norm, (), not be finite."""
+        sound = self.is_sound(norm)
+        self._sound = None
+        optimizer.grad_scale, optimizer.found_inf = None, (~sound).float()  # type: ignore[attr-defined]
+        self._waiting.append((sound, place))
+
+    @property
+    def is_due(self) -> bool:
+        return len(self._waiting) >= _LOOK
+
+    def settle(self) -> list[Place | None]:
+        """For each step since the last time, in their order: None, or which one was left out."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return []
+        sound = torch.stack([own for own, _ in waiting]).tolist()
+        return [None if good else place for good, (_, place) in zip(sound, waiting, strict=True)]
+
+
+Describe = Callable[[Batch, Place], dict[str, Any]]  # what is saved of a bad batch
+
+
+class AskAtOnce:
+    """Every step's loss and gradient are looked at before it is taken.
+
+    Args:
+        guard: is told of each step.
+        describe: a batch, to be saved.
+        team: the processes that train together, which leave out the same steps.
+    """
+
+    def __init__(self, guard: Guard, describe: Describe, team: Team = ALONE) -> None:
+        self._guard, self._describe, self._team = guard, describe, team
+        self._bad: dict[str, Any] | None = None  # the first batch of this step whose loss is not finite
+        self._last: tuple[Batch, Place]
+
+    def begin(self) -> None:
+        """A new step."""
+        self._bad = None
+
+    def note_loss(self, loss: Tensor, batch: Batch, place: Place) -> None:
+        """Take the loss, (), of a batch of this step into account."""
+        self._last = batch, place
+        if self._bad is None and not loss.isfinite():
+            self._bad = self._describe(batch, place)
+
+    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
+        """Whether to take the step, along a gradient of this norm, ().
+
+        Raises:
+            DivergedError: it is the third in a row that is left out.
+        """
+        if self._is_bad():
+            shares = self._team.gather(self._bad)
+            what, bad = "loss", next(own for own in shares if own is not None)  # the first process may have none of it
+        elif not norm.isfinite():
+            what, bad = "gradient", self._describe(*self._last)
+        else:
+            return True
+        self._guard.skip_step(what, bad)
+        return False
+
+    def is_sound(self, norm: Tensor) -> Tensor:
+        """(), whether loss and gradient are finite, as `allows` will find."""
+        return norm.isfinite() & torch.tensor(not self._is_bad(), device=norm.device)
+
+    def _is_bad(self) -> bool:
+        return self._team.any(self._bad is not None)
+
+    def end(self) -> None:
+        """The step was taken."""
+        self._guard.pass_step()
+
+    def settle(self) -> None:
+        """The epoch is over; nothing is open."""
+
+
+class AskLater:
+    """The optimiser leaves out what is not sound; now and then, and at an epoch's end, one asks which steps.
+
+    Args:
+        guard: is told of each step.
+        describe_again: a step's last batch, of which only the place is known by then.
+    """
+
+    def __init__(self, guard: Guard, describe_again: Callable[[Place], dict[str, Any]]) -> None:
+        self._guard, self._describe_again = guard, describe_again
+        self._later = Later()
+        self._last: Place
+
+    def begin(self) -> None:
+        """A new step."""
+
+    def note_loss(self, loss: Tensor, batch: Batch, place: Place) -> None:
+        """Take the loss, (), of a batch of this step into account."""
+        self._last = place
+        self._later.note_loss(loss)
+
+    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
+        """The optimiser will see by itself."""
+        self._later.prepare(optimizer, norm, self._last)
+        return True
+
+    def is_sound(self, norm: Tensor) -> Tensor:
+        """(), whether loss and gradient are finite; it lies on the device."""
+        return self._later.is_sound(norm)
+
+    def end(self) -> None:
+        """The step was taken, or left out; ask now and then.
+
+        Raises:
+            DivergedError: three in a row were left out.
+        """
+        if self._later.is_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """The epoch is over: ask of all steps since the last time.
+
+        Raises:
+            DivergedError: three in a row were left out.
+        """
+        for place in self._later.settle():
+            if place is None:
+                self._guard.pass_step()
+            else:
+                self._guard.skip_step("loss or its gradient", self._describe_again(place))
+
+
+Weights = dict[str, Tensor]
+
+
+class SafePoint:
+    """The weights of the last good epoch, or of the start.
+
+    Args:
+        parts: what is trained, and its average if there is one; of the first only what changes is kept.
+
+    Attributes:
+        is_doubtful: whether those are not the ones of the last epoch, of which nobody knows yet whether it was good.
+    """
+
+    def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
+        self.is_doubtful = False
+        self._model, self._average = model, average
+        self._weights: dict[str, Weights] = {}
+
+    def remember(self) -> None:
+        """Keep the weights of now."""
+        learning = {name for name, own in self._model.named_parameters() if own.requires_grad}
+        learning |= {name for name, _ in self._model.named_buffers()}  # of batch norms what they have seen
+        if is_sharded(self._model):
+            self._weights = {"model": full_weights(self._model)}
+        else:
+            self._weights = {"model": _copied(self._model, learning)}
+        if self._average is not None:
+            self._weights["average"] = _copied(self._average)
+        self.is_doubtful = False
+
+    def go_back(self) -> None:
+        """Take up the weights that are kept."""
+        if is_sharded(self._model):
+            set_full_weights(self._model, self._weights["model"])
+        else:
+            self._model.load_state_dict(self._weights["model"], strict=False)
+        if self._average is not None:
+            self._average.load_state_dict(self._weights["average"], strict=False)
+        self.is_doubtful = False
+
+    def judge(self, guard: Guard, outcome: Outcome | None, *, epoch: int, is_warm: bool) -> bool:
+        """Go back if the last epoch was of no use, and keep its weights if it was good; whether it was of no use.
+
+        Args:
+            guard: is asked, and told.
+            outcome: of the validation images; None without any.
+            epoch: from 0.
+            is_warm: whether the warm-up is over; before, a model that calls all images the same is given time.
+
+        Raises:
+            DivergedError: it was of no use with a much lower learning rate too.
+        """
+        parts = (self._model,) if self._average is None else (self._model, self._average)
+        is_finite, is_good = all(all_finite(part.state_dict()) for part in parts), guard.judge(outcome)
+        if is_finite and is_good:
+            self.remember()
+        elif is_finite and not is_warm:
+            self.is_doubtful = True
+        else:
+            what = "the model calls all validation images the same" if is_finite else "the weights are no longer finite"
+            guard.lower(epoch, what)
+            self.go_back()
+            return True
+        return False
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The weights, where those of the last epoch will not do."""
+        return self._weights if self.is_doubtful else None
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Take up what `state_dict` gave."""
+        self.is_doubtful, self._weights = state is not None, state or {}
+
+
+def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
+    return {
+        name: value.detach().cpu().clone()
+        for name, value in module.state_dict().items()
+        if names is None or name in names
+    }
+
+
+def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
+    """Add the gradient of a loss to that of the parameters: all of it, or nothing where memory runs out."""
+    trained = list(parameters)
+    with torch.autocast(loss.device.type, enabled=False):
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = _laid_as(parameter, gradient) if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    """The gradient with the strides of its parameter, as `backward` leaves it and the optimiser's kernel wants it.
+
+    Convolutions answer images in channels-last order with gradients in that order.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+class Pieces:
+    """How many images are computed at a time; half as many once memory has run out.
+
+    Attributes:
+        size: the most images at a time; None while a batch fits as a whole.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.size: int | None = None
+        self._say = say
+
+    def each(self, images: int, compute: Callable[[slice], None]) -> None:
+        """Compute all images of a batch, and whatever memory was too small for again in smaller pieces.
+
+        Args:
+            images: in the batch.
+            compute: of a slice of the batch. Where it runs out of memory it must leave nothing behind.
+
+        Raises:
+            VitkitError: memory is too small for a single image.
+        """
+        done = 0
+        while done < images:
+            size = min(self.size or images, images - done)
+            if self._fits(compute, slice(done, done + size)):
+                done += size
+            else:
+                self._halve(size, images)
+
+    def _fits(self, compute: Callable[[slice], None], piece: slice) -> bool:
+        try:
+            compute(piece)
+        except (RuntimeError, MemoryError) as error:
+            if not is_memory_short(error):
+                raise
+            return False  # not here: the error holds on to what was computed
+        return True
+
+    def _halve(self, size: int, images: int) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if size == 1:
+            raise VitkitError(
+                "memory is too small to train on one image at a time: take a smaller --model or --image-size"
+            )
+        self.size = (size + 1) // 2
+        self._say(
+            f"out of memory: computing {self.size} images at a time from here on; steps still learn from all {images}"
+        )

@@ -1,0 +1,559 @@
+"""All that a run's recipe and data leave open, settled before anything is written.
+
+What a new head begins as: zeros, or the text encoder's vectors of the class names. The second is a classifier before
+any training: its figures on validation images are the run's epoch 0, and training goes on from there, through the
+layer that images share with texts (WiSE-FT, arXiv 2109.01903, sec. 3).
+
+From a recipe and its data to the parts of a run: the model to train, its pixels, its precision, its workers.
+
+Test images whose labels were changed, or that were left out, because a model proposed it. What is left out would be
+in the test if nobody had doubted it: it stays there with the label that it had, and nothing learns from it
+(docs/decisions/0028-label-files.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import vitkit
+from vitkit.classifier import Classifier
+from vitkit.data.augment import Augment, mix_seeds
+from vitkit.data.corrections import read_corrected
+from vitkit.data.doctor.examine import examine
+from vitkit.data.doctor.findings import Finding, of_scenes, of_splits
+from vitkit.data.doctor.scan import scan
+from vitkit.data.file_facts import Facts, Memory
+from vitkit.data.labels import Proposal
+from vitkit.data.preprocess import HALF, Preprocess
+from vitkit.data.proposals import Earlier, earlier_runs, find_proposals
+from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
+from vitkit.data.splits import check_trainable, fold, limit_training, scenes, split
+from vitkit.data.table import ImageTable, table_of
+from vitkit.errors import VitkitError
+from vitkit.evaluation.metrics import held_out_split
+from vitkit.evaluation.multilabel import NO_THRESHOLD
+from vitkit.inference.backends.registry import best_precision
+from vitkit.inference.pipeline import cores
+from vitkit.language.text_files import Glance
+from vitkit.language.zero_shot import (
+    check_tokenizer,
+    look_for_words,
+    published_templates,
+    read_images_and_words,
+    spoken,
+    why_no_words,
+)
+from vitkit.model.build import Model, build, check_buildable
+from vitkit.model.network import anatomy_of
+from vitkit.model.network_config import Config, NetworkConfig
+from vitkit.model.vit import VisionTransformer
+from vitkit.model_folder import RECORD
+from vitkit.system import environment as devices
+from vitkit.system.files import read_bytes, without_place
+from vitkit.system.progress import Progress
+from vitkit.text.cells import listed, plural
+from vitkit.training.adapters import check_patch_dropout
+from vitkit.training.architecture import check_network, config_of, load_options, plan_of, weights_of
+from vitkit.training.checkpoint import RunWriter, TrainingState
+from vitkit.training.defaults import complete, spare_patches
+from vitkit.training.lineage import Divided, Images, ancestry_of, contents_of, divide, of_ancestry, refuse_folds
+from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.teacher import load_teacher
+from vitkit.weights import load
+
+
+def settle_head(
+    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, progress: Progress
+) -> tuple[Recipe, list[str]]:
+    """The recipe with what its head begins as, and why, where weights know words.
+
+    Args:
+        recipe: settled otherwise.
+        fields: what was asked for, by field name.
+        table: the images, for their classes.
+        progress: told of a download.
+
+    Raises:
+        VitkitError: class names are asked for, and the weights cannot be asked about them.
+    """
+    if recipe.head_from == "zero" or recipe.weights == "none":
+        return recipe.replace(head_from="zero"), []
+    try:
+        found = look_for_words(weights_of(recipe), progress)
+        if found is not None:
+            check_tokenizer(weights_of(recipe), found, progress)
+        why = "the weights have no text encoder" if found is None else _why_zero(recipe, fields, table, found)
+        is_worth_telling = found is not None
+    except VitkitError as error:
+        found, why, is_worth_telling = None, str(error), True
+    if why is not None or found is None:
+        if recipe.head_from == "names":
+            raise VitkitError(f"--head-from names: {why}")
+        return recipe.replace(head_from="zero"), [f"the head begins from zero: {why}"] if is_worth_telling else []
+    (template,) = published_templates(is_sigmoid=found.is_sigmoid)
+    pairs = zip(table.classes, spoken(table.classes), strict=True)
+    read = next((f", {name!r} read as {text!r}" for name, text in pairs if name != text), "")
+    told = f"the head begins from the class names, as {template!r}{read}; zero-shot is epoch 0"
+    return recipe.replace(head_from="names", lp_ft=False), [told]
+
+
+def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, found: Glance) -> str | None:
+    if fields.get("lp_ft"):
+        return "lp_ft fits it to photographs"
+    if "pool" in (recipe.model_fields or {}):
+        return "model.pool is another than that which images share with texts"
+    if table.is_multi and not found.is_sigmoid:
+        return (
+            "images may have several classes, and these weights were trained by softmax: they have no probability of a "
+            "class by itself"
+        )
+    why = why_no_words(table.classes) if recipe.head_from == "auto" else None
+    return None if why is None else f"of the class names {why}; --head-from names takes them as they are"
+
+
+def start_from_names(
+    recipe: Recipe, classes: Sequence[str], progress: Progress
+) -> tuple[Classifier, dict[str, Tensor], tuple[str, ...]]:
+    """The image encoder with the layer to the space of texts, the head of these classes, and the templates it took.
+
+    Raises:
+        VitkitError: the weights or their tokenizer cannot be had.
+    """
+    found = read_images_and_words(weights_of(recipe), progress, use="training", **load_options(recipe, progress))
+    templates = published_templates(is_sigmoid=found.words.is_sigmoid)
+    return found.images, found.head(spoken(classes), templates), templates
+
+
+class JudgeStart:
+    """A callback that has the model judged before its first step.
+
+    Args:
+        validate: puts the figures of validation images into the state.
+        writer: of the run.
+    """
+
+    def __init__(self, validate: Callable[[], Any], writer: RunWriter) -> None:
+        self._validate, self._writer = validate, writer
+
+    def on_fit_start(self, state: TrainingState) -> None:
+        """Of a run that goes on, the start has been judged."""
+        if state.epoch == 0 and state.step == 0:
+            self._validate()
+            self._writer.keep_start(state)
+
+
+_LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
+
+
+def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[Config, Preprocess]:
+    """The architecture and the pixels that a recipe asks for; weights are looked at, not read.
+
+    Raises:
+        VitkitError: the model cannot be built, or its weights cannot be had or understood.
+    """
+    if recipe.weights == "none":
+        config = config_of(recipe, len(classes))
+        _check(config, recipe)
+        return config, _preprocess(recipe, _plain_pixels(config))
+    try:
+        config, plan = plan_of(recipe, len(classes), progress)
+    except VitkitError as error:
+        if recipe.weights != "auto" or "--weights none" in str(error):
+            raise
+        raise VitkitError(f"{error}; or train from scratch with --weights none") from error
+    _check(config, recipe)
+    return config, _preprocess(recipe, plan.preprocess)
+
+
+def _check(config: Config, recipe: Recipe) -> None:
+    if isinstance(config, NetworkConfig):
+        check_network(config, recipe)
+        check_buildable(config)
+    elif recipe.patch_dropout:
+        check_patch_dropout(config)
+
+
+def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: Progress) -> Classifier:
+    """A classifier for the table's classes before its training, the same for the same seed.
+
+    It starts from the recipe's weights with a head of zeros (paper, app. B.1.1) or of the class names, or from none.
+    """
+    config, preprocess = start_of(recipe, table.classes, progress)
+    torch.manual_seed(mix_seeds(recipe.seed))
+    model = build(config)
+    provenance: dict[str, Any] = {
+        "data": without_place(table.name),
+        "data_hash": data_hash,
+        "recipe": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(without_places(recipe)).items()},
+        "versions": versions(config),
+    }
+    report = None
+    if recipe.weights != "none":
+        head: dict[str, Tensor] = {}
+        if recipe.head_from == "names":
+            source, head, templates = start_from_names(recipe, table.classes, progress)
+            provenance["head"] = {"from": "names", "templates": list(templates)}
+        else:
+            source = load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress)
+        report = source.report
+        take_weights(model, source.model, head)
+        provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
+    thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
+    return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
+
+
+def take_weights(model: Model, source: Model, first_head: Mapping[str, Tensor]) -> None:
+    """Copy all but the heads, which become `first_head`, or zeros: the first step then moves the head alone."""
+    is_ours = isinstance(model, VisionTransformer)
+    head = "head" if is_ours else f"network.{anatomy_of(model.config).head}."
+    heads = {name for name in model.state_dict() if name.startswith(head)}
+    left = model.load_state_dict(source.state_dict(), strict=False)
+    assert set(left.missing_keys) == heads and not left.unexpected_keys, left
+    with torch.no_grad():
+        for name in heads:
+            own = model.get_parameter(name)
+            own.copy_(first_head.get(name, torch.zeros_like(own)))
+
+
+def _plain_pixels(config: Config) -> Preprocess:
+    """Those of a model that starts from no weights."""
+    values = HALF[: config.in_channels]
+    return Preprocess(size=config.image_size, mean=values, std=values)
+
+
+def _preprocess(recipe: Recipe, own: Preprocess) -> Preprocess:
+    """The weights' own pixels, but for what the recipe says."""
+    given = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
+    return replace(own, **{name: value for name, value in given.items() if value is not None})
+
+
+def augment_of(recipe: Recipe) -> Augment:
+    """The random changes that a recipe asks for."""
+    return Augment(
+        crop_scale=None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale,
+        hflip=recipe.hflip,
+        rotate=recipe.rotate,
+        translate=recipe.translate,
+        zoom=recipe.zoom,
+        shear=recipe.shear,
+        color_jitter=recipe.color_jitter,
+        rand_augment=recipe.rand_augment,
+        random_erasing=recipe.random_erasing,
+    )
+
+
+def choose_device(recipe: Recipe) -> str:
+    """Where a run computes, as Lightning calls its accelerators, which knows more kinds of GPU for `auto`.
+
+    Raises:
+        VitkitError: there is no such device here.
+    """
+    return "auto" if recipe.device == "auto" else devices.choose_device(recipe.device)
+
+
+def choose_precision(precision: str, device: str = "auto") -> str:
+    """`auto` as bfloat16 where the hardware computes in it, else float32."""
+    return best_precision(device) if precision == "auto" else precision
+
+
+def choose_compile(recipe: Recipe) -> bool:
+    """Whether torch.compile is to make the steps quicker: by default on GPUs, where its compiler is installed."""
+    if recipe.compile != "auto":
+        return recipe.compile == "on"
+    has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
+    return has_compiler and recipe.strategy != "fsdp"
+
+
+def choose_workers(recipe: Recipe, size: tuple[int, int]) -> int:
+    """Processes that prepare images: what the recipe says, else as many as there are cores and shared memory for.
+
+    None on two cores, where the training step uses both. Each has two batches on their way through /dev/shm, of which
+    containers often have 64 MiB: half of what is free there is taken at most.
+    """
+    if recipe.workers is not None:
+        return recipe.workers
+    wanted = 0 if cores() <= 2 else min(8, cores() - 1)
+    height, width = size
+    batch = 4 * 3 * recipe.batch_size * height * width  # bytes
+    return min(wanted, _free_shared_memory() // (2 * 2 * batch))
+
+
+def _free_shared_memory() -> int:
+    """Bytes of /dev/shm, through which processes hand over tensors; without end where there is no such folder."""
+    try:
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108  # asked for its size alone
+    except OSError:
+        return sys.maxsize
+
+
+def versions(config: Config | None = None) -> dict[str, str]:
+    """What a run was made with; the library of another's network, too."""
+    more = (config.library,) if isinstance(config, NetworkConfig) else ()
+    libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
+    return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What models proposed of the labels of a run's images, before these are split.
+
+    Attributes:
+        proposals: the images whose labels were changed, or that are left out.
+        facts: what each file holds that is left out, by its path.
+        earlier: runs that may have proposed labels.
+        digests: the beginning of each file's SHA-256, those that are left out included.
+        taught: the record of the runs whose proposals are among the labels now, so that these carry what those runs
+            learned; None: of none that is at hand.
+        teachers: their names.
+        comes_split: the data have splits of their own.
+    """
+
+    proposals: tuple[Proposal, ...] = ()
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    earlier: tuple[Earlier, ...] = ()
+    digests: frozenset[str] = frozenset()
+    taught: PictureRecord | None = None
+    teachers: tuple[str, ...] = ()
+    comes_split: bool = False
+
+
+def find_proposed(
+    images: Images, table: ImageTable, recipe: Recipe, places: Iterable[Path], progress: Progress
+) -> Proposed:
+    """Look for labels that models proposed.
+
+    Args:
+        images: the readable ones.
+        table: as they were found, with what their label file says.
+        recipe: settled.
+        places: folders of runs that may have proposed labels, beside those that the recipe names.
+        progress: told how many images are read.
+    """
+    ancestors = [own for own in (recipe.split_from, weights_of(recipe)) if own is not None]
+    earlier = earlier_runs(ancestors, places)
+    if not earlier and not table.proposals:
+        return Proposed()
+    gone = [path for path, _, _ in table.left_out]
+    with Memory() as memory:
+        read = scan([table.root / path for path in gone], memory, partial(progress, "reading images"))
+    facts = {path: own for path, own in zip(gone, read, strict=True) if own.error is None}
+    digests = contents_of(images) | {path: own.digest[:DIGEST].hex() for path, own in facts.items()}
+    labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
+    found = find_proposals(labelled, digests, earlier)
+    label_of = {path: images.table.cell_of(i) for i, path in enumerate(images.table.paths)}
+    followed = [(own, label_of[own.path]) for own in found if own.path in label_of]
+    teachers = {own.name: record for own in earlier if _taught(own, followed) and (record := _record_of(own))}
+    record = reduce(PictureRecord.merge, teachers.values()) if teachers else None
+    comes_split = any(table.splits)
+    return Proposed(found, facts, tuple(earlier), frozenset(digests.values()), record, tuple(teachers), comes_split)
+
+
+def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
+    """Whether some labels follow what a run proposed, by the name that they are marked with or by what it suggests."""
+    return any(own.by == run.name or run.suggested.get(own.digest, ("", None))[1] == label for own, label in followed)
+
+
+def _record_of(run: Earlier) -> PictureRecord | None:
+    """What a run knows of its pictures; None where that is gone or damaged."""
+    try:
+        return PictureRecord.from_bytes(read_bytes(run.folder / RECORD), run.folder)
+    except (VitkitError, OSError):
+        return None
+
+
+def place_proposals(proposed: Proposed, parts: Sequence[Divided], recipe: Recipe) -> list[Divided]:
+    """The images of a run, or of each fold, with what was proposed of them, and with what the reader should know."""
+    return [
+        replace(
+            own,
+            proposals=_placed(proposed, own.images, recipe, fold),
+            findings=[*own.findings, *_of_teachers(proposed, recipe, own), *_of_gone(proposed, own)],
+        )
+        for fold, own in enumerate(parts)
+    ]
+
+
+def _of_teachers(proposed: Proposed, recipe: Recipe, own: Divided) -> list[Finding]:
+    """That labels carry what earlier runs had learned, and whether that spoils the test."""
+    if proposed.taught is None:
+        return []
+    names, role_of = listed(proposed.teachers), proposed.taught.role_of()
+    held_out = held_out_split(own.images.table)
+    spoilt = sum(
+        split == held_out and role_of.get(fact.digest[:DIGEST]) == "train"
+        for fact, split in zip(own.images.facts, own.images.table.splits, strict=True)
+    )
+    if spoilt:
+        text = (
+            f"{spoilt} {held_out} images taught {names}, whose proposals are among the labels: what was learned from "
+            "their labels is in those of other images now, which flatters"
+        )
+        return [Finding("problem", text)]
+    if recipe.split_from is None and recipe.folds is None and not proposed.comes_split:
+        return [Finding("note", f"labels that {names} proposed carry what it had learned, so its split is kept")]
+    return []
+
+
+def _of_gone(proposed: Proposed, own: Divided) -> Iterator[Finding]:
+    """That images are deleted of which an earlier run doubted the label: they would be mistakes, as a rule."""
+    held_out = held_out_split(own.images.table)
+    for run in proposed.earlier:
+        if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
+            images = plural(gone, f"{held_out} image of {run.name} is", f"{held_out} images of {run.name} are")
+            yield Finding("warning", f"{images} no longer there, of those whose label it doubted, which flatters")
+
+
+def _placed(proposed: Proposed, images: Images, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
+    """What was proposed, with the split of each image that is left out: the held-out one, or none."""
+    found, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
+    held_out = held_out_split(images.table)
+    left = [own for own in found if own.path in facts and _split(own, recipe, earlier, fold, held_out) == held_out]
+    if left:
+        labels = [images.table.name_of(i) for i in range(len(images.table))]
+        record = make_record(images.facts, labels, [own or "test" for own in images.table.splits], is_whole=True)
+        rows = table_of(images.table.name, images.table.root, [(own.path, own.before, None) for own in left])
+        overlap = find_overlap(record, rows, [facts[own.path] for own in left])
+        left = [own for own, role in zip(left, overlap.roles, strict=True) if role in (None, held_out)]
+    judged = {own.path for own in left}
+    return tuple(own._replace(split=held_out if own.path in judged else None) for own in found)
+
+
+def _split(own: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
+    """The split that an image would be in if it were not left out.
+
+    It is that of an earlier run, or that in which the data come; else it is drawn with the share that the split has.
+    """
+    if recipe.folds is None:
+        for run in earlier:
+            if run.is_ancestor and own.digest in run.splits:
+                return run.splits[own.digest]
+            if run.is_ancestor and own.digest in run.proposals:
+                return run.proposals[own.digest].split
+        if own.split is not None:
+            return own.split
+    drawn = hashlib.sha256(f"{recipe.seed_of_split} {own.digest}".encode()).digest()
+    if recipe.folds is not None:
+        return held_out if int.from_bytes(drawn[:8]) % recipe.folds == fold else None
+    train, val, test = recipe.split
+    share = {"test": test, "val": val}.get(held_out, 0.0) / (train + val + test)
+    return held_out if int.from_bytes(drawn[:8]) < share * 2**64 else None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a run is to do, and on which images.
+
+    Attributes:
+        recipe: with nothing left open.
+        config: the architecture.
+        reasons: why it is what it is where nobody said, a line each.
+        table: the data as they were found.
+        parts: the images split, once, or for each fold of a cross-validation.
+        before: what the weights were trained on.
+        findings: what is wrong with the data, however they are split.
+        torn: images of one scene that come in two splits.
+    """
+
+    recipe: Recipe
+    config: Config
+    reasons: tuple[str, ...]
+    table: ImageTable
+    parts: tuple[Divided, ...]
+    before: PictureRecord
+    findings: tuple[Finding, ...]
+    torn: tuple[Finding, ...]
+
+    def findings_of(self, own: Divided) -> list[Finding]:
+        """What is wrong with the data as they are split."""
+        return [*of_ancestry(own, self.recipe), *self.torn, *own.findings, *self.findings, *of_splits(own.images.table)]
+
+
+def settle(
+    fields: dict[str, Any],
+    progress: Progress,
+    take_place: Callable[[ImageTable, Recipe], None] | None = None,
+    runs: Sequence[Path] = (Path("runs"),),
+) -> Settled:
+    """Settle what the fields of a recipe leave open: read the data, look for what spoils them, and split them.
+
+    Args:
+        fields: of the recipe, by name; its `data` must be set.
+        progress: told what is being done, how many are done, of how many.
+        take_place: called before images are read, which may take long, with what is known by then.
+        runs: folders of runs that may have proposed labels of these images.
+
+    Raises:
+        VitkitError: the data or the recipe cannot be trained on.
+    """
+    table = read_corrected(fields["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
+    check_trainable(table)
+    recipe, reasons = complete(fields, table)
+    if take_place is not None:
+        take_place(table, recipe)
+    recipe, of_head = settle_head(recipe, fields, table, progress)
+    # What cannot be built should fail before the images are read.
+    config, preprocess = start_of(recipe, table.classes, progress)
+    recipe = spare_patches(recipe, fields, config)
+    taught = None
+    if recipe.teacher is not None:
+        taught = load_teacher(recipe.teacher, table.classes, config.image_size).pictures
+    diagnosis = examine(table, preprocess, progress)
+    groups = list(diagnosis.twins)
+    if recipe.group_by is not None:
+        groups = scenes(diagnosis.table, recipe.group_by, groups)
+    torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
+    images = Images.of(diagnosis, groups)
+    before = ancestry_of(recipe, taught, progress)
+    proposed = find_proposed(images, table, recipe, runs, progress)
+    parts = place_proposals(proposed, _parts(images, recipe, before, proposed, progress), recipe)
+    if recipe.max_images is not None:
+        parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
+    return Settled(
+        recipe, config, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn)
+    )
+
+
+def _parts(
+    images: Images, recipe: Recipe, before: PictureRecord, proposed: Proposed, progress: Progress
+) -> list[Divided]:
+    """The images split as the recipe says: once, or with each fold in turn as its test images."""
+    if recipe.folds is None:
+        proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
+        return [divide(images, recipe, before, progress, proposers)]
+    table, groups = images.table, images.groups
+    if any(table.splits):
+        raise VitkitError(
+            f"{table.name} comes already split; --folds makes its own parts: name a folder of class folders"
+        )
+    if recipe.split[0] <= 0:
+        raise VitkitError(f"split must be three parts with something to train on, not {recipe.split}")
+    overlap = refuse_folds(images, recipe, before, progress)
+    fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
+    train, val, _ = recipe.split
+    shares = (train / (train + val), val / (train + val), 0.0)
+    parts = []
+    for own in range(recipe.folds):
+        tested = replace(table, splits=tuple("test" if other == own else "train" for other in fold_of))
+        parts.append(Divided(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
+    return parts
+
+
+def limit(own: Divided, most: int, seed: int) -> Divided:
+    """The same with fewer training images."""
+    limited = limit_training(own.images.table, most, seed)
+    place = {path: i for i, path in enumerate(own.images.table.paths)}
+    kept = [place[path] for path in limited.paths]
+    return replace(own, images=replace(own.images.take(kept), table=limited), overlap=own.overlap.take(kept))

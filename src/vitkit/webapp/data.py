@@ -1,0 +1,314 @@
+"""The Data tab: photographs, their classes, what is wrong with them, and what is like what.
+
+What the doctor finds in the photographs, and the labels that a run doubts, by the numbers of photographs.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from vitkit.data.decode import UnreadableImageError
+from vitkit.data.doctor.examine import Diagnosis, examine
+from vitkit.data.labels import EXCLUDED
+from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
+from vitkit.data.table import UNLABELLED, ImageTable, table_of
+from vitkit.errors import VitkitError
+from vitkit.system.files import regular, to_json
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import LABEL_ERRORS, SPLIT
+from vitkit.text.cells import restored
+from vitkit.webapp.likeness import Background, Likeness, next_labels
+from vitkit.webapp.photographs import Photographs, State, stamp_of
+from vitkit.webapp.thumbnails import Thumbnails
+from vitkit.webapp.workspace import Workspace
+
+
+def diagnose(state: State, progress: Progress) -> dict[str, Any]:
+    """What the doctor says of the photographs as they are labelled now, those that are left out aside.
+
+    Raises:
+        VitkitError: none of them can be read.
+    """
+    table = state.table
+    kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
+    rows = [(table.paths[i], state.labels[i], table.splits[i]) for i in kept]
+    if not rows:
+        raise VitkitError("all photographs are left out")
+    labelled = {row[1] for row in rows} - {UNLABELLED}
+    if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
+        rows = [(path, UNLABELLED, None) for path, _, _ in rows]
+    found = examine(table_of(table.name, table.root, rows), progress=progress)
+    return _by_number(found, {path: i for i, path in enumerate(table.paths)})
+
+
+def _by_number(found: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
+    table = found.table
+    copies = [
+        {
+            "images": [number[table.paths[i]] for i in own.images],
+            "leak": own.is_leak,
+            "conflict": own.is_conflict and len({table.name_of(i) for i in own.images} - {UNLABELLED}) > 1,
+        }
+        for own in found.copies
+    ]
+    told = [{"severity": own.severity, "text": own.text} for own in found.findings if UNLABELLED not in own.text]
+    unreadable = {str(number[path]): reason for path, reason in found.unreadable.items()}
+    return {"unreadable": unreadable, "copies": copies, "findings": told}
+
+
+def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
+    """The photographs whose label their newest run that looked doubts, with what it would say instead.
+
+    One that holds another picture than the run knew is none of them.
+    """
+    name, doubts = doubts_of(workspace, table)
+    number = {path: i for i, path in enumerate(table.paths)} if doubts else {}
+    split = workspace.runs / name / SPLIT
+    contents = _contents_of(split, stamp_of(split)) if doubts else {}
+    return {
+        number[path]: {"label": label, "suggested": suggested, "run": name}
+        for path, (label, suggested) in doubts.items()
+        if path in number and is_unchanged(table.file(number[path]), contents.get(path))
+    }
+
+
+def doubts_of(workspace: Workspace, table: ImageTable) -> tuple[str, Mapping[str, tuple[str, str]]]:
+    """The newest run of these photographs that looked, and label and suggestion of each photograph that it doubts."""
+    for name, _ in _runs_of(workspace, table):
+        file = workspace.runs / name / LABEL_ERRORS
+        if file.exists():
+            return name, _doubts_in(file, stamp_of(file))
+    return "", {}
+
+
+@lru_cache(maxsize=4)
+def _contents_of(split: Path, changed: str) -> Mapping[str, str]:  # noqa: ARG001  # it is read anew
+    try:
+        return read_contents(split)
+    except VitkitError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _doubts_in(file: Path, changed: str) -> Mapping[str, tuple[str, str]]:  # noqa: ARG001  # it is read anew
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape", newline="", opener=regular) as text:
+            rows = [{key: restored(value or "") for key, value in row.items() if key} for row in csv.DictReader(text)]
+    except (OSError, csv.Error, AttributeError):
+        return {}
+    return {row.get("path", ""): (row.get("label", ""), row.get("suggested", "")) for row in rows}
+
+
+def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
+    """The split of each photograph, and the run that says so: the data's own, else those of the newest run."""
+    if any(table.splits):
+        return list(table.splits), ""
+    for name, known in _runs_of(workspace, table):
+        split = dict(zip(known.paths, known.splits, strict=True))
+        return [split.get(path) for path in table.paths], name
+    return list(table.splits), ""
+
+
+@lru_cache(maxsize=8)
+def _table_of(split: Path, changed: str) -> ImageTable:  # noqa: ARG001
+    return split_from_file(split)
+
+
+def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
+    """The runs of these photographs, the newest first, each with its own table of them.
+
+    Runs of other photographs may lie in the same folder, and know others by the same paths.
+    """
+    for name in workspace.run_names():
+        try:
+            file = workspace.runs / name / SPLIT
+            known = _table_of(file, stamp_of(file))
+        except (VitkitError, OSError):
+            continue
+        if known.root == table.root:
+            yield name, known
+
+
+_KEPT = "private, max-age=300"  # the address changes with the folder, the list and the files in it
+_MANY = 1_000_000
+
+
+class Said(BaseModel):
+    """What is said of some photographs: a class; empty: leave them out; None: they have no class."""
+
+    version: str = Field(max_length=64)
+    images: list[int] = Field(max_length=_MANY)
+    label: str | None = Field(max_length=1000)
+
+
+class Renamed(BaseModel):
+    """A class that is to be called otherwise."""
+
+    old: str = Field(max_length=1000)
+    new: str = Field(max_length=1000)
+
+
+class Named(BaseModel):
+    """A class."""
+
+    name: str = Field(max_length=1000)
+
+
+class Asked(BaseModel):
+    """How many photographs are wanted."""
+
+    count: int = Field(default=24, ge=1, le=1000)
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """The routes of the tab."""
+    routes, photographs = APIRouter(prefix="/api/data"), Photographs(workspace)
+    photographs.begin()
+
+    @routes.get("/all")
+    def show_all(anew: bool = False) -> Response:
+        state = photographs.read(anew=anew)
+        splits, run = splits_of(workspace, state.table)
+        doubts = {str(i): own for i, own in doubted(workspace, state.table).items()}
+        notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)
+        own: dict[str, Any] = {
+            "paths": state.table.paths,
+            "splits": splits,
+            "split_of": run,
+            "doubts": doubts,
+            "notes": notes,
+        }
+        own |= {"multi": state.table.is_multi, **_labels(photographs, state)}
+        return Response(to_json(own), media_type="application/json")  # thousands of rows, as they are
+
+    @routes.get("/labels")
+    def show_labels() -> dict[str, Any]:
+        return _labels(photographs, photographs.read())
+
+    @routes.post("/labels")
+    def label(said: Said) -> dict[str, Any]:
+        text = UNLABELLED if said.label is None else said.label
+        doubts = doubts_of(workspace, photographs.read().table)
+        return _labels(photographs, photographs.label(said.version, said.images, text, doubts))
+
+    @routes.post("/undo")
+    def undo() -> dict[str, Any]:
+        return _labels(photographs, photographs.undo())
+
+    @routes.post("/redo")
+    def redo() -> dict[str, Any]:
+        return _labels(photographs, photographs.redo())
+
+    @routes.post("/classes/add")
+    def add_class(named: Named) -> dict[str, Any]:
+        photographs.add_class(named.name)
+        return _labels(photographs, photographs.read())
+
+    @routes.post("/classes/remove")
+    def remove_class(named: Named) -> dict[str, Any]:
+        photographs.remove_class(named.name)
+        return _labels(photographs, photographs.read())
+
+    @routes.post("/classes/rename")
+    def rename_class(renamed: Renamed) -> dict[str, Any]:
+        return _labels(photographs, photographs.rename(renamed.old, renamed.new))
+
+    _add_searches(routes, photographs, workspace)
+    _add_pictures(routes, photographs)
+    return routes
+
+
+def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
+    """What is found by looking at the photographs: what is wrong with them, what is alike, what to label next."""
+    likeness, doctor = Likeness(workspace), Background[dict[str, Any]]()
+
+    @routes.post("/check")
+    def check() -> dict[str, Any]:
+        state = photographs.read()
+        doctor.start(state.version, lambda progress: diagnose(state, progress))
+        return doctor.to_dict()
+
+    @routes.get("/check")
+    def checked() -> dict[str, Any]:
+        return {**doctor.to_dict(), "found": doctor.result(photographs.read().version)}
+
+    @routes.post("/look")
+    def look() -> dict[str, Any]:
+        table = photographs.read().table
+        likeness.start(table)
+        return likeness.to_dict(table)
+
+    @routes.get("/look")
+    def looked() -> dict[str, Any]:
+        return likeness.to_dict(photographs.read().table)
+
+    @routes.get("/alike/{number}")
+    def alike(number: int) -> dict[str, Any]:
+        state = photographs.read()
+        _check(state, number)
+        return {"version": state.version, "images": likeness.alike(state.table, number)}
+
+    @routes.post("/next")
+    def next_(asked: Asked) -> dict[str, Any]:
+        state = photographs.read()
+        return {"version": state.version, **next_labels(state, likeness.features(state.table), asked.count)}
+
+
+def _add_pictures(routes: APIRouter, photographs: Photographs) -> None:
+    thumbnails = Thumbnails()
+
+    @routes.get("/thumbnail/{version}/{number}")
+    async def thumbnail(version: str, number: int, request: Request) -> Response:
+        file = photographs.file(version, number)
+        try:
+            made = await thumbnails.get(file, request.is_disconnected)
+        except UnreadableImageError as error:
+            return _unreadable(error)
+        if made is None:
+            return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _KEPT})
+
+    @routes.get("/picture/{version}/{number}")
+    async def picture(version: str, number: int) -> Response:
+        try:
+            made = await thumbnails.get_large(photographs.file(version, number))
+        except UnreadableImageError as error:
+            return _unreadable(error)
+        return Response(made, media_type="image/jpeg", headers={"Cache-Control": _KEPT})
+
+
+def _unreadable(error: UnreadableImageError) -> Response:
+    """No error of the studio's: the page shows that there is no picture, and the console stays clean."""
+    drawn = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
+        '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
+    )
+    told = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
+    return Response(drawn, media_type="image/svg+xml", headers={"Cache-Control": "no-cache", "X-Unreadable": told})
+
+
+def _check(state: State, number: int) -> None:
+    if not 0 <= number < len(state.table):
+        raise VitkitError("there is no such photograph")
+
+
+def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
+    """Each photograph's class as a number in `classes`; -1: it has none, -2: it is left out."""
+    classes = photographs.classes(state)
+    if state.table.is_multi:
+        names = sorted(set(state.labels) - {EXCLUDED, UNLABELLED})  # sets of classes, joined
+    else:
+        names = [own["name"] for own in classes]
+    number = {UNLABELLED: -1, EXCLUDED: -2} | {name: i for i, name in enumerate(names)}
+    said = photographs.workspace.said
+    undo = {"can_undo": said.can_undo, "can_redo": said.can_redo}
+    own = {"version": state.version, "classes": classes, "names": names}
+    own |= {"unmatched": state.unmatched, "news": said.news()}
+    return {**own, **undo, "labels": [number[label] for label in state.labels]}

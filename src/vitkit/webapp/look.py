@@ -1,0 +1,191 @@
+"""The Look tab: what a model says of any picture, where it looks, and which photographs it finds alike.
+
+What a run's model says of a picture that was just brought, and where it looks.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from PIL import Image
+from starlette.concurrency import run_in_threadpool
+
+from vitkit.data.decode import picture_of
+from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION
+from vitkit.webapp.workspace import Workspace
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from vitkit.classifier import Classifier
+
+
+_SIDE = 1200  # pixels of the longer side of a picture that is shown
+_KEPT = 2  # models
+_SHOWN = 20  # classes
+_WITH_METHODS = ("gradient", "rollout", "raw", "gradient-attention", "occlusion")  # one map each
+_LEVELS = 255
+
+
+class Models:
+    """The models of runs, opened when they are asked, the last ones kept; one is asked at a time."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._lock = workspace, threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
+
+    def names(self) -> list[str]:
+        """The runs that have a model, the newest first."""
+        folder = self._workspace.runs
+        return [own for own in self._workspace.run_names() if (folder / own / DESCRIPTION).is_file()]
+
+    def see(self, run: str, content: bytes) -> dict[str, Any]:
+        """What the model says of a picture, the picture as it is shown, and what more can be asked."""
+        with self._lock:
+            classifier = self._open(run)
+            with picture_of("the picture", None, content) as picture:
+                shown, size, doubt = _shown(picture.image), picture.image.size, picture.doubt
+            box = _parts(classifier.preprocess.box(*size), size)
+            prediction = classifier.prediction(run, _row(classifier, content))
+        if prediction.error is not None:
+            raise VitkitError(prediction.error)
+        top = [{"label": label, "confidence": own} for label, own in prediction.ranking[:_SHOWN]]
+        told = {"label": prediction.label, "confidence": prediction.confidence, "top": top, "note": doubt or ""}
+        more = {"classes": len(classifier.classes), "multi": classifier.task == "multi"}
+        return {**told, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
+
+    def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
+        """Where in a picture a class comes from: a grid of values from 0 to 255, and of what part of the picture."""
+        if method not in _WITH_METHODS:
+            raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
+        with self._lock:
+            found = self._open(run).explain(content, method, target)
+        values, box = found.maps[method], _parts(found.box, found.photograph.size)
+        return {"map": _levels(values), "box": box, "target": found.target, "probability": found.probability}
+
+    def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
+        """What a patch attends to in every layer and head: grids of values from 0 to 255, each of its own largest."""
+        from vitkit.explanation.attention import attending, patch_attention
+        from vitkit.model.build import vit_of
+
+        with self._lock:
+            classifier = self._open(run)
+            model = vit_of(classifier.model, "attention")
+            images, _ = _pixels(classifier, content)
+            found = patch_attention(model, images, row, column).numpy()
+        layers = [[_levels(head) for head in layer] for layer in found]
+        return {"layers": layers, "numbers": [number + 1 for number in attending(model.config)]}
+
+    def _open(self, run: str) -> Classifier:
+        from vitkit.weights import load
+
+        folder = self._workspace.run_folder(run)
+        if not (folder / DESCRIPTION).is_file():
+            raise VitkitError(f"{run} has no model yet: it comes with the first pass over the photographs")
+        key = (run, (folder / DESCRIPTION).stat().st_mtime_ns)
+        if key not in self._kept:
+            self._kept[key] = load(folder)
+        self._kept.move_to_end(key)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
+def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
+    """The picture as the model reads it, (1, C, height, width), for torch and for numpy."""
+    import torch
+
+    with picture_of("the picture", classifier.preprocess.short_side, content) as picture:
+        own = classifier.preprocess(picture.image)[None]
+    return torch.from_numpy(own), own
+
+
+def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | str:
+    from vitkit.inference.pipeline import join
+
+    (pixels,) = _pixels(classifier, content)[1]
+    ((_, row),) = join(["the picture"], [pixels], classifier.answer)
+    return row
+
+
+def _able(classifier: Classifier) -> dict[str, Any]:
+    """The ways to look into the model, each with what its map says; and its patches, where they attend."""
+    from vitkit.explanation.attention import attending
+    from vitkit.explanation.explanation import can_explain
+    from vitkit.explanation.methods import methods_for
+    from vitkit.model.vit import VisionTransformer
+
+    model = classifier.model
+    is_vit = isinstance(model, VisionTransformer)
+    known = methods_for(is_network=not is_vit)
+    names = [name for name in _WITH_METHODS if name in known]
+    if not can_explain(model):
+        names = [name for name in names if name == "occlusion"]
+    if classifier.task == "multi":
+        names = [name for name in names if not known[name].of_rivals]
+    methods = [{"name": name, "tells": known[name].tells} for name in names]
+    if not isinstance(model, VisionTransformer) or not attending(model.config):
+        return {"methods": methods, "grid": None}
+    return {"methods": methods, "grid": list(model.config.grid)}
+
+
+def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
+    """(h, w) -> whole numbers from 0 to 255; the largest is 255, and what is below 0 is 0."""
+    import numpy as np
+
+    own = np.maximum(values, 0)
+    most = float(own.max())
+    levels: list[list[int]] = np.round(own * (_LEVELS / most if most > 0 else 0)).astype(int).tolist()
+    return levels
+
+
+def _parts(box: tuple[float, float, float, float], size: tuple[int, int]) -> list[float]:
+    """Left, top, right and bottom as parts of the picture's width and height."""
+    width, height = size
+    return [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
+
+
+def _shown(picture: Image.Image) -> str:
+    """The picture for a page, as an address that has it inside."""
+    small = picture.copy()
+    small.thumbnail((_SIDE, _SIDE))
+    data = io.BytesIO()
+    small.save(data, "JPEG", quality=88)
+    return "data:image/jpeg;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """The routes of the tab. A picture comes as the body of each question, and is kept nowhere."""
+    routes, models = APIRouter(prefix="/api/look"), Models(workspace)
+
+    @routes.get("/models")
+    def show_models() -> dict[str, Any]:
+        return {"models": models.names()}
+
+    @routes.post("/see")
+    async def see(run: str, request: Request) -> dict[str, Any]:
+        return await run_in_threadpool(models.see, run, await _picture(request))
+
+    @routes.post("/map")
+    async def show_map(run: str, method: str, request: Request, target: str = "top") -> dict[str, Any]:
+        return await run_in_threadpool(models.map, run, await _picture(request), method, target)
+
+    @routes.post("/patch")
+    async def patch(run: str, row: int, column: int, request: Request) -> dict[str, Any]:
+        return await run_in_threadpool(models.patch, run, await _picture(request), row, column)
+
+    return routes
+
+
+async def _picture(request: Request) -> bytes:
+    content = await request.body()
+    if not content:
+        raise VitkitError("there is no picture: choose one, drop it here, or paste it")
+    return content

@@ -1,0 +1,245 @@
+"""The Ship tab: a model's card, its exports with what their check found, and the command that serves it.
+
+A run's model on its way to others: its card, its exported files, and the command that serves it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, Field
+
+from vitkit.data.preprocess import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import counted_figures, headline_of
+from vitkit.evaluation.registry import read_figures
+from vitkit.exporting.formats import FORMATS
+from vitkit.model_folder import DESCRIPTION
+from vitkit.system.files import read_json
+from vitkit.system.progress import Progress
+from vitkit.system.run_files import EVALUATION, SPLIT
+from vitkit.webapp.likeness import Background
+from vitkit.webapp.workspace import Workspace
+
+EXPORTS = "exports"  # below the folder of runs
+CARD = "MODEL_CARD.md"
+_FIGURES = {  # of evaluation.json, for people
+    "accuracy": "right answers",
+    "balanced_accuracy": "right answers, each class counted alike",
+    "ece": "calibration error (how far confidences are from the truth)",
+}
+_ROLES = {"train": "learned from", "val": "to choose by", "test": "held back for the test"}
+_LISTED = 30  # classes
+
+
+def shippable(workspace: Workspace) -> list[str]:
+    """The runs that have a model, the newest first."""
+    return [own for own in workspace.run_names() if (workspace.runs / own / DESCRIPTION).is_file()]
+
+
+def write_export(workspace: Workspace, run: str, to: str, progress: Progress) -> dict[str, Any]:
+    """Write a run's model for a runtime, compared with the model; what the comparison found, in lines.
+
+    Raises:
+        VitkitError: there is no such run or format, or the file does not answer as the model does: nothing is left.
+    """
+    from vitkit.verbs.export import export
+
+    folder = _folder(workspace, run)
+    if to not in FORMATS:
+        raise VitkitError(f"{to!r} is none of {', '.join(FORMATS)}")
+    place = workspace.runs / EXPORTS
+    place.mkdir(parents=True, exist_ok=True)
+    found = export(folder, to, place / f"{run}{FORMATS[to].suffix}", force=True, progress=progress)
+    outcome = found.outcome
+    compared = outcome.comparison
+    return {
+        "run": run,
+        "to": to,
+        "runtime": FORMATS[to].runtime,
+        "compared_on": found.compared_on.partition(" of ")[0],
+        "agreement": compared.agreement,
+        "precision": outcome.precision,
+        "lines": found.lines()[:-1],
+    }
+
+
+def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
+    """The files of a run's exports that are there."""
+    place, found = workspace.runs / EXPORTS, []
+    for form in FORMATS.values():
+        files = form.files(place / f"{run}{form.suffix}")
+        if all(file.is_file() for file in files):
+            own = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
+            found.append({"to": form.name, "runtime": form.runtime, "files": own, "when": files[-1].stat().st_mtime})
+    return found
+
+
+def export_file(workspace: Workspace, name: str) -> Path:
+    """An exported file by its name.
+
+    Raises:
+        VitkitError: no run has one of this name.
+    """
+    for run in shippable(workspace):
+        if any(name == file["name"] for form in exported(workspace, run) for file in form["files"]):
+            return workspace.runs / EXPORTS / name
+    raise VitkitError(f"there is no exported file {name!r}")
+
+
+def serve_command(workspace: Workspace, run: str) -> str:
+    """What answers other programs with this run's model."""
+    return shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
+
+
+def model_card(workspace: Workspace, run: str) -> str:
+    """What a model is, what it was trained on and how good it is, in Markdown; without anybody's paths."""
+    from vitkit.weights import inspect
+
+    folder = _folder(workspace, run)
+    model = inspect(folder)  # which refuses what is damaged
+    made_with = read_json(folder / DESCRIPTION).get("vitkit_version", "")
+    figures = read_figures(folder / EVALUATION) if (folder / EVALUATION).is_file() else {}
+    parts = [
+        [f"# {_text(run)}", "", f"A classifier of photographs, made with vitkit {_text(made_with)}."],
+        _about_classes(model.classes, is_multi=model.thresholds is not None),
+        _about_training(model.provenance, _counts(folder / SPLIT)),
+        _about_figures(figures),
+        _about_use(model.preprocess, run),
+    ]
+    return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
+
+
+def _about_classes(classes: Sequence[str], *, is_multi: bool) -> list[str]:
+    listed = [f"- {_text(name)}" for name in classes[:_LISTED]]
+    more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
+    several = " A photograph may have several of them, or none." if is_multi else ""
+    return [
+        f"## What it tells apart: {len(classes)} classes",
+        "",
+        f"It knows nothing else.{several}",
+        "",
+        *listed,
+        *more,
+    ]
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """How many photographs a split.json names for each split; none where it is not there, or says something else."""
+    with suppress(OSError, VitkitError, AttributeError, TypeError):
+        splits = read_json(file).get("splits", {})
+        return {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
+    return {}
+
+
+def _about_training(provenance: Mapping[str, Any], counts: Mapping[str, int]) -> list[str]:
+    recipe = provenance.get("recipe", {})
+    rows = {
+        "model": recipe.get("model"),
+        "began from": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
+        "what learned": recipe.get("method"),
+        "photographs": ", ".join(f"{number:,} {_ROLES.get(name, name)}" for name, number in counts.items()) or None,
+        "digest of the photographs": str(provenance.get("data_hash", ""))[:16] or None,
+        "seed": recipe.get("seed"),
+    }
+    return ["## How it was made", "", *(f"- {name}: {_text(own)}" for name, own in rows.items() if own is not None)]
+
+
+def _about_figures(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return ["## How good it is", "", "It was not evaluated: nobody knows."]
+    own, counted = headline_of(found), counted_figures(found)
+    where = "held back for the test" if own.split == "test" else f"of the split {_text(own.split)}"
+    lines = ["## How good it is", "", f"On {own.images} photographs {where}:", ""]
+    if own.value is None:
+        lines = ["## How good it is", "", "Nobody knows: no figure can be given."]
+    lines += [f"- note: {_text(caveat.text)}" for caveat in own.caveats]
+    for key, name in _FIGURES.items():
+        if isinstance(counted.get(key), (int, float)):
+            bounds = counted.get("intervals_95", {}).get(key)
+            spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
+            lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
+    confused = [f"{_text(own['true'])} taken for {_text(own['predicted'])}" for own in found.get("confused", [])[:5]]
+    lines += [f"- most often wrong: {', '.join(confused)}"] if confused and own.value is not None else []
+    return [*lines, "", "On photographs of another kind, of another camera or place, it may be worse."]
+
+
+def _about_use(pixels: Preprocess, run: str) -> list[str]:
+    height, width = pixels.size
+    return [
+        "## How to ask it",
+        "",
+        f"    vitkit predict {shlex.quote(run)} PHOTOS",
+        f"    vitkit serve {shlex.quote(run)}",
+        "",
+        f"It reads {width} x {height} pixels ({pixels.fit}); everything it needs travels with it.",
+    ]
+
+
+def _folder(workspace: Workspace, run: str) -> Path:
+    if run not in shippable(workspace):
+        raise VitkitError(f"there is no run {run!r} with a model")
+    return workspace.runs / run
+
+
+def _text(value: Any) -> str:
+    """A name as Markdown shows it, whatever is in it: nothing of it is acted upon."""
+    one_line = " ".join(str(value).split())
+    return "".join(f"\\{own}" if own in "\\`*_{}[]<>()#+!|~&" else own for own in one_line)
+
+
+class Wanted(BaseModel):
+    """An export that is asked for."""
+
+    run: str = Field(max_length=300)
+    to: Literal[tuple(FORMATS)]  # type: ignore[valid-type]
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """The routes of the tab."""
+    routes = APIRouter(prefix="/api/ship")
+    work: Background[dict[str, Any]] = Background()
+    last: list[tuple[str, str]] = []  # what the last export was of
+
+    @routes.get("/models")
+    def show_models() -> dict[str, Any]:
+        forms = [{"name": form.name, "runtime": form.runtime, "suffix": form.suffix} for form in FORMATS.values()]
+        return {"models": shippable(workspace), "formats": forms}
+
+    @routes.get("/model")
+    def show_model(run: str) -> dict[str, Any]:
+        card, command = model_card(workspace, run), serve_command(workspace, run)
+        return {"run": run, "card": card, "command": command, "exports": exported(workspace, run)}
+
+    @routes.post("/export")
+    def start(wanted: Wanted) -> dict[str, Any]:
+        if not work.is_running:
+            last[:] = [(wanted.run, wanted.to)]
+            work.start(last[0], lambda progress: write_export(workspace, wanted.run, wanted.to, progress))
+        return _state()
+
+    @routes.get("/export")
+    def show_state() -> dict[str, Any]:
+        return _state()
+
+    def _state() -> dict[str, Any]:
+        run, to = last[0] if last else ("", "")
+        return {**work.to_dict(), "run": run, "to": to, "found": work.result(last[0]) if last else None}
+
+    @routes.get("/file/{name}")
+    def download(name: str) -> FileResponse:
+        return FileResponse(export_file(workspace, name), filename=name, media_type="application/octet-stream")
+
+    @routes.get("/card")
+    def download_card(run: str) -> Response:
+        disposition = f'attachment; filename="{CARD}"'
+        text = model_card(workspace, run).encode("utf-8", "replace")
+        return Response(text, media_type="text/markdown", headers={"Content-Disposition": disposition})
+
+    return routes

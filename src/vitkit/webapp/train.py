@@ -1,0 +1,279 @@
+"""The Train tab: what is begun from, the queue, and how each training goes, read from its run folder.
+
+Models to begin from that can be had here: those of runs, local files, and published weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, Field
+
+from vitkit.data.corrections import Followed
+from vitkit.data.labels import EXCLUDED
+from vitkit.data.table import UNLABELLED
+from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION
+from vitkit.system.environment import offline
+from vitkit.system.files import read_text
+from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
+from vitkit.training.run_folder import read_metrics
+from vitkit.webapp.jobs import Job, Jobs
+from vitkit.webapp.photographs import read_photographs
+from vitkit.webapp.results import figures_in
+from vitkit.webapp.workspace import Workspace
+
+_SUFFIXES = (".pth", ".safetensors", ".npz", ".pt", ".bin", ".ckpt")
+_PUBLISHED = (  # one of each size that people ask for, the smallest first; the command line knows them all
+    ("deit_tiny_patch16_224.fb_in1k", "small and quick"),
+    ("deit_small_patch16_224.fb_in1k", "middling"),
+    ("vit_small_patch16_224.augreg_in21k_ft_in1k", "middling, of more photographs"),
+    ("vit_base_patch16_224.augreg_in21k_ft_in1k", "large and slow"),
+)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Something to begin from.
+
+    Attributes:
+        source: as `--weights` takes it.
+        title: for people.
+        kind: `run`, `file`, `published` or `none`.
+        is_here: whether it needs no download.
+    """
+
+    source: str
+    title: str
+    kind: str
+    is_here: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"source": self.source, "title": self.title, "kind": self.kind, "here": self.is_here}
+
+
+def offers(workspace: Workspace) -> list[Offer]:
+    """What can be had, what is here first; where downloading is forbidden, nothing else."""
+    return [*_files(workspace), *_runs(workspace), *_published()]
+
+
+def offered(workspace: Workspace, source: str) -> Offer:
+    """The one that the page names.
+
+    Raises:
+        VitkitError: it was not offered: the page names no files of its own.
+    """
+    for own in offers(workspace):
+        if own.source == source:
+            return own
+    raise VitkitError(f"{source!r} is not among the models that can be had here")
+
+
+def best_eyes(workspace: Workspace) -> Offer | None:
+    """The one whose features tell pictures apart: of a large set of pictures rather than of the few here."""
+    here = [own for own in offers(workspace) if own.is_here]
+    return next((own for kind in ("file", "published", "run") for own in here if own.kind == kind), None)
+
+
+def _files(workspace: Workspace) -> list[Offer]:
+    """Those that were named, and those that lie where the studio was started."""
+    named = [Offer(own, Path(own).name, "file") for own in workspace.weights]
+    known = {str(Path(own.source).resolve()) for own in named}
+    lying = sorted(own for own in Path.cwd().iterdir() if own.suffix in _SUFFIXES and own.is_file())
+    return named + [Offer(str(own), own.name, "file") for own in lying if str(own.resolve()) not in known]
+
+
+def _runs(workspace: Workspace) -> list[Offer]:
+    names = [own for own in workspace.run_names() if (workspace.runs / own / DESCRIPTION).is_file()]
+    return [Offer(str(workspace.runs / own), f"run {own}", "run") for own in names]
+
+
+def _published() -> list[Offer]:
+    from vitkit.weights.catalog import find
+    from vitkit.weights.download import cache_path
+
+    found = []
+    for name, about in _PUBLISHED:
+        entry = find(name)
+        if entry is None:
+            continue
+        is_here = entry.url is not None and cache_path(entry.url).is_file()
+        if is_here or offline() is None:
+            found.append(Offer(name, f"{name.partition('.')[0]}: {about}", "published", is_here))
+    return sorted(found, key=lambda own: not own.is_here)
+
+
+_NONE = "none"  # weights of a training from scratch
+_DURATION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?[smh]")
+_LINES = 200  # of a log
+_SAMPLES = "What the model sees in training"
+
+
+class Asked(BaseModel):
+    """A training that is asked for.
+
+    Attributes:
+        weights: one of the offers, or `none`.
+        method: what of the model learns.
+        time: a budget as in 10m; empty: none.
+        split_from: the run whose split is kept; empty: none.
+    """
+
+    weights: str = Field(max_length=4000)
+    method: Literal["auto", "probe", "lora", "full", "scratch"] = "auto"
+    time: str = Field(default="", max_length=20)
+    split_from: str = Field(default="", max_length=300)
+
+
+def router(workspace: Workspace) -> APIRouter:
+    """The routes of the tab. A queue that was left is worked on again."""
+    routes, jobs = APIRouter(prefix="/api/train"), Jobs(workspace.runs)
+    jobs.see_to_queue()
+
+    @routes.get("/offers")
+    def show_offers() -> dict[str, Any]:
+        return {"offers": [own.to_dict() for own in offers(workspace)]}
+
+    @routes.post("/start")
+    def start(asked: Asked) -> dict[str, Any]:
+        arguments, notes = _arguments(workspace, asked)
+        name = jobs.reserve(_safe(workspace.name))
+        try:
+            jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], asked.model_dump())
+        except BaseException:
+            jobs.give_back(name)
+            raise
+        return {"run": name, "notes": notes}
+
+    @routes.get("/runs")
+    def show_runs() -> dict[str, Any]:
+        jobs.see_to_queue()
+        last = jobs.last()
+        told = [_summary(workspace, jobs, name, last.get(name)) for name in _names(workspace, last)]
+        return {"runs": told, "notes": jobs.notes()}
+
+    @routes.get("/runs/{name}")
+    def show_run(name: str) -> dict[str, Any]:
+        job = _job(workspace, jobs, name)
+        folder = workspace.runs / name
+        said = _tail(folder / LOG) or ([] if job is None else _tail(jobs.log(job)))
+        figures = {**_summary(workspace, jobs, name, job), "metrics": _metrics(folder), "log": said}
+        return {**figures, "samples": (folder / PICTURES[_SAMPLES]).is_file(), "report": (folder / REPORT).is_file()}
+
+    @routes.get("/runs/{name}/samples")
+    def show_samples(name: str) -> FileResponse:
+        picture = workspace.run_folder(name) / PICTURES[_SAMPLES]
+        if not picture.is_file():
+            raise VitkitError(f"{name} has no such picture yet")
+        return FileResponse(picture, headers={"Cache-Control": "no-cache"})
+
+    @routes.post("/runs/{name}/stop")
+    def stop(name: str) -> dict[str, Any]:
+        _job(workspace, jobs, name)
+        jobs.stop(name)
+        return {"run": name}
+
+    @routes.post("/runs/{name}/forget")
+    def forget(name: str) -> dict[str, Any]:
+        _job(workspace, jobs, name)
+        jobs.forget(name)
+        return {"run": name}
+
+    @routes.post("/runs/{name}/resume")
+    def resume(name: str) -> dict[str, Any]:
+        folder, before = workspace.run_folder(name), jobs.last().get(name)
+        state = jobs.state(name, before)
+        if state != "stopped" or not jobs.can_resume(name):
+            raise VitkitError(f"{name} is {state}: only a training that was stopped goes on")
+        jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.asked)
+        return {"run": name}
+
+    return routes
+
+
+def _arguments(workspace: Workspace, asked: Asked) -> tuple[list[str], list[str]]:
+    """Of `vitkit`, from what is known here: the page names no files of its own; and which labels match nothing.
+
+    Raises:
+        VitkitError: there is nothing to learn from, or something that was not offered is asked for.
+    """
+    labels = Followed(read_photographs(workspace))
+    labels.take(workspace.said.read())
+    if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
+        raise VitkitError("a classifier tells at least two classes apart: give photographs two classes first (Data)")
+    given = ["train", str(workspace.photographs)]
+    if workspace.labels.is_file():
+        given += ["--labels", str(workspace.labels)]
+    if asked.weights == _NONE or asked.method == "scratch":
+        given += ["--weights", _NONE, "--method", "scratch"]
+    else:
+        given += ["--weights", offered(workspace, asked.weights).source, "--method", asked.method]
+    if asked.time:
+        if not _DURATION.fullmatch(asked.time):
+            raise VitkitError(f"{asked.time!r} is no time: write it as 90s, 10m or 2h")
+        given += ["--time", asked.time]
+    if asked.split_from:
+        given += ["--split-from", str(workspace.run_folder(asked.split_from))]
+    return given, labels.lines(workspace.labels.name)
+
+
+def _safe(name: str) -> str:
+    """A run's name from a folder's: letters, digits and the like, so that it is the same in every address."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "run"
+
+
+def _names(workspace: Workspace, asked: Iterable[str]) -> list[str]:
+    """The runs that are waited for, and those that are there, the newest first."""
+    there = workspace.run_names()
+    return [name for name in reversed(list(asked)) if name not in there] + there
+
+
+def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
+    """The last job of a run that is in the list; None: it was trained elsewhere.
+
+    Raises:
+        VitkitError: there is no such run.
+    """
+    last = jobs.last()
+    if name not in _names(workspace, last):
+        raise VitkitError(f"there is no run {name!r}")
+    return last.get(name)
+
+
+def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> dict[str, Any]:
+    folder, state = workspace.runs / name, jobs.state(name, job)
+    found = figures_in(folder)
+    why = jobs.why_failed(job) if state == "failed" and job is not None else ""
+    begun = job.started or job.queued if job is not None else _time(folder / RECIPE)
+    figures = {"figures": found.get("figures", {}), "caveats": found.get("caveats", [])}
+    own = {"name": name, "state": state, **figures, "why": why, "begun": begun}
+    able = {"can_resume": jobs.can_resume(name), "can_stop": jobs.can_stop(job)}
+    return {**own, "asked": job.asked if job is not None else {}, **able}
+
+
+def _time(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _metrics(folder: Path) -> list[dict[str, float]]:
+    try:
+        return read_metrics(folder / METRICS)
+    except (VitkitError, OSError):
+        return []  # a row is just being written
+
+
+def _tail(file: Path) -> list[str]:
+    try:
+        return read_text(file, "replace").splitlines()[-_LINES:]
+    except OSError:
+        return []

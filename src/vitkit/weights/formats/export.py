@@ -1,0 +1,185 @@
+"""Writing a classifier in the layouts of others, so that they load what was trained here.
+
+What the layouts of others have in common: what none can say, tensors under other names, notes and folders. What a
+layout cannot say is refused by name, never left out: a model that others would compute differently is not the same
+model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.seen import to_text
+from vitkit.errors import VitkitError, first_line
+from vitkit.model.branches import refuse_unknown
+from vitkit.model.build import vit_of
+from vitkit.model.config import Pair, ViTConfig
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.files import write_json
+from vitkit.weights.checkpoint import PICTURES
+from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN
+from vitkit.weights.layout import Layout
+
+Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files beside them
+_PLAIN: dict[str, Any] = {  # what no foreign layout can say
+    "norm": "pre",
+    "norm_kind": "layer",
+    "proj_bias": True,
+    "qk_scale": None,
+    "patch_norm": False,
+    "patch_bias": True,
+    "embed_norm": False,
+    "representation": "tanh",
+    "position": "learned_1d",
+    "position_at": "input",
+    "projection": "linear",
+    "conv_layers": (),
+    "relative_size": 128,
+    "rotary": "none",
+    "rotary_base": 10_000.0,
+    "rotary_grid": None,
+    "rotary_offset": 0,
+    "last_norm": True,
+    "attention_norm": False,
+    "mlp_norm": False,
+    "pool_heads": None,
+    "pool_mlp_size": None,
+}
+_SAID = {  # what shapes and names say, or the files beside them
+    *("image_size", "patch_size", "in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size", "stem"),
+    *("mlp_kind", "stem_kind", "class_token", "pool", "distill_token", "distill_head", "registers"),
+    *("representation_size", "prefix_positions", "norm_eps", "fc_norm", "layer_scale", "gelu", "qkv_bias"),
+}
+
+
+def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse a model that the layout cannot express.
+
+    Args:
+        config: of the model.
+        to: the layout's name.
+        allowed: the values that it can say of some fields; of others it can say any, or none but the usual (`_PLAIN`).
+
+    Raises:
+        VitkitError: a field has another value, or is not known here.
+    """
+    refuse_unknown(config, _SAID | _PLAIN.keys(), f"the {to} layout")
+    usual = {name: (value,) for name, value in _PLAIN.items()} | {"gelu": ("erf", "tanh")}
+    for name, values in {**usual, **allowed}.items():
+        if getattr(config, name) not in values:
+            raise VitkitError(
+                f"the {to} layout cannot express {name} {getattr(config, name)!r}: the model is not written"
+            )
+
+
+def settled(classifier: Classifier) -> dict[str, Tensor]:
+    """The model's tensors as layouts have them that know no temperature: the same probabilities at temperature 1."""
+    tensors = classifier.model.state_dict()
+    if classifier.temperature != 1:
+        heads = [name for name in tensors if name.partition(".")[0] in ("head", "head_dist")]
+        tensors |= {name: tensors[name] / classifier.temperature for name in heads}
+    return tensors
+
+
+def ours_of(classifier: Classifier) -> VisionTransformer:
+    """The classifier's model, of which there are other layouts.
+
+    Raises:
+        VitkitError: it is another library's network, whose tensors have that library's names already.
+    """
+    return vit_of(classifier.model, "a checkpoint of another layout")
+
+
+def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
+    """The model's tensors under a layout's names."""
+    config, tensors = ours_of(classifier).config, {}
+    for name, ours in settled(classifier).items():
+        if name not in layout.pieces:
+            tensors[name] = ours.contiguous()
+            continue
+        piece = layout.pieces[name]
+        for theirs, part in zip(piece.theirs, piece.split(ours, config), strict=False):
+            if part is not None:
+                tensors[theirs] = part.contiguous()
+    return tensors
+
+
+def said(classifier: Classifier) -> dict[str, Any]:
+    """What arrays cannot say."""
+    config = ours_of(classifier).config
+    fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
+    return {
+        "config": {name: getattr(config, name) for name in fields},
+        "patch_size": list(config.patch_size),
+        "image_size": list(config.image_size),
+        "preprocess": pixels(classifier.preprocess),
+        "classes": list(classifier.classes),
+    }
+
+
+def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # how safetensors reports a full disk
+        raise OSError(f"cannot write {destination}: {first_line(error)}") from error
+
+
+def metadata(classifier: Classifier) -> dict[str, str]:
+    """Of a safetensors file: what transformers wants, and the record of what the weights were trained on."""
+    pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
+    return {"format": "pt", **pictures}
+
+
+def pixels(preprocess: Preprocess) -> dict[str, Any]:
+    preprocess.check_known()
+    return {name: value for name, value in preprocess.to_dict().items() if name != "size"}
+
+
+def write_folder(classifier: Classifier, destination: Path, describe: Callable[[Classifier], Files]) -> None:
+    tensors, descriptions = describe(classifier)
+    temporary = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        save(tensors, temporary / "model.safetensors", destination, metadata(classifier))
+        for name, content in descriptions.items():
+            write_json(temporary / name, content)
+        if destination.exists():
+            shutil.rmtree(destination)
+        temporary.replace(destination)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def one(pair: Pair) -> int | list[int]:
+    return pair[0] if pair[0] == pair[1] else list(pair)
+
+
+def write(classifier: Classifier, destination: Path, to: str) -> None:
+    """Write a classifier: `folder` is vitkit's own, every other a row of `CHECKPOINT_FORMATS`.
+
+    All of them take the record of what the weights were trained on. Others than vitkit's own know no temperature, so
+    the heads are divided by it (`foreign.settled`).
+
+    Raises:
+        VitkitError: the layout cannot express the model; the message names the field.
+        OSError: the disk is full or not writable; nothing is left behind.
+    """
+    if to == OWN:
+        classifier.save(destination)
+        return
+    if classifier.thresholds is not None:
+        raise VitkitError(
+            f"the {to} layout has no place for thresholds, and this model may name several classes of an image;\n"
+            "give --to folder, take `vitkit export`, or leave the head out: --num-classes 0"
+        )
+    CHECKPOINT_FORMATS[to].write(classifier, destination)

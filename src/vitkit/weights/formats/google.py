@@ -1,0 +1,277 @@
+"""Writing the layout of the reference implementation, one `.npz` file.
+
+The layout of the reference implementation (Flax, `.npz`) and of its successor big_vision. Published files number the
+sublayers of a block 0, 1, 2, 3; a fresh save counts each kind apart. Kernels are (in, out), convolutions HWIO; q, k
+and v keep heads apart, (D, H, D_h), and so tell how many there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.model.config import ViTConfig
+from vitkit.system.files import replacing, to_json
+from vitkit.weights.checkpoint import Checkpoint, Stored, noted, tuck_in
+from vitkit.weights.formats.export import ours_of, refuse, said, tensors_under
+from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
+
+_PREFIXES = ("opt/target/", "params/img/", "params/")
+_OLD, _NEW = (
+    ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3"),
+    (
+        "LayerNorm_1",
+        "MultiHeadDotProductAttention_0",
+        "MlpBlock_0",
+    ),
+)
+_POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision's are at the top
+_BIG_VISION = "Transformer/encoderblock/"
+# The reference evaluates without a crop, on pictures squashed to the size.
+PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+FIELDS: dict[str, Any] = {
+    "gelu": "tanh",
+    "norm_eps": 1e-6,
+    "position_resize": "reference",
+    "stem_kind": "reference",
+    "qkv_bias": True,
+}
+
+
+def recognise(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is one of these."""
+    names = checkpoint.tensors
+    prefix = next((p for p in _PREFIXES if any(name.startswith(f"{p}Transformer/") for name in names)), "")
+    if not any(name.startswith(f"{prefix}Transformer/") for name in names):
+        return None
+    own = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
+    dropped = {name: f"beside {prefix}" for name in names if not name.startswith(prefix)}
+    stacked = any(name.startswith(_BIG_VISION) for name in own)
+    is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in own and _POSITIONS not in own)
+    is_folded = is_big_vision and _POSITIONS not in own  # big_vision adds the class token's position to the token
+    note = noted(checkpoint)
+    fields: dict[str, Any] = {
+        **FIELDS,
+        "heads": _heads(own),
+        "prefix_positions": not is_folded if "cls" in own else None,
+        **note.get("fields", {}),
+    }
+    depth = _stacked_depth(own) if stacked else _depth(own)
+    sublayers = _OLD if any("MlpBlock_3" in name for name in own) else _NEW
+    positions = "pos_embedding" if is_folded else _POSITIONS
+    pieces = _pieces(depth, sublayers, positions, _stages(own), stacked=stacked)
+    return Layout(
+        format="big_vision npz" if is_big_vision else "Google npz",
+        pieces={ours: _prefixed(piece, prefix) for ours, piece in pieces.items()},
+        fields=fields,
+        preprocess=note.get("preprocess", PIXELS),
+        is_preprocess_known="preprocess" in note,
+        classes=note.get("classes"),
+        image_size=note.get("image_size"),
+        dropped=dropped,
+    )
+
+
+def layout_for(config: ViTConfig) -> Layout:
+    """How the reference names a model of this configuration, in the numbering of the published files."""
+    stages = config.stem or ()
+    pieces = _pieces(config.layers, _OLD, _POSITIONS, stages, stacked=False)
+    return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PIXELS)
+
+
+def _prefixed(piece: Piece, prefix: str) -> Piece:
+    return Piece(tuple(prefix + name for name in piece.theirs), piece.join, piece.split)
+
+
+def _pieces(
+    depth: int, sublayers: tuple[str, str, str], positions: str, stages: Iterable[int], *, stacked: bool
+) -> dict[str, Piece]:
+    pieces = {
+        "cls_token": same("cls"),
+        "pos_embed": same(positions),
+        "patch_embed.proj.weight": _convolution("embedding/kernel"),
+        "patch_embed.proj.bias": same("embedding/bias"),
+        **_norm("norm", "Transformer/encoder_norm"),
+        **_dense("pre_logits.fc", "pre_logits"),
+        **_dense("head", "head"),
+        **_stem(stages),
+        **_attention_pool(),
+    }
+    for layer in range(depth):
+        if stacked:
+            block = _block(f"blocks.{layer}", _BIG_VISION.rstrip("/"), sublayers)
+            pieces |= {ours: _slice(piece, layer, depth) for ours, piece in block.items()}
+        else:
+            pieces |= _block(f"blocks.{layer}", f"Transformer/encoderblock_{layer}", sublayers)
+    return pieces
+
+
+def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str, Piece]:
+    norm2, attention, mlp = (f"{theirs}/{name}" for name in sublayers)
+    return {
+        **_norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
+        **_of_heads(f"{ours}.attn.qkv", [f"{attention}/{part}" for part in ("query", "key", "value")]),
+        **_out(f"{ours}.attn.proj", f"{attention}/out"),
+        **_norm(f"{ours}.norm2", norm2),
+        **_dense(f"{ours}.mlp.fc1", f"{mlp}/Dense_0"),
+        **_dense(f"{ours}.mlp.fc2", f"{mlp}/Dense_1"),
+    }
+
+
+def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
+    """Layers that keep heads apart as one that does not."""
+    number = len(theirs)
+    weight = Piece(
+        tuple(f"{name}/kernel" for name in theirs),
+        lambda *kernels: torch.cat([kernel.flatten(1).t() for kernel in kernels]),  # (D, H, D_h) -> (D, D)
+        lambda own, config: tuple(part.t().reshape(part.shape[1], config.heads, -1) for part in own.chunk(number)),
+    )
+    bias = Piece(
+        tuple(f"{name}/bias" for name in theirs),
+        lambda *biases: torch.cat([own.flatten() for own in biases]),
+        lambda own, config: tuple(part.reshape(config.heads, -1) for part in own.chunk(number)),
+    )
+    return {f"{ours}.weight": weight, f"{ours}.bias": bias}
+
+
+def _out(ours: str, theirs: str) -> dict[str, Piece]:
+    """What joins the heads."""
+    weight = Piece(
+        (f"{theirs}/kernel",),
+        lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
+        lambda own, config: (own.t().reshape(config.heads, -1, len(own)),),
+    )
+    return {f"{ours}.weight": weight, f"{ours}.bias": same(f"{theirs}/bias")}
+
+
+def _attention_pool() -> dict[str, Piece]:
+    """SigLIP's head (arXiv 2303.15343)."""
+    attention, ours = "MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"
+    return {
+        f"{ours}.latent": same("MAPHead_0/probe"),
+        **_of_heads(f"{ours}.q", [f"{attention}/query"]),
+        **_of_heads(f"{ours}.kv", [f"{attention}/key", f"{attention}/value"]),
+        **_out(f"{ours}.proj", f"{attention}/out"),
+        **_norm(f"{ours}.norm", "MAPHead_0/LayerNorm_0"),
+        **_dense(f"{ours}.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+        **_dense(f"{ours}.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+    }
+
+
+def _dense(ours: str, theirs: str) -> dict[str, Piece]:
+    kernel = Piece((f"{theirs}/kernel",), lambda kernel: kernel.t(), lambda weight, _: (weight.t(),))
+    return {f"{ours}.weight": kernel, f"{ours}.bias": same(f"{theirs}/bias")}
+
+
+def _norm(ours: str, theirs: str) -> dict[str, Piece]:
+    return {f"{ours}.weight": same(f"{theirs}/scale"), f"{ours}.bias": same(f"{theirs}/bias")}
+
+
+def _group_norm(ours: str, theirs: str) -> dict[str, Piece]:
+    """Arrays may be (1, 1, 1, C)."""
+    return {
+        f"{ours}.{part}": Piece((f"{theirs}/{array}",), Tensor.flatten, lambda ours, _: (ours,))
+        for part, array in (("weight", "scale"), ("bias", "bias"))
+    }
+
+
+def _convolution(theirs: str) -> Piece:
+    return Piece(
+        (theirs,),
+        lambda kernel: kernel.permute(3, 2, 0, 1),  # HWIO -> OIHW
+        lambda weight, _: (weight.permute(2, 3, 1, 0),),
+    )
+
+
+def _stem(stages: Iterable[int]) -> dict[str, Piece]:
+    backbone = "patch_embed.backbone"
+    pieces = {f"{backbone}.stem.conv.weight": _convolution("conv_root/kernel")}
+    pieces |= _group_norm(f"{backbone}.stem.norm", "gn_root")
+    for stage, units in enumerate(stages):
+        for unit in range(units):
+            ours, theirs = f"{backbone}.stages.{stage}.blocks.{unit}", f"block{stage + 1}/unit{unit + 1}"
+            for i in (1, 2, 3):
+                pieces[f"{ours}.conv{i}.weight"] = _convolution(f"{theirs}/conv{i}/kernel")
+                pieces |= _group_norm(f"{ours}.norm{i}", f"{theirs}/gn{i}")
+            pieces[f"{ours}.downsample.conv.weight"] = _convolution(f"{theirs}/conv_proj/kernel")
+            pieces |= _group_norm(f"{ours}.downsample.norm", f"{theirs}/gn_proj")
+    return pieces
+
+
+def _slice(piece: Piece, layer: int, depth: int) -> Piece:
+    """big_vision may stack all blocks along the first axis. It is read, not written: the split tells the shape."""
+
+    def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
+        return tuple(part if part is None else part.expand(depth, *part.shape) for part in piece.split(ours, config))
+
+    return Piece(piece.theirs, lambda *stacks: piece.join(*(stack[layer] for stack in stacks)), split)
+
+
+def _depth(names: Iterable[str]) -> int:
+    return depth_of(match[1] for name in names if (match := re.match(r"Transformer/encoderblock_(\d+)/", name)))
+
+
+def _stacked_depth(tensors: Mapping[str, Stored]) -> int:
+    lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
+    depth = max(set(lengths), key=lengths.count)
+    return numbered(str(depth - 1)) + 1 if depth else 0
+
+
+def _stages(names: Iterable[str]) -> list[int]:
+    """Units of each ResNet stage."""
+    found = [(numbered(m[1]), numbered(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    return [max(unit for s, unit in found if s == stage) for stage in sorted({s for s, _ in found})]
+
+
+def _heads(tensors: Mapping[str, Stored]) -> int | None:
+    """The second last axis of the query, key and value kernels; the most common, should one be damaged."""
+    heads = [
+        tensor.shape[-2]
+        for name, tensor in tensors.items()
+        if re.search(r"/(query|key|value)/kernel$", name) and len(tensor.shape) >= 3
+    ]
+    return max(set(heads), key=heads.count) if heads else None
+
+
+_COMMENT = 65535  # bytes that a zip file has room for
+
+
+def write(classifier: Classifier, destination: Path) -> None:
+    config = ours_of(classifier).config
+    refuse(
+        config,
+        "npz",
+        {
+            "mlp_kind": ("mlp",),
+            "layer_scale": (None,),
+            "registers": (0,),
+            "distill_token": (False,),
+            "fc_norm": (False,),
+            "qkv_bias": (True,),
+            "norm_eps": (1e-6,),
+            "stem_kind": ("reference",) if config.stem is not None else ("reference", "timm"),
+            "class_token": (config.pool != "gap",),
+            "pool": ("token", "gap"),
+            "prefix_positions": (True,) if config.class_token else (True, False),
+        },
+    )
+    arrays = {name: tensor.numpy() for name, tensor in tensors_under(classifier, layout_for(config)).items()}
+    with replacing(destination) as temporary:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        tuck_in(temporary, classifier.pictures or b"", _comment(classifier))
+
+
+def _comment(classifier: Classifier) -> bytes:
+    """The note, where every reader of zip files passes it over."""
+    note = said(classifier)
+    if len(to_json({"vitkit": note}).encode()) > _COMMENT:
+        del note["classes"]
+    return to_json({"vitkit": note}).encode()

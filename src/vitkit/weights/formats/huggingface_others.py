@@ -1,0 +1,258 @@
+"""Hugging Face's DINOv3 (arXiv 2508.10104): rotary positions, which have no tensors; keys without a bias.
+
+Hugging Face's BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555), whose attention has a bias for each offset.
+BEiT's layers have other names in the memory of transformers 5 than in files; both are read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
+from vitkit.errors import VitkitError
+from vitkit.weights.checkpoint import Checkpoint, Stored
+from vitkit.weights.formats.huggingface_described import activation, cropped, labels, or_usual, pixels, sides
+from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
+
+_BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
+_OWN = re.compile(
+    r"(?:\w+\.)?(?:(?:encoder\.layer|layers)\.\d+\.(?:lambda_[12]$|.*relative_pos)|.*position_bias_table$)"
+)
+_PIXELS = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
+_TABLE = "relative_position_bias_table"
+_TYPES = ("beit", "data2vec-vision")
+_PARTS = {  # of a block: in files, and in memory
+    "qkv": (("query", "key", "value"), ("q_proj", "k_proj", "v_proj")),
+    "attention": ("attention.attention", "attention"),
+    "attn.proj": ("attention.output.dense", "attention.o_proj"),
+    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
+    "mlp.fc2": ("output.dense", "mlp.fc2"),
+    "table": (f"attention.attention.relative_position_bias.{_TABLE}", f"relative_position_bias.{_TABLE}"),
+}
+
+
+def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is one.
+
+    Raises:
+        VitkitError: it is, and has what vitkit's model has not.
+    """
+    names, config = checkpoint.tensors, checkpoint.config or {}
+    found = [match for name in names if (match := _BLOCK.match(name))]
+    prefix = next((match["prefix"] for match in found if match["prefix"]), "")
+    is_one = config.get("model_type", "beit") in _TYPES and any(map(_OWN.match, names))
+    if not found or not (prefix or is_one):
+        return None
+    family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
+    if any(name.startswith("decode_head.") for name in names):
+        raise VitkitError(f"{checkpoint.path}: this is {family} for segmentation, which gives a class to each pixel")
+    fields = _fields(names, prefix, config)
+    told = pixels(checkpoint.preprocessor)
+    dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
+    dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
+    dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
+    layers = prefix + found[0]["layers"]
+    return Layout(
+        format=f"Hugging Face {family}",
+        pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in found), names, fields),
+        fields=fields,
+        preprocess=told or _PIXELS,
+        is_preprocess_known=told is not None,
+        classes=labels(config) if "classifier.weight" in names else None,
+        image_size=sides(config.get("image_size")) or _size_of_table(names),
+        pixel_size=cropped(checkpoint.preprocessor),
+        assumed={} if checkpoint.config is not None else {"norm_eps": "1e-12", "gelu": "erf"},
+        dropped={name: reason for name, reason in dropped.items() if name in names},
+    )
+
+
+def _shared(prefix: str) -> tuple[str, str]:
+    """The table of all layers: in files, and in memory."""
+    return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
+
+
+def _fields(names: Mapping[str, Stored], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    is_shared = any(name in names for name in _shared(prefix)) or config.get("use_shared_relative_position_bias")
+    tables = [own.shape for name, own in names.items() if name.endswith(_TABLE) and len(own.shape) == 2]
+    is_relative = bool(tables or is_shared or config.get("use_relative_position_bias"))
+    is_placed = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
+    is_pooled = f"{prefix}pooler.layernorm.weight" in names or config.get("use_mean_pooling")
+    if not (is_relative or is_placed or config):
+        raise VitkitError(f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
+    if is_relative and is_placed:
+        raise VitkitError(
+            "use_absolute_position_embeddings beside relative positions is not supported: vitkit's model has one kind"
+        )
+    heads = or_usual(config, "num_attention_heads", tables[0][1] if tables else None)
+    return {
+        "position": "relative_bias" if is_relative else "learned_1d" if is_placed else "none",
+        "position_resize": "huggingface",
+        "class_token": True,
+        "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
+        "norm_eps": or_usual(config, "layer_norm_eps", 1e-12),
+        "gelu": activation(config.get("hidden_act", "gelu")),
+        **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
+        **({} if heads is None else {"heads": heads}),
+    }
+
+
+def _size_of_table(names: Mapping[str, Stored]) -> tuple[int, int] | None:
+    """(height, width) in pixels of the square grid that a table is of."""
+    rows = [own.shape[0] for name, own in names.items() if name.endswith(_TABLE) and own.shape]
+    kernel = next((own.shape for name, own in names.items() if name.endswith("patch_embeddings.projection.weight")), ())
+    across = math.isqrt(max(max(rows, key=rows.count) - 3, 0)) if rows else 0
+    return ((across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]) if across and len(kernel) == 4 else None
+
+
+def _pieces(
+    prefix: str, layers: str, depth: int, names: Mapping[str, Stored], fields: Mapping[str, Any]
+) -> dict[str, Piece]:
+    embeddings = f"{prefix}embeddings"
+    is_last = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names  # else the norm is the head's
+    norm = f"{prefix}layernorm" if is_last else "layernorm"
+    pieces = {
+        "cls_token": same(f"{embeddings}.cls_token"),
+        "pos_embed": same(f"{embeddings}.position_embeddings"),
+        **pair("patch_embed.proj", f"{embeddings}.patch_embeddings.projection"),
+        **(pair("fc_norm", f"{prefix}pooler.layernorm") if fields["pool"] == "gap" else pair("norm", norm)),
+        **pair("head", "classifier"),
+    }
+    is_new = any(".attention.q_proj." in name for name in names)
+    if fields.get("position_at") == "shared":
+        pieces["rel_pos.0.table"] = same(_shared(prefix)[is_new])
+    parts = {ours: theirs[is_new] for ours, theirs in _PARTS.items()}
+    for layer in range(depth):
+        pieces |= _block(layer, f"{layers}.{layer}", parts)
+        if fields.get("position_at") == "every_layer":
+            pieces[f"rel_pos.{layer}.table"] = same(f"{layers}.{layer}.{parts['table']}")
+    return pieces
+
+
+def _block(layer: int, theirs: str, parts: Mapping[str, Any]) -> dict[str, Piece]:
+    ours = f"blocks.{layer}"
+    q, k, v = (f"{theirs}.{parts['attention']}.{part}" for part in parts["qkv"])
+    return {
+        **pair(f"{ours}.norm1", f"{theirs}.layernorm_before"),
+        f"{ours}.attn.qkv.weight": joined(f"{q}.weight", f"{k}.weight", f"{v}.weight"),
+        f"{ours}.attn.qkv.bias": without_keys(f"{q}.bias", f"{v}.bias"),
+        f"{ours}.ls1.gamma": same(f"{theirs}.lambda_1"),
+        **pair(f"{ours}.norm2", f"{theirs}.layernorm_after"),
+        **{
+            name: piece
+            for part in ("attn.proj", "mlp.fc1", "mlp.fc2")
+            for name, piece in pair(f"{ours}.{part}", f"{theirs}.{parts[part]}").items()
+        },
+        f"{ours}.ls2.gamma": same(f"{theirs}.lambda_2"),
+    }
+
+
+_BLOCK_HUGGINGFACE_DINOV3 = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
+PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+_HEADS = {4096: 32, 1280: 20}  # by hidden size, where a head has not 64 features
+_KERNEL = "embeddings.patch_embeddings.weight"
+_REGISTERS = "embeddings.register_tokens"
+BASE = 100.0
+SIDE = 224  # of images, where nothing tells
+SIZE_ASSUMED = f"{SIDE} pixels: no tensor tells; image_size=... does"
+
+
+def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
+    """The layout of this checkpoint, if it is one.
+
+    Raises:
+        VitkitError: it is, and is made otherwise than DINOv3's published models.
+    """
+    names, config = checkpoint.tensors, checkpoint.config or {}
+    found = [match for name in names if (match := _BLOCK_HUGGINGFACE_DINOV3.match(name))]
+    if not found:
+        return None
+    if _REGISTERS not in names:  # which are there where there are none, too
+        raise VitkitError(f"{checkpoint.path} (Hugging Face dinov3_vit): {_REGISTERS} is missing")
+    kernel = names[_KERNEL].shape if _KERNEL in names else ()
+    heads = or_usual(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
+    is_gated = any(".mlp.gate_proj." in name for name in names)
+    if (written := config.get("hidden_act", "silu" if is_gated else "gelu")) != "silu" and is_gated:
+        raise VitkitError(f"config.json: a gated MLP with hidden_act {written!r} is not supported; expected silu")
+    size = sides(config.get("image_size")) or (SIDE, SIDE)
+    fields: dict[str, Any] = {
+        "rotary": "dinov3",
+        "rotary_base": or_usual(config, "rope_theta", BASE),
+        "position": "none",
+        "class_token": True,
+        "pool": "token",
+        "norm_eps": or_usual(config, "layer_norm_eps", 1e-5),
+        "gelu": "erf" if is_gated else activation(written),
+        **({} if heads is None else {"heads": heads}),
+    }
+    assumed = {
+        "rotary": f"dinov3, of base {BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
+        "image_size": SIZE_ASSUMED,
+    }
+    told = pixels(checkpoint.preprocessor)
+    return Layout(
+        format="Hugging Face dinov3_vit",
+        pieces=_pieces_huggingface_dinov3(
+            found[0]["ahead"], depth_of(match["layer"] for match in found), names, is_gated=is_gated
+        ),
+        fields=fields,
+        preprocess=told or PIXELS,
+        is_preprocess_known=told is not None,
+        image_size=size,
+        pixel_size=cropped(checkpoint.preprocessor),
+        assumed={} if checkpoint.config is not None else assumed,
+        dropped=_dropped(names),
+    )
+
+
+def _dropped(names: Mapping[str, Stored]) -> dict[str, str]:
+    reasons = {"embeddings.mask_token": "trained to predict masked patches"}
+    if 0 in names[_REGISTERS].shape:
+        reasons[_REGISTERS] = "there are none"
+    return {name: reason for name, reason in reasons.items() if name in names}
+
+
+def _pieces_huggingface_dinov3(
+    layers: str, depth: int, names: Mapping[str, Stored], *, is_gated: bool
+) -> dict[str, Piece]:
+    biases = {part for part in "qkv" if any(name.endswith(f".attention.{part}_proj.bias") for name in names)}
+    if biases not in (set(), {*"qv"}, {*"qkv"}):
+        told = " and ".join(sorted(biases))
+        raise VitkitError(f"biases of {told} alone are not supported; expected those of q and v, of all three, or none")
+    pieces = {
+        "cls_token": same("embeddings.cls_token"),
+        **pair("patch_embed.proj", "embeddings.patch_embeddings"),
+        **pair("norm", "norm"),
+    }
+    if _REGISTERS not in _dropped(names):
+        pieces["reg_token"] = same(_REGISTERS)
+    for layer in range(depth):
+        pieces |= _block_huggingface_dinov3(f"blocks.{layer}", f"{layers}{layer}", biases, is_gated=is_gated)
+    return pieces
+
+
+def _block_huggingface_dinov3(ours: str, theirs: str, biases: set[str], *, is_gated: bool) -> dict[str, Piece]:
+    q, k, v = (f"{theirs}.attention.{part}_proj" for part in "qkv")
+    into = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
+    block = {
+        **pair(f"{ours}.norm1", f"{theirs}.norm1"),
+        f"{ours}.attn.qkv.weight": joined(*(f"{part}.weight" for part in (q, k, v))),
+        **pair(f"{ours}.attn.proj", f"{theirs}.attention.o_proj"),
+        f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
+        **pair(f"{ours}.norm2", f"{theirs}.norm2"),
+        **{
+            f"{ours}.mlp.fc1.{part}": joined(*(f"{theirs}.mlp.{own}.{part}" for own in into))
+            for part in _PARTS_HUGGINGFACE_DINOV3
+        },
+        **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.down_proj"),
+        f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
+    }
+    if biases:
+        of_all = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
+        block[f"{ours}.attn.qkv.bias"] = of_all if "k" in biases else without_keys(f"{q}.bias", f"{v}.bias")
+    return block
+
+
+_PARTS_HUGGINGFACE_DINOV3 = ("weight", "bias")
