@@ -28,7 +28,7 @@ from vitkit.training.finalize import Balance, class_weights, log_weights
 from vitkit.training.losses import label_loss
 from vitkit.training.probe import compute_features
 from vitkit.training.recipe import Recipe
-from vitkit.training.start import choose_precision, new_classifier
+from vitkit.training.start import blueprint_of, choose_precision, new_classifier
 
 SEEDS, COMMON, RARE, EPOCHS, BATCH = 10, 360, 36, 30, 32
 Floats = npt.NDArray[np.floating[Any]]
@@ -39,7 +39,8 @@ def features_of(data: Path, weights: Path, classes: tuple[str, str]) -> tuple[Te
     table = read_source(data)
     own = [table.classes.index(name) for name in classes]
     table = table.take([i for i, label in enumerate(table.labels) if label in own])
-    frozen = new_classifier(Recipe(data=str(data), weights=str(weights), method="probe"), table, "", lambda *_: None)
+    probed = Recipe(data=str(data), weights=str(weights), method="probe")
+    frozen = new_classifier(blueprint_of(probed, table.classes, lambda *_: None), table, "")
     images = EvaluationImages(table, frozen.preprocess)
     recipe = Recipe(data=str(data))
     x, y = compute_features(frozen.model, images, recipe, choose_precision(recipe.precision), lambda *_: None)

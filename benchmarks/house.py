@@ -157,7 +157,7 @@ class Walk:
         return {"files entered": len(set(self.calls)), "changes": changes, "recipes built": builds, "looks": looks}
 
 
-LOOKS = ("weights/loading.py:inspect", "weights/load.py:inspect")  # at a checkpoint
+LOOKS = ("weights/loading.py:look",)  # at a checkpoint
 
 
 def _prepare(folder: Path) -> None:

@@ -37,7 +37,7 @@ from vitkit.data.sources import read_source
 from vitkit.evaluation.label_errors import find_suspects, probe_out_of_fold
 from vitkit.training.probe import compute_features
 from vitkit.training.recipe import Recipe
-from vitkit.training.start import choose_precision, new_classifier
+from vitkit.training.start import blueprint_of, choose_precision, new_classifier
 
 SEEDS, PER_CLASS, PLANTED, SHOWN = 5, 100, 12, 25
 REPEATS, PROBES = 200, 20  # evaluations that are drawn; those that fit a probe
@@ -76,7 +76,7 @@ _known: dict[Path, tuple[Tensor, Tensor]] = {}
 def _features(data: Path, recipe: Recipe, every: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     if data not in _known:
         table = read_source(data).take(every.tolist())
-        frozen = new_classifier(recipe, table, "", lambda *_: None)
+        frozen = new_classifier(blueprint_of(recipe, table.classes, lambda *_: None), table, "")
         images, precision = EvaluationImages(table, frozen.preprocess), choose_precision(recipe.precision)
         _known[data] = compute_features(frozen.model, images, recipe, precision, lambda *_: None)[:2]
     return _known[data]

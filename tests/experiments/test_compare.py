@@ -314,12 +314,12 @@ def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
 ) -> None:
     seen: list[Any] = []
 
-    def settle(fields: dict[str, Any], progress: Any) -> Any:
+    def resolve(fields: dict[str, Any], progress: Any) -> Any:
         seen.append(fields.get("max_images"))
-        return settled(fields, progress)
+        return resolved(fields, progress)
 
-    settled = comparison_plan.settle
-    monkeypatch.setattr(comparison_plan, "settle", settle)
+    resolved = comparison_plan.resolve
+    monkeypatch.setattr(comparison_plan, "resolve", resolve)
     monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compare(data, [A], max_images=20, fractions="0.5,1", seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)

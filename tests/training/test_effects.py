@@ -13,7 +13,7 @@ import runs
 import vitkit
 from vitkit.errors import VitkitError
 from vitkit.training import run
-from vitkit.training.defaults import ACTS, check_effects, settle, without_effect
+from vitkit.training.defaults import ACTS, check_effects, choose, without_effect
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import bundled, load_fields, load_of_run
 
@@ -171,7 +171,7 @@ def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_nothing_in_a_bundled_recipe_is_idle(name: str) -> None:
     fields = load_fields(name)
-    recipe, _ = settle(fields, 100, is_multi=False)
+    recipe, _ = choose(fields, 100, is_multi=False)
     assert without_effect(recipe, fields) == {}
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,13 +23,14 @@ from vitkit.data.seen import PictureRecord
 from vitkit.data.split_file import read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.reporting.report_data import data_of_report
-from vitkit.training import run
+from vitkit.training import recipe, run
 from vitkit.verbs.train import TrainingRun
 from vitkit.weights import checkpoint as read
-from vitkit.weights import load
+from vitkit.weights import load, loading
 from vitkit.weights.formats.export import write
 
 CLASSES = ("a", "b", "c")
+QUIET: dict[str, Any] = {"say": lambda _: None}
 START = {"weights": "WEIGHTS", "model": None, "method": "probe-sgd", "epochs": 1}
 
 
@@ -286,12 +290,32 @@ def test_a_run_reads_the_weights_it_begins_from_once(
     assert len(again) == 1, "and its own model once, when it is evaluated"
 
 
-def test_weights_that_were_written_anew_are_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "a.pth"
-    with read.reading_once():
-        for value in (1.0, 2.0):
-            torch.save({"w": torch.full((3,), value)}, path)
-            found = read.read_checkpoint(path)
-            assert found is read.read_checkpoint(path)
-            assert float(found.tensors["w"].read()[0]) == value
-    assert read.read_checkpoint(path) is not found
+class LookOn:
+    """Ends the training before its first step."""
+
+    class EndError(Exception):
+        """The training has come to its first step."""
+
+    def on_fit_start(self, _: Any) -> None:
+        raise self.EndError
+
+
+def test_a_training_builds_its_recipe_and_looks_at_its_weights_once(tmp_path: Path) -> None:
+    start = run.train(runs.quick(runs.photos(tmp_path / "data"), epochs=1, seed=5), tmp_path / "start", **QUIET)
+    other = runs.photos(tmp_path / "other", seed=3)
+    counted: Counter[str] = Counter()
+    names = {recipe.build.__code__: "build", loading.look.__code__: "look"}
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in names:
+            counted[names[frame.f_code]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        vitkit.train(other, weights=str(start), method="full", out=tmp_path / "run", callbacks=[LookOn()], **QUIET)
+    except LookOn.EndError:
+        pass
+    finally:
+        sys.setprofile(before)
+    assert counted == {"build": 1, "look": 1}

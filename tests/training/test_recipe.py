@@ -18,7 +18,7 @@ from vitkit.model.config import Position
 from vitkit.model.names import config_for
 from vitkit.training.defaults import PRESETS, complete, spare_patches
 from vitkit.training.recipe import BY_METHOD, RENAMED, Recipe, build, parse_duration, unfold
-from vitkit.training.recipe_files import bundled, departures, load_fields, resolve
+from vitkit.training.recipe_files import bundled, departures, load_fields, request_of
 from vitkit.weights.catalog import find
 
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
@@ -84,6 +84,11 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def resolved(*asked: Any) -> dict[str, Any]:
+    """The fields that a command asks for."""
+    return request_of(*asked).fields
+
+
 def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if name in _VALUES:
         return _VALUES[name]
@@ -131,38 +136,38 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_flags_go_before_the_file_and_the_file_before_the_defaults(here: Path) -> None:
     (here / "mine.toml").write_text("epochs = 7\nlr = 0.5\n")
-    recipe = build(resolve({"data": "photos", "lr": 0.25}, here / "mine.toml"))
+    recipe = build(resolved({"data": "photos", "lr": 0.25}, here / "mine.toml"))
     assert (recipe.data, recipe.lr, recipe.epochs, recipe.momentum) == ("photos", 0.25, 7, Recipe().momentum)
 
 
 def test_the_data_of_a_recipe_file_serve_when_no_flag_names_any(here: Path) -> None:
     (here / "mine.toml").write_text('data = "flowers"\n')
-    assert resolve({}, here / "mine.toml") == {"data": "flowers"}
-    assert resolve({"data": "trees"}, here / "mine.toml") == {"data": "trees"}
+    assert resolved({}, here / "mine.toml") == {"data": "flowers"}
+    assert resolved({"data": "trees"}, here / "mine.toml") == {"data": "trees"}
 
 
 def test_no_data_at_all_is_refused() -> None:
     with pytest.raises(VitkitError, match="no data"):
-        resolve({})
+        resolved({})
 
 
 def test_digits_are_trained_by_their_bundled_recipe(here: Path) -> None:
-    assert resolve({"data": "digits"}) == load_fields("digits")
-    assert resolve({"data": "Digits"}) == {**load_fields("digits"), "data": "Digits"}
+    assert resolved({"data": "digits"}) == load_fields("digits")
+    assert resolved({"data": "Digits"}) == {**load_fields("digits"), "data": "Digits"}
 
 
 def test_flags_go_before_the_bundled_recipe_of_the_data(here: Path) -> None:
-    assert resolve({"data": "digits", "epochs": 3}) == {**load_fields("digits"), "epochs": 3}
+    assert resolved({"data": "digits", "epochs": 3}) == {**load_fields("digits"), "epochs": 3}
 
 
 def test_another_recipe_for_digits_replaces_the_bundled_one(here: Path) -> None:
     (here / "mine.toml").write_text("epochs = 7\n")
-    assert resolve({"data": "digits"}, here / "mine.toml") == {"data": "digits", "epochs": 7}
+    assert resolved({"data": "digits"}, here / "mine.toml") == {"data": "digits", "epochs": 7}
 
 
 def test_a_folder_named_digits_is_a_folder_like_any_other(here: Path) -> None:
     (here / "digits").mkdir()
-    assert resolve({"data": "digits"}) == {"data": "digits"}
+    assert resolved({"data": "digits"}) == {"data": "digits"}
 
 
 @pytest.mark.parametrize("name", sorted(bundled()))
@@ -182,7 +187,7 @@ def test_a_bundled_recipe_is_headed_by_its_command(name: str) -> None:
     begin = bundled()[name].splitlines()[0]
     data = load_fields(name).get("data", begin.split()[3])
     assert begin == (f"# vitkit train {name}" if name == data else f"# vitkit train {data} --recipe {name}")
-    assert resolve({"data": data}, name) == {**load_fields(name), "data": data}
+    assert resolved({"data": data}, name) == {**load_fields(name), "data": data}
 
 
 # What a published recipe may leave open: it is off unless asked for, or changes nothing but rounding and speed.
@@ -323,7 +328,7 @@ def test_a_published_recipe_has_the_values_of_the_original(name: str, expected: 
 
 def test_flags_go_before_a_published_recipe_and_what_they_change_is_said(here: Path) -> None:
     flags = {"data": "photos", "epochs": 2, "patch_dropout": 0.3, "seed": 0}
-    assert build(resolve(flags, "flowers-head")).patch_dropout == 0.3
+    assert build(resolved(flags, "flowers-head")).patch_dropout == 0.3
     (line,) = departures(flags, "flowers-head")
     assert line == "recipe flowers-head, changed: epochs 2 (published: 10), patch_dropout 0.3 (published: 0.0)"
     assert departures({"data": "digits"}) == departures({}, "flowers-head") == departures({"data": "photos"}) == []
@@ -333,16 +338,16 @@ def test_flags_go_before_a_published_recipe_and_what_they_change_is_said(here: P
 
 
 def test_another_model_than_the_published_one_does_not_start_from_its_weights(here: Path) -> None:
-    fields = resolve({"model": "vit_small_patch16_224"}, "flowers-head")
+    fields = resolved({"model": "vit_small_patch16_224"}, "flowers-head")
     assert fields["weights"] == "auto"
-    assert resolve({"model": "vit_small_patch16_224", "weights": "w.pth"}, "flowers-head")["weights"] == "w.pth"
-    assert resolve({"data": "digits", "model": "vit_micro_convmlp_patch4_16"})["weights"] == "none"
+    assert resolved({"model": "vit_small_patch16_224", "weights": "w.pth"}, "flowers-head")["weights"] == "w.pth"
+    assert resolved({"data": "digits", "model": "vit_micro_convmlp_patch4_16"})["weights"] == "none"
 
 
 def test_an_unknown_field_is_refused_with_a_suggestion_and_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("epoch = 7\n")
     with pytest.raises(VitkitError, match=r"mine\.toml: unknown field 'epoch' \(did you mean epochs\?\)"):
-        resolve({"data": "photos"}, tmp_path / "mine.toml")
+        resolved({"data": "photos"}, tmp_path / "mine.toml")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +369,7 @@ def test_an_unknown_field_is_refused_with_a_suggestion_and_the_file(tmp_path: Pa
 def test_a_value_of_the_wrong_type_is_refused_by_name(tmp_path: Path, line: str, expected: str) -> None:
     (tmp_path / "mine.toml").write_text(line + "\n")
     with pytest.raises(VitkitError) as caught:
-        resolve({"data": "photos"}, tmp_path / "mine.toml")
+        resolved({"data": "photos"}, tmp_path / "mine.toml")
     assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}: {expected}")
 
 
@@ -429,7 +434,7 @@ def test_a_number_that_is_none_is_refused() -> None:
 def test_a_value_out_of_range_is_refused_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("lr = -1.0\n")
     with pytest.raises(VitkitError, match=r"mine\.toml.*lr must be between"):
-        resolve({"data": "photos"}, tmp_path / "mine.toml")
+        resolved({"data": "photos"}, tmp_path / "mine.toml")
 
 
 def test_scratch_with_weights_is_a_contradiction() -> None:

@@ -22,8 +22,13 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.training.checkpoint import identity
 from vitkit.training.recipe import Recipe, build, name_of, read_change, read_sets
-from vitkit.training.recipe_files import departures, load_fields, resolve
-from vitkit.training.start import new_classifier, start_of
+from vitkit.training.recipe_files import departures, load_fields, request_of
+from vitkit.training.start import blueprint_of, new_classifier
+
+
+def resolved(*asked: Any) -> dict[str, Any]:
+    """The fields that a command asks for."""
+    return request_of(*asked).fields
 
 
 def quiet(*_: object) -> None:
@@ -69,20 +74,20 @@ def test_flags_go_before_the_table_field_by_field(tmp_path: Path) -> None:
     path = file(
         tmp_path, 'data = "d"\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\nlayers = 2\ndropout = 0.1\n'
     )
-    recipe = build(resolve({"model_fields": {"layers": 3}, "dropout": 0.2}, path))
+    recipe = build(resolved({"model_fields": {"layers": 3}, "dropout": 0.2}, path))
     assert recipe.model_fields == {"position": "none", "layers": 3}
     assert recipe.dropout == 0.2
-    assert build(resolve({"model": {"name": "vit_tiny_patch4_16", "layers": 5}}, path)).model == "vit_tiny_patch4_16"
-    assert build(resolve({"model_fields": {"dropout": 0.3}}, path)).dropout == 0.3
+    assert build(resolved({"model": {"name": "vit_tiny_patch4_16", "layers": 5}}, path)).model == "vit_tiny_patch4_16"
+    assert build(resolved({"model_fields": {"dropout": 0.3}}, path)).dropout == 0.3
 
 
 def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_round(tmp_path: Path) -> None:
     path = file(tmp_path, 'data = "d"\n[model]\nname = "vit_micro_patch4_16"\nimage_size = [8, 16]\n')
     assert build(load_fields(path)).model_fields == {"image_size": (8, 16)}
-    square = build(resolve({"image_size": 32}, path))
+    square = build(resolved({"image_size": 32}, path))
     assert (square.image_size, square.model_fields) == (32, None)
     path = file(tmp_path, 'data = "d"\nimage_size = 32\nmodel = "vit_micro_patch4_16"\n')
-    assert build(resolve({"model_fields": {"image_size": (8, 16)}}, path)).image_size is None
+    assert build(resolved({"model_fields": {"image_size": (8, 16)}}, path)).image_size is None
     with pytest.raises(VitkitError, match="image_size is given twice"):
         build({"image_size": 32, "model_fields": {"image_size": (8, 16)}})
 
@@ -174,9 +179,9 @@ def test_a_published_recipe_says_what_of_its_model_is_changed() -> None:
 def test_training_and_create_model_mean_the_same(table: ImageTable) -> None:
     changes: dict[str, Any] = {"position": "relative", "layers": 2, "mlp_ratio": 2, "in_channels": 1, "pool": "gap"}
     recipe = runs.quick(table.root, model_fields=changes, drop_path=0.0)
-    config, preprocess = start_of(recipe, table.classes, quiet)
-    assert config == package.create_model(str(recipe.model), 3, **changes).config
-    assert (preprocess.mean, preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
+    begun = blueprint_of(recipe, table.classes, quiet)
+    assert begun.config == package.create_model(str(recipe.model), 3, **changes).config
+    assert (begun.preprocess.mean, begun.preprocess.size) == ((0.5,), (16, 16)), "grey pictures"
 
 
 def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTable) -> None:
@@ -186,7 +191,7 @@ def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTa
         ({"in_channels": 4}, "in_channels must be 3, or 1"),
     ):
         with pytest.raises(VitkitError, match=told):
-            start_of(runs.quick(table.root, model_fields=changes), table.classes, quiet)
+            blueprint_of(runs.quick(table.root, model_fields=changes), table.classes, quiet)
 
 
 def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table: ImageTable, tmp_path: Path) -> None:
@@ -218,8 +223,9 @@ def test_the_identity_of_a_run_has_each_field_of_its_model(table: ImageTable) ->
 
 def from_weights(weights: Path, table: ImageTable, **changes: Any) -> Classifier:
     recipe = Recipe(data=str(table.root), weights=str(weights), method="full", model_fields=changes)
-    classifier = new_classifier(recipe, table, "hash", quiet)
-    assert start_of(recipe, table.classes, quiet) == (classifier.model.config, classifier.preprocess)
+    classifier = new_classifier(blueprint_of(recipe, table.classes, quiet), table, "hash")
+    begun = blueprint_of(recipe, table.classes, quiet)
+    assert (begun.config, begun.preprocess) == (classifier.model.config, classifier.preprocess)
     return classifier
 
 
@@ -302,12 +308,12 @@ def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_pat
 def test_weights_of_a_name_are_refused_before_they_are_fetched(
     table: ImageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.training.architecture.inspect", lambda *_, **__: pytest.fail("it looks for weights"))
+    monkeypatch.setattr("vitkit.training.architecture.look", lambda *_, **__: pytest.fail("it looks for weights"))
     recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
     with pytest.raises(
         VitkitError, match="vit_tiny_patch16_224 has position learned_1d, and its weights can follow no"
     ):
-        start_of(recipe, table.classes, quiet)
+        blueprint_of(recipe, table.classes, quiet)
 
 
 # --- The command line -----------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.label_errors import Doubt, write_doubts
 from vitkit.system.progress import silent
-from vitkit.training.lineage import Divided
+from vitkit.training.lineage import SplitImages
 from vitkit.training.run import write_start
-from vitkit.training.start import settle
+from vitkit.training.start import resolve
 
 
 class Work:
@@ -34,12 +34,12 @@ class Work:
         self.root, self.labels = root, root / "labels.csv"
         self.photos = runs.photos(root / "photos", images=10, noise=60.0)
 
-    def begin(self, name: str, *, split_from: str | None = None, out: str = "runs", **fields: Any) -> Divided:
+    def begin(self, name: str, *, split_from: str | None = None, out: str = "runs", **fields: Any) -> SplitImages:
         """What `vitkit train` settles, and writes down before it trains."""
         before = None if split_from is None else str(self.root / "runs" / split_from)
         labels = str(self.labels) if self.labels.exists() else None
         asked = {"data": str(self.photos), "labels": labels, "split_from": before, "split": (0.5, 0.1, 0.4)}
-        settled = settle(runs.quick_fields(**{**asked, **fields}), silent, runs=[self.root / out])
+        settled = resolve(runs.quick_fields(**{**asked, **fields}), silent, runs=[self.root / out])
         for number, own in enumerate(settled.parts):
             folder = self.root / "runs" / name / (f"fold-{number + 1}" if len(settled.parts) > 1 else "")
             folder.mkdir(parents=True)
@@ -65,7 +65,7 @@ def work(tmp_path: Path) -> Work:
     return Work(tmp_path)
 
 
-def before(own: Divided) -> dict[str, str]:
+def before(own: SplitImages) -> dict[str, str]:
     return {proposal.path: proposal.before for proposal in own.proposals}
 
 

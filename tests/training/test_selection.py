@@ -36,7 +36,7 @@ from vitkit.training.select_weights import (
     Selection,
     Trial,
     affordable,
-    choose_and_settle,
+    choose_and_resolve,
     no_difference,
 )
 from vitkit.weights import load
@@ -80,7 +80,7 @@ def chosen(data: Path, names: Sequence[str], out: Path, **fields: Any) -> tuple[
 def settled(data: Path, names: Sequence[str], **fields: Any) -> Selection:
     """The choice alone, without the training that follows."""
     asked = {"data": str(data), "weights": list(names), "select_time": "10m", **FIELDS, **fields}
-    _, found = choose_and_settle(asked, silent, lambda *_: None)
+    _, found = choose_and_resolve(asked, silent, lambda *_: None)
     assert found is not None
     return found
 
@@ -180,7 +180,7 @@ def test_what_does_not_fit_into_the_time_is_said(
     slow = tmp_path / "slow"
     Classifier(vitkit.create_model("vit_micro_patch8_16", num_classes=3, **runs.SIZE), tuple("abc"), PIXELS).save(slow)
     costs = {two[0]: Cost(0.0, 1e-4), two[1]: Cost(0.0, 1e-4), str(slow): Cost(0.0, 60.0)}
-    monkeypatch.setattr(selection, "_cost", lambda recipe, judges: costs[recipe.weights])
+    monkeypatch.setattr(selection, "_cost", lambda candidate, judges: costs[candidate.recipe.weights])
     told = settled(data, [*two, str(slow)], select_time="30s")
     assert [own.reason is None for own in told.trials] == [True, True, False]
     assert any(str(slow) in line and "not measured" in line and "would take" in line for line in told.lines())

@@ -11,7 +11,7 @@ import runs
 from vitkit.errors import VitkitError
 from vitkit.system.progress import silent
 from vitkit.training.recipe import Recipe
-from vitkit.training.start import settle
+from vitkit.training.start import resolve
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def images(data: Path, **fields: Any) -> dict[str, set[str]]:
     """The paths of each split."""
-    (own,) = settle(runs.quick_fields(data=str(data), **fields), silent).parts
+    (own,) = resolve(runs.quick_fields(data=str(data), **fields), silent).parts
     table = own.images.table
     return {name: set(table.of_split(name).paths) for name in ("train", "val", "test")}
 
@@ -47,7 +47,7 @@ def test_smaller_subsets_are_nested_for_each_seed_and_fresh_for_another(data: Pa
 
 def test_folds_go_by_the_split_seed_too(data: Path) -> None:
     def tested(**fields: Any) -> list[set[str]]:
-        settled = settle(runs.quick_fields(data=str(data), folds=3, **fields), silent)
+        settled = resolve(runs.quick_fields(data=str(data), folds=3, **fields), silent)
         return [set(own.images.table.of_split("test").paths) for own in settled.parts]
 
     assert tested(seed=0, split_seed=5) == tested(seed=1, split_seed=5) != tested(seed=1)

@@ -16,7 +16,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.training.recipe import Recipe
 from vitkit.training.run import train
-from vitkit.training.start import new_classifier, start_of
+from vitkit.training.start import blueprint_of, new_classifier
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
@@ -37,7 +37,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> ImageTable:
 
 def start(source: Path, table: ImageTable, **fields: object) -> Classifier:
     recipe = Recipe(data=str(table.root), weights=str(source), method="full", **fields)  # type: ignore[arg-type]
-    return new_classifier(recipe, table, "hash", lambda *_: None)
+    return new_classifier(blueprint_of(recipe, table.classes, lambda *_: None), table, "hash")
 
 
 def test_everything_but_the_head_is_the_weights(source: Path, table: ImageTable) -> None:
@@ -82,9 +82,9 @@ def test_rates_for_training_are_the_recipes(source: Path, table: ImageTable) -> 
 def test_what_is_looked_at_first_is_what_is_loaded(source: Path, table: ImageTable) -> None:
     for method in ("full", "probe", "lora"):
         recipe = Recipe(data=str(table.root), weights=str(source), method=method)  # type: ignore[arg-type]
-        config, preprocess = start_of(recipe, table.classes, lambda *_: None)
-        classifier = new_classifier(recipe, table, "hash", lambda *_: None)
-        assert (config, preprocess) == (classifier.model.config, classifier.preprocess)
+        begun = blueprint_of(recipe, table.classes, lambda *_: None)
+        classifier = new_classifier(begun, table, "hash")
+        assert (begun.config, begun.preprocess) == (classifier.model.config, classifier.preprocess)
 
 
 def test_weights_that_cannot_be_had_are_never_replaced_by_chance(

@@ -25,9 +25,14 @@ from vitkit.training import fine_tune as descent
 from vitkit.training import run
 from vitkit.training.loop import Loop
 from vitkit.training.recipe import build
-from vitkit.training.recipe_files import load_fields, resolve
+from vitkit.training.recipe_files import load_fields, request_of
 from vitkit.training.stability import Guard
 from vitkit.weights import load
+
+
+def resolved(*asked: Any) -> dict[str, Any]:
+    """The fields that a command asks for."""
+    return request_of(*asked).fields
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +238,7 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     torch.manual_seed(0)
     small = load_small(tmp / "small")
     given = {"data": str(source), "weights": str(small), "model": "vit_micro_patch8_16", "workers": 0}
-    return train(resolve(given, "flowers-head"), tmp / "run")
+    return train(resolved(given, "flowers-head"), tmp / "run")
 
 
 def load_small(folder: Path) -> Path:
@@ -306,7 +311,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     given = {"data": str(tmp / "photos"), "epochs": 5, "swa": 0.5, "batch_size": 16, "workers": 0, **small}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "validate", note)
-        return train(resolve(given, "cifar10-vit-tiny"), tmp / "run")[0], ends
+        return train(resolved(given, "cifar10-vit-tiny"), tmp / "run")[0], ends
 
 
 def test_the_cifar_recipe_follows_the_cosine_per_epoch_and_stays_where_averaging_begins(cifar: Any) -> None:

@@ -36,7 +36,7 @@ from vitkit.errors import VitkitError
 from vitkit.weights import inspect, load
 from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
 from vitkit.weights.formats.export import write
-from vitkit.weights.origin import Origin, read_foreign
+from vitkit.weights.origin import SourceWeights, read_foreign
 
 NPZ: dict[str, dict[str, Any]] = {
     "npz token": {},
@@ -143,7 +143,7 @@ def options(name: str) -> dict[str, Any]:
     return {} if name in NPZ else foreign.make(name).options
 
 
-def understand(tensors: dict[str, Stored], name: str) -> Origin:
+def understand(tensors: dict[str, Stored], name: str) -> SourceWeights:
     whole = dataclasses.replace(checkpoint(name), tensors=tensors)
     given = {} if name in HF else options(name)
     return read_foreign(whole, None, given, allow_partial=False, image_size=None, grid=None, patch_size=None)

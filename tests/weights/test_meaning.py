@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import IMAGENET_1K
 from vitkit.model.names import IMAGENET_21K, config_for, list_models
 from vitkit.training.recipe import Recipe
-from vitkit.training.start import start_of
+from vitkit.training.start import blueprint_of
 from vitkit.weights import inspect, load
 from vitkit.weights.catalog import CATALOG, find, tags
 from vitkit.weights.download import cache_path
@@ -127,8 +127,8 @@ def test_training_starts_from_the_other_and_says_so() -> None:
     assert plan.provenance["weights"] == TRAINING and len(plan.classes) == IMAGENET_21K
     assert plan.report.assumed["weights"].startswith(f"{TRAINING} (Apache-2.0), which fine-tunes best")
     for recipe in (Recipe(weights=NAME), Recipe(model=NAME, weights="auto")):
-        config, preprocess = start_of(recipe, ("a", "b"), lambda what, done, total: None)
-        assert config.num_classes == 2 and preprocess.fit == "squash"
+        begun = blueprint_of(recipe, ("a", "b"), lambda what, done, total: None)
+        assert begun.config.num_classes == 2 and begun.preprocess.fit == "squash"
 
 
 @pytest.mark.usefixtures("cached")

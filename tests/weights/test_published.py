@@ -20,7 +20,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.names import config_for, is_model_name
 from vitkit.profiling.model_info import describe
 from vitkit.training.recipe import Recipe
-from vitkit.training.start import start_of
+from vitkit.training.start import blueprint_of
 from vitkit.weights import download as hub
 from vitkit.weights import inspect, load
 from vitkit.weights.catalog import CATALOG, COLUMNS, FILE, facts_of, find, find_published, names, tagged, tags, tags_of
@@ -149,8 +149,8 @@ def test_a_tag_is_loaded_from_timm_s_repository(repository: list[str]) -> None:
 
 
 def test_a_tag_is_understood_wherever_a_model_is_named(repository: list[str]) -> None:
-    config, pixels = start_of(Recipe(weights=NAME), ("a", "b"), lambda *_: None)
-    assert (config.num_classes, pixels.crop_pct) == (2, 0.9)
+    begun = blueprint_of(Recipe(weights=NAME), ("a", "b"), lambda *_: None)
+    assert (begun.config.num_classes, begun.preprocess.crop_pct) == (2, 0.9)
     assert vitkit.info(NAME).cost.config.num_classes == 1000
     assert inspect(NAME, use="training").config.layers == 1
     assert len(repository) >= 3
@@ -176,8 +176,8 @@ def test_a_bare_name_means_what_it_meant_before_there_were_tags() -> None:
 def test_timm_ahead_of_a_tag_is_still_timm_s_own_network() -> None:
     from vitkit.weights.loading import _network_of
 
-    found = _network_of("timm:vit_base_patch16_clip_224.openai", None, None, {})
-    assert found is not None and found.library == "timm"
+    name = _network_of("timm:vit_base_patch16_clip_224.openai", None)
+    assert name is not None and name.startswith("timm:")
 
 
 def test_what_training_begins_from_is_ungated_permissive_and_the_best_of_its_cost() -> None:

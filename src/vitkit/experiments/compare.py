@@ -284,16 +284,14 @@ def _begun(
     check_data(asked["data"])
     from vitkit.data.corrections import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
-    from vitkit.training.run_folder import check_place, hold_next
-    from vitkit.weights.checkpoint import reading_once
+    from vitkit.training.run_folder import check_place, new_run_folder
 
     table = read_corrected(asked["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
         PLACE.hold_given(out, hold)
-    with reading_once():
-        plan = make_plan(asked, fields, progress)
-    folder = Path(out) if out is not None else hold_next(f"compare-{table.root.name}", hold)
+    plan = make_plan(asked, fields, progress)
+    folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", hold)
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
         say(note)

@@ -22,21 +22,21 @@ from vitkit.system.files import fitting, without_place
 from vitkit.system.progress import Progress
 from vitkit.training.architecture import weights_of, without_fields_of_vits
 from vitkit.training.defaults import without_effect
-from vitkit.training.lineage import Divided
-from vitkit.training.recipe_files import resolve
-from vitkit.training.start import Settled, settle
+from vitkit.training.lineage import SplitImages
+from vitkit.training.recipe_files import request_of
+from vitkit.training.start import Start, resolve
 
 
-def check_weights_name(settled: Settled) -> None:
+def check_weights_name(start: Start) -> None:
     """Refuse weights of another architecture than the model is called: the name would be of no account.
 
     Raises:
         VitkitError: they are.
     """
-    recipe = settled.recipe
+    recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
         return
-    named, found = config_for(recipe.model), settled.config
+    named, found = config_for(recipe.model), start.config
     if not isinstance(found, ViTConfig):
         return  # refused already
     for field in ("layers", "hidden_size", "heads", "patch_size"):
@@ -149,14 +149,14 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         resolved, left_out = without_fields_of_vits(_fields(name, asked, fields, budget))
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
-            settled = settle(resolved, progress)
-            check_weights_name(settled)
-            idle.append(without_effect(settled.recipe, resolved, shared))
+            start = resolve(resolved, progress).released()
+            check_weights_name(start)
+            idle.append(without_effect(start.recipe, resolved, shared))
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
-        if asked["stress"] and settled.table.is_multi:
+        if asked["stress"] and start.table.is_multi:
             raise VitkitError("--stress asks for the one class of a picture, and these may have several: leave it out")
-        entry = _Entry(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, settled)
+        entry = _Entry(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, start)
         first = first or entry
         if entry.judged_by != first.judged_by:
             raise VitkitError(
@@ -166,8 +166,8 @@ def make_plan(asked: Mapping[str, Any], fields: Mapping[str, Any], progress: Pro
         entries.append(entry)
     assert first is not None
     notes += _of_idle(labels, idle, shared)
-    notes += [*first.settled.table.unmatched, *first.settled.table.corrections]
-    notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.settled.reasons]
+    notes += [*first.start.table.unmatched, *first.start.table.corrections]
+    notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.start.reasons]
     judging = before_training((entry.label, entry.own) for entry in entries)
     judging.check()
     notes += judging.findings()
@@ -212,16 +212,16 @@ class _Entry:
 
     label: str
     fields: dict[str, Any]
-    settled: Settled
+    start: Start
 
     @property
-    def own(self) -> Divided:
-        (own,) = self.settled.parts
+    def own(self) -> SplitImages:
+        (own,) = self.start.parts
         return own
 
     @property
     def seed(self) -> int:
-        return self.settled.recipe.seed
+        return self.start.recipe.seed
 
     @property
     def judged_by(self) -> str:
@@ -236,7 +236,7 @@ class _Entry:
     @property
     def configuration(self) -> str:
         """What decides how a training goes, but for its seed and its images; the same text, the same training."""
-        return replace(self.settled.recipe, seed=0).to_toml()
+        return replace(self.start.recipe, seed=0).to_toml()
 
 
 def _fields(
@@ -257,7 +257,7 @@ def _fields(
     }
     if budget is not None and budget[0] != "flops":
         own[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
-    resolved = resolve(own, name if is_file else asked["recipe"])
+    resolved = request_of(own, name if is_file else asked["recipe"]).fields
     if not model and not is_file:
         resolved["model"] = None
     for refused in ("folds", "devices", "nodes"):
@@ -292,11 +292,11 @@ def _jobs(
     for fraction in fractions:
         for place, entry in enumerate(entries):
             fields, images = dict(entry.fields), _count(entry.images, fraction)
-            fields |= {"method": entry.settled.recipe.method}  # settled on the whole data, for every part of it
+            fields |= {"method": entry.start.recipe.method}  # settled on the whole data, for every part of it
             if images < entry.images:
                 fields["max_images"] = images
             if budget is not None and budget[0] == "flops":
-                if entry.settled.recipe.method == "probe":
+                if entry.start.recipe.method == "probe":
                     notes.append(f"{entry.label}: its features are computed once, which spends less than the budget")
                 else:
                     fields["epochs"], note = _epochs(entry, images, float(budget[1]))
@@ -316,7 +316,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 def _epochs(entry: _Entry, images: int, flops: float) -> tuple[int, str]:
     """How many epochs of so many images a budget of computation is, at least one, and a line about it."""
-    epoch = passes_of(entry.settled.recipe.method) * forward_flops(entry.settled) * images
+    epoch = passes_of(entry.start.recipe.method) * forward_flops(entry.start) * images
     epochs = max(int(flops // epoch), 1)
     spent = (
         f"{epochs} epochs of {images} images are {epochs * epoch:.3g} FLOPs"
@@ -332,8 +332,8 @@ def passes_of(method: str) -> int:
     return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # of lora no gradient of the large matrices
 
 
-def forward_flops(settled: Settled) -> float:
+def forward_flops(start: Start) -> float:
     """Operations of a forward pass of one image; a multiply-accumulate is two."""
     from vitkit.profiling.model_info import describe
 
-    return 2e9 * describe(settled.config).gmacs
+    return 2e9 * describe(start.config).gmacs

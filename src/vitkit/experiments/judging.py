@@ -24,7 +24,7 @@ from vitkit.model_folder import read_description, read_record
 from vitkit.system.files import to_json
 from vitkit.system.run_files import RECIPE, SPLIT
 from vitkit.text.cells import plural
-from vitkit.training.lineage import Divided, contents_of
+from vitkit.training.lineage import SplitImages, contents_of
 from vitkit.training.recipe_files import load_of_run
 
 FEWEST = 20  # images that are left to judge by, or half of all, where others had been seen: fewer tell nothing apart
@@ -94,7 +94,7 @@ class JudgingImages:
             )
 
 
-def before_training(entries: Iterable[tuple[str, Divided]]) -> JudgingImages:
+def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages:
     """The images that will judge models which are not trained yet.
 
     Args:
@@ -144,7 +144,7 @@ def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]
     return frozenset(seen_of({path: roles.get(path) for path in judging}, split))
 
 
-def hash_of_images(own: Divided, split: str) -> str:
+def hash_of_images(own: SplitImages, split: str) -> str:
     """Of the images of a split, by their content and their class, whatever they are called."""
     table, contents = own.images.table, contents_of(own.images)
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]

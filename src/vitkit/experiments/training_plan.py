@@ -29,9 +29,9 @@ from vitkit.profiling.accelerators import Accelerator, find_accelerator
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.training.adapters import check_patch_dropout
-from vitkit.training.architecture import check_network, config_of, named_plan, plan_of
-from vitkit.training.defaults import check_effects, settle, spare_patches
-from vitkit.training.recipe import Recipe, build, overlay, unfold
+from vitkit.training.architecture import check_network, config_of, look_at_weights, named_plan, plan_of
+from vitkit.training.defaults import check_effects, choose, spare_patches
+from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
 from vitkit.training.recipe_files import bundled, load_fields
 from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import check_least
@@ -371,7 +371,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
             notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
     images = min(images, first.max_images or images)
     known = classes or _classes_of(first)
-    settled, reasons = settle(asked, images / known, is_multi=False)
+    settled, reasons = choose(Request(asked, first), images / known, is_multi=False)
     idle = check_effects(settled, asked, named=fields)
     config = _config_of(settled, known)
     if isinstance(config, NetworkConfig):
@@ -410,7 +410,7 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
     if recipe.weights == "none" or (recipe.weights == "auto" and is_network_name(recipe.model)):
         return config_of(recipe, classes)
     if recipe.weights != "auto" and Path(recipe.weights).exists():
-        return plan_of(recipe, classes, silent)[0]
+        return plan_of(recipe, classes, look_at_weights(recipe, silent))[0]
     name = _model_name(recipe)
     if name is None:
         raise VitkitError(

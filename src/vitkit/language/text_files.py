@@ -156,7 +156,7 @@ class _Layout:
 
 
 @dataclass(frozen=True)
-class Glance:
+class TextEncoderInfo:
     """What names and shapes tell of a file with a text encoder.
 
     Attributes:
@@ -171,7 +171,7 @@ class Glance:
     clean: Clean
 
 
-def glance(checkpoint: Checkpoint) -> Glance | None:
+def glance(checkpoint: Checkpoint) -> TextEncoderInfo | None:
     """What `read_words` would find, without reading numbers; None where there is no text encoder, or a broken one."""
     layout = _layout(checkpoint)
     head, positions = (
@@ -179,7 +179,7 @@ def glance(checkpoint: Checkpoint) -> Glance | None:
     )
     if layout is None or head is None or positions is None:
         return None
-    return Glance(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
+    return TextEncoderInfo(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
 
 
 def read_words(checkpoint: Checkpoint, gelu: str) -> Words:

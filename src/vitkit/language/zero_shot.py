@@ -20,19 +20,17 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import Glance, Words, glance, read_words, unit
+from vitkit.language.text_files import TextEncoderInfo, Words, glance, read_words, unit
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
 from vitkit.model.build import Model, filled, stored_weights, vit_of
-from vitkit.model.network_config import split_network
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.names import alike, bare, unseen_in
-from vitkit.weights import load
 from vitkit.weights.catalog import imagenet_synsets
-from vitkit.weights.checkpoint import read_checkpoint, reading_once
-from vitkit.weights.loading import locate
-from vitkit.weights.meaning import meaning_of, split_timm
+from vitkit.weights.checkpoint import read_checkpoint
+from vitkit.weights.loading import Look, Plan, locate, look
+from vitkit.weights.meaning import split_timm
 
 # CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
@@ -188,10 +186,25 @@ def read_images_and_words(source: str | Path, progress: Progress = silent, **ove
     path, _ = locate(split_timm(str(source))[0], progress)
     if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
         raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
-    with reading_once():
-        images = load(source, num_classes=0, progress=progress, **overrides)
-        model = vit_of(images.model, "classes by name")
-        words = read_words(read_checkpoint(path), model.config.gelu)
+    weights = look(source, progress=progress)
+    return build_images_and_words(weights, weights.plan(0, **overrides))
+
+
+def build_images_and_words(weights: Look, plan: Plan) -> ImagesAndWords:
+    """`read_images_and_words`, of weights that have been looked at.
+
+    Args:
+        weights: of both encoders.
+        plan: of the image encoder, without a head.
+
+    Raises:
+        VitkitError: as `read_images_and_words`.
+    """
+    source, path = weights.source, weights.path
+    assert path is not None
+    images = plan.build()
+    model = vit_of(images.model, "classes by name")
+    words = read_words(weights.checkpoint or read_checkpoint(path), model.config.gelu)
     size = words.tower.config.projection_size
     projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
     if tuple(projection.shape) != (size, model.config.hidden_size):
@@ -204,33 +217,31 @@ def read_images_and_words(source: str | Path, progress: Progress = silent, **ove
     return ImagesAndWords(replace(images, model=shared, report=report), words, tokenizer)
 
 
-def look_for_words(source: str | Path, progress: Progress = silent) -> Glance | None:
-    """What a source has beside its image encoder, without reading numbers; None where it has no text encoder.
+def look_for_words(weights: Look) -> TextEncoderInfo | None:
+    """What weights have beside their image encoder, without reading numbers; None where they have no text encoder.
 
     Raises:
-        VitkitError: it cannot be had, or it is half of a model of images and words.
+        VitkitError: they are half of a model of images and words.
     """
-    name = split_timm(str(source))[0]
-    if not Path(name).exists() and (meaning_of(name, "training") is not None or split_network(name) is not None):
+    path, checkpoint = weights.path, weights.checkpoint
+    is_image_encoder = weights.meant is not None or weights.description is not None
+    if is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
         return None  # an image encoder alone
-    path, _ = locate(name, progress)
-    if is_model_folder(path) or is_model_folder(path.parent):
-        return None
-    checkpoint = read_checkpoint(path)
     found = glance(checkpoint)
+    name = split_timm(weights.source)[0]
     if found is None and (_OF_TWO.search(name) or any(own.startswith(_HALF) for own in checkpoint.tensors)):
-        raise VitkitError(f"{source} is the image encoder of CLIP or SigLIP without its text encoder")
+        raise VitkitError(f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder")
     return found
 
 
-def check_tokenizer(source: str | Path, found: Glance, progress: Progress = silent) -> None:
-    """Refuse a source of which `look_for_words` has found this, if its tokenizer is missing or cannot be read.
+def check_tokenizer(weights: Look, found: TextEncoderInfo) -> None:
+    """Refuse weights of which `look_for_words` has found this, if their tokenizer is missing or cannot be read.
 
     Raises:
         VitkitError: it is, or it cannot.
     """
-    path, _ = locate(split_timm(str(source))[0], progress)
-    read_tokenizer(_folder_of(path), found.context, found.clean)
+    assert weights.path is not None
+    read_tokenizer(_folder_of(weights.path), found.context, found.clean)
 
 
 def _folder_of(path: Path) -> Path:

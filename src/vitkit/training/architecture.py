@@ -19,8 +19,7 @@ from vitkit.model.network_config import Config, NetworkConfig, is_network_name, 
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.system.progress import Progress
 from vitkit.training.recipe import Recipe, in_words
-from vitkit.weights import inspect
-from vitkit.weights.loading import Plan
+from vitkit.weights.loading import Look, Plan, look
 
 # Fields of a recipe that only a Vision Transformer heeds, and the value at which they do nothing.
 OF_VIT: dict[str, Any] = {
@@ -140,39 +139,44 @@ def network_of_file(recipe: Recipe) -> str | None:
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
-def load_options(recipe: Recipe, progress: Progress) -> dict[str, Any]:
-    """What `load` and `inspect` are told beside the weights: what they fit, and what had to be assumed of them."""
-    changes = recipe.model_fields or {}
-    if (network := network_of_file(recipe)) is not None:
-        return {"image_size": recipe.image_size, "network": network}
-    options = {"image_size": recipe.image_size, **{k: v for k, v in changes.items() if k in ("image_size", *_BY_LOAD)}}
-    if changes.keys() - {"image_size", *_BY_LOAD, *_AFTER}:
-        plan = inspect(weights_of(recipe), use="training", progress=progress, **options)
-        options |= {name: value for name, value in changes.items() if name in plan.report.assumed}
-    return options
-
-
-def plan_of(recipe: Recipe, num_classes: int, progress: Progress) -> tuple[Config, Plan]:
-    """The configuration of a model that starts from weights, and what is known of these; they are not read.
+def look_at_weights(recipe: Recipe, progress: Progress) -> Look:
+    """Look at the weights that a recipe starts from, once: all that is made of them is made of this.
 
     Raises:
-        VitkitError: they cannot be had or understood, or a change is one that they cannot follow.
+        VitkitError: they cannot be had, or a change of the model is one that they cannot follow.
+    """
+    if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
+        _refuse_others(config_for(str(recipe.model)), recipe.model_fields or {}, str(recipe.model))
+    return look(weights_of(recipe), use="training", network=network_of_file(recipe), progress=progress)
+
+
+def plan_of(recipe: Recipe, num_classes: int, weights: Look) -> tuple[Config, Plan]:
+    """The configuration of a model that starts from these weights, and the plan of reading them without their head.
+
+    Raises:
+        VitkitError: they cannot be understood, or a change is one that they cannot follow.
     """
     changes = recipe.model_fields or {}
-    if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
-        _refuse_others(config_for(str(recipe.model)), changes, str(recipe.model))
-    plan = inspect(weights_of(recipe), **load_options(recipe, progress), use="training", progress=progress)
+    fitted = {"image_size", *_BY_LOAD}
+    options: dict[str, Any] = {"image_size": recipe.image_size}
+    if network_of_file(recipe) is None:
+        options |= {name: value for name, value in changes.items() if name in fitted}
+    plan = weights.plan(0, **options)
+    is_changed = network_of_file(recipe) is None and changes.keys() - fitted - {*_AFTER}
+    assumed = {name: value for name, value in changes.items() if is_changed and name in plan.report.assumed}
+    if assumed:  # what the tensors do not tell may be said
+        plan = weights.plan(0, **{**options, **assumed})
     refuse_other_network(plan.config, recipe)
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _refuse_others(plan.config, changes, weights_of(recipe))
     config = started_from(plan.config, recipe, num_classes)
-    return (_named(config, recipe, progress) if recipe.head_from == "names" else config), plan
+    return (_named(config, recipe, weights) if recipe.head_from == "names" else config), plan
 
 
-def _named(config: ViTConfig, recipe: Recipe, progress: Progress) -> ViTConfig:
+def _named(config: ViTConfig, recipe: Recipe, weights: Look) -> ViTConfig:
     """With what the head of class names reads: the vector of length 1 that images share with texts."""
-    found = look_for_words(weights_of(recipe), progress)
+    found = look_for_words(weights)
     if found is None:
         raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")
     return config.replace(representation_size=found.size, representation="unit")

@@ -16,7 +16,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.architecture import check_network, network_of, presets_of
-from vitkit.training.recipe import Recipe, build
+from vitkit.training.recipe import Recipe, Request, with_fields
 
 DEFAULT_MODEL = "vit_small_patch16_224"
 FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
@@ -56,37 +56,39 @@ PRESETS: dict[str, dict[str, Any]] = {
 _MULTI: dict[str, Any] = {"monitor": "val_loss", "label_smoothing": 0.0}
 
 
-def complete(fields: dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
-    """The recipe with everything settled that its fields leave open, and why, a line each.
+def complete(fields: Request | dict[str, Any], table: ImageTable) -> tuple[Recipe, list[str]]:
+    """The recipe with every unset field chosen, and the reasons, a line each.
 
     Args:
-        fields: what was asked for, by field name.
+        fields: what is asked for.
         table: the images to train on.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    asked = build(fields, "flags")
+    request = Request.of(fields)
+    asked = request.recipe
     if table.is_multi:
         _check_multi(asked)
     trained = sum(split in (None, "train") for split in table.splits)
     share = 1.0 if any(table.splits) else asked.split[0]
     each = min(trained * share, asked.max_images or math.inf) / max(len(table.classes), 1)
-    return settle(fields, each, is_multi=table.is_multi)
+    return choose(request, each, is_multi=table.is_multi)
 
 
-def settle(fields: dict[str, Any], each: float, *, is_multi: bool) -> tuple[Recipe, list[str]]:
+def choose(fields: Request | dict[str, Any], each: float, *, is_multi: bool) -> tuple[Recipe, list[str]]:
     """`complete`, of data of which no more is known.
 
     Args:
-        fields: what was asked for, by field name.
+        fields: what is asked for.
         each: training images per class.
         is_multi: whether an image may have several classes.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    asked, reasons = build(fields, "flags"), []
+    request, reasons = Request.of(fields), []
+    asked = request.recipe
     if asked.select_time is not None:
         raise VitkitError("select_time is of `vitkit train` on a folder of photographs: name one of the weights here")
     method = asked.method
@@ -97,23 +99,24 @@ def settle(fields: dict[str, Any], each: float, *, is_multi: bool) -> tuple[Reci
         why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
     network = network_of(asked)
-    own = {} if network is None else presets_of(network)
-    chosen = {"lp_ft": False} if asked.head_from == "names" else {}  # which then begins as more than noise
-    settled = {**PRESETS[method], **own, **(_MULTI if is_multi else {}), **chosen, **fields, "method": method}
+    of_network = {} if network is None else presets_of(network)
+    of_names = {"lp_ft": False} if asked.head_from == "names" else {}  # the head then begins as more than noise
+    presets = {**PRESETS[method], **of_network, **(_MULTI if is_multi else {}), **of_names}
+    chosen = {name: value for name, value in presets.items() if name not in request.fields} | {"method": method}
     if method == "scratch":
-        settled["weights"] = "none"
+        chosen["weights"] = "none"
     if method == "probe" and asked.balance == "auto":
-        settled["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
+        chosen["balance"] = "none"  # a head that is fitted at once needs no help to see the rare classes
     if asked.model is None and asked.weights in ("auto", "none"):
-        settled["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
-        reasons.append(f"model {settled['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
-    recipe = build(settled, "flags")
+        chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
+        reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
+    recipe = with_fields(asked, chosen, "flags")
     if network is not None:
         check_network(network, recipe)
     return recipe, reasons
 
 
-def spare_patches(recipe: Recipe, fields: dict[str, Any], config: Config) -> Recipe:
+def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
     """Without a part of the patches in every step, if the whole model is fine-tuned and can do without.
 
     Args:

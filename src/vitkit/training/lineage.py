@@ -25,7 +25,7 @@ from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import Progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.cells import listed
-from vitkit.training.architecture import network_of_file, weights_of
+from vitkit.training.architecture import weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
 
@@ -62,7 +62,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Divided:
+class SplitImages:
     """Images with a split each, and what it took.
 
     Attributes:
@@ -78,18 +78,17 @@ class Divided:
     proposals: tuple[Proposal, ...] = ()
 
 
-def ancestry_of(recipe: Recipe, teacher: bytes | None, progress: Progress) -> PictureRecord:
+def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) -> PictureRecord:
     """The record of all that the weights of a recipe, and its teacher, were trained on.
 
     Args:
-        recipe: settled.
+        recipe: with nothing left open.
+        weights: the record of the weights, where they have one.
         teacher: the record of the teacher, where it has one.
-        progress: told of a download.
     """
     whole = make_record([], [], [], is_whole=True)
     if recipe.weights != "none":
-        plan = inspect(weights_of(recipe), use="training", network=network_of_file(recipe), progress=progress)
-        whole = whole.merge(_decode(plan.pictures, weights_of(recipe)))
+        whole = whole.merge(_decode(weights, weights_of(recipe)))
     if recipe.teacher is not None:
         whole = whole.merge(_decode(teacher, recipe.teacher))
     return whole
@@ -122,7 +121,7 @@ def divide(
     before: PictureRecord,
     progress: Progress,
     proposers: tuple[PictureRecord | None, Sequence[str]] = (None, ()),
-) -> Divided:
+) -> SplitImages:
     """Give every image its split: that of `recipe.split_from`, or of the run that the weights are of, or a new one.
 
     Args:
@@ -151,7 +150,7 @@ def divide(
         kept_of = overlap
     if kept_of is None:
         table = split(images.table, recipe.split, recipe.seed_of_split, images.groups)
-        return Divided(replace(images, table=table), overlap)
+        return SplitImages(replace(images, table=table), overlap)
     kept, torn = inherit(kept_of, images.groups)
     findings = [*_of_torn(images.table, torn, source), *_of_moved(images.table, kept_of, kept, source)]
     if torn:
@@ -164,7 +163,7 @@ def divide(
         raise VitkitError(
             f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs"
         )
-    return Divided(replace(images, table=table), overlap, findings)
+    return SplitImages(replace(images, table=table), overlap, findings)
 
 
 def _regrouped(images: Images, recipe: Recipe) -> Images:
@@ -193,7 +192,7 @@ def _compare(images: Images, record: PictureRecord, whose: str, progress: Progre
     return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {whose}"))
 
 
-def record_after(divided: Divided, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
+def record_after(divided: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
     """The record of weights after a run, which learned the images' labels or never saw them."""
     images = divided.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
@@ -214,7 +213,7 @@ def _source(recipe: Recipe) -> str:
 # --- In words --------------------------------------------------------------------------------------------------
 
 
-def of_ancestry(divided: Divided, recipe: Recipe) -> list[Finding]:
+def of_ancestry(divided: SplitImages, recipe: Recipe) -> list[Finding]:
     """What the weights had seen of the images, and whether that spoils the test."""
     table, overlap = divided.images.table, divided.overlap
     source, found = _source(recipe), []
@@ -289,7 +288,7 @@ def _of_moved(table: ImageTable, overlap: Overlap, kept: Sequence[str | None], s
     return [Finding("note", f"{len(moved)} {are} of pictures in another split of {source}, and with them: {named}")]
 
 
-def of_earlier_runs(out: str | Path | None, divided: Divided) -> str | None:
+def of_earlier_runs(out: str | Path | None, divided: SplitImages) -> str | None:
     """A line on the runs beside this one whose test images it trains on; None where there are none."""
     parent = Path("runs") if out is None else Path(out).parent
     trained = {

@@ -527,7 +527,7 @@ class Recipe:
         Raises:
             VitkitError: a field is unknown, of the wrong type, or out of range; the message names it.
         """
-        return build({**dataclasses.asdict(self), **changes})
+        return with_fields(self, changes, "recipe")
 
     def to_toml(self) -> str:
         """The recipe as TOML; fields that are None have no key, and those of the model are in its table."""
@@ -556,18 +556,11 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
     """
-    hints = hints_of(Recipe)
     try:
         fields = unfold(fields)
     except VitkitError as error:
         raise VitkitError(f"{source}: {error}") from error
-    for name in fields:
-        if name in RENAMED:
-            raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")
-        if name not in hints:
-            close = difflib.get_close_matches(name, hints, n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
+    _check_names(fields, source)
     method = str(fields.get("method"))
     if method in METHODS_RENAMED:
         raise VitkitError(f"{source}: method {method} is called {METHODS_RENAMED[method]} now")
@@ -575,6 +568,57 @@ def build(fields: dict[str, Any], source: str = "recipe") -> Recipe:
         return Recipe(**fields)
     except VitkitError as error:
         raise VitkitError(f"{source}: {error}") from error
+
+
+def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str) -> Recipe:
+    """A copy with fields changed; `source` is named where one cannot be.
+
+    Raises:
+        VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
+    """
+    _check_names(changes, source)
+    try:
+        return dataclasses.replace(recipe, **changes)
+    except VitkitError as error:
+        raise VitkitError(f"{source}: {error}") from error
+
+
+def _check_names(fields: Iterable[str], source: str) -> None:
+    hints = hints_of(Recipe)
+    for name in fields:
+        if name in RENAMED:
+            raise VitkitError(f"{source}: {name} is called {RENAMED[name]} now")
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise VitkitError(f"{source}: unknown field {name!r}{meant}; known: {', '.join(hints)}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training that is asked for: what the caller leaves open is chosen to suit the data.
+
+    Attributes:
+        fields: those that are named, by the names of `Recipe`.
+        recipe: built from them once; the other fields have their defaults.
+    """
+
+    fields: dict[str, Any]
+    recipe: Recipe
+
+    @classmethod
+    def of(cls, fields: Request | Recipe | Mapping[str, Any]) -> Request:
+        """Build the recipe of these fields; a request is taken as it is, and so is a recipe, which names them all.
+
+        Raises:
+            VitkitError: as `build`.
+        """
+        if isinstance(fields, Request):
+            return fields
+        if isinstance(fields, Recipe):
+            return cls(dict(fields.__dict__), fields)
+        recipe = build(dict(fields), "flags")
+        return cls(unfold(fields), recipe)
 
 
 def without_places(recipe: Recipe) -> Recipe:

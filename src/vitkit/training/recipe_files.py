@@ -8,7 +8,7 @@ from typing import Any
 
 from vitkit.data.named_sets import DATASETS
 from vitkit.errors import VitkitError
-from vitkit.training.recipe import Recipe, build, in_words, overlay, unfold
+from vitkit.training.recipe import Recipe, Request, build, in_words, overlay, unfold
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def bundled() -> dict[str, str]:
     }
 
 
-def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str, Any]:
-    """The fields that a command asks for: its flags over those of a recipe file.
+def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Request:
+    """What a command asks for: its flags over the fields of a recipe file.
 
     Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
 
@@ -80,12 +80,11 @@ def resolve(flags: dict[str, Any], recipe: str | Path | None = None) -> dict[str
     data = flags.get("data") or fields.get("data")
     if data is None:
         raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
-    build(fields, str(chosen))
+    if chosen is not None:
+        build(fields, str(chosen))  # so that the message names the file
     if name is not None and "model" in flags and fields.get("weights") != "none":
         fields = {**fields, "weights": "auto"}  # those of the recipe are another model's
-    fields = {**overlay(fields, flags), "data": data}
-    build(fields, "flags")
-    return fields
+    return Request.of({**overlay(fields, flags), "data": data})
 
 
 def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
@@ -103,7 +102,7 @@ def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[
     name = published(flags, recipe)
     if name is None:
         return []
-    original, asked = (build(own, name).__dict__ for own in (load_fields(name), resolve(flags, recipe)))
+    original, asked = build(load_fields(name), name).__dict__, request_of(flags, recipe).recipe.__dict__
     changed = [field for field in asked if field not in ("data", "model_fields") and asked[field] != original[field]]
     told = ", ".join(
         [

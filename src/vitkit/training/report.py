@@ -65,8 +65,9 @@ from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.select_weights import Selection
-from vitkit.training.start import choose_device, choose_precision, new_classifier
-from vitkit.weights import inspect, load
+from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
+from vitkit.weights import load
+from vitkit.weights.loading import Look, look
 
 
 def settle_and_open(
@@ -358,7 +359,9 @@ def _facts(
 MOST = 20_000  # images; more would take long, and memory
 
 
-def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> list[Doubt] | None:
+def doubt_labels(
+    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: Look | None = None
+) -> list[Doubt] | None:
     """The doubtful labels of all images of a run, the most doubtful first.
 
     The weights that the run began from are asked, not those that it ended with: these know the labels by heart. Where
@@ -369,6 +372,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
         recipe: what the run began from.
         table: all images.
         known: features that were computed already; of a head on frozen features.
+        weights: that the run began from, where they have been looked at.
 
     Returns:
         None where they cannot be looked for: the run began from nothing, or from weights that know these labels and
@@ -383,7 +387,7 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
     precision = choose_precision(recipe.precision, recipe.device)
     try:
         begun = frozen(recipe)
-        source = unspoilt_weights(recipe, table, run.progress)
+        source = unspoilt_weights(recipe, table, run.progress, weights)
         if source is None:
             text = "the weights had been trained on them, and those before are not at hand"
             run.say(f"note: label errors are looked for among held-out images only: {text}")
@@ -392,8 +396,8 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
             known = None  # what a head of the class names reads is not what `frozen` gives
         if source != weights_of(recipe):
             run.say(f"label errors are judged by {source}, which had not seen these images")
-            begun, known = begun.replace(weights=source), None
-        classifier = new_classifier(begun, table, "", run.progress)
+            begun, known, weights = begun.replace(weights=source), None, None
+        classifier = new_classifier(blueprint_of(begun, table.classes, run.progress, weights), table, "")
         progress = partial(run.progress, "looking for label errors")
         features = _features(table, known, classifier, recipe, precision, progress)
     except VitkitError as error:  # an image that was readable when the run began
@@ -433,7 +437,7 @@ def _features(
     return features
 
 
-def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> str | None:
+def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress, weights: Look | None = None) -> str | None:
     """The last weights that the run began from, directly or through other runs, and that had seen none of its images.
 
     Weights without a record, as published ones are, count as such.
@@ -444,7 +448,7 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> s
     source, passed = weights_of(recipe), set[str]()
     while source not in passed:
         try:
-            plan = inspect(source, use="training", progress=progress)
+            plan = (weights or look(source, use="training", progress=progress)).plan()
         except VitkitError:
             return None
         if plan.pictures is None:
@@ -456,7 +460,7 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, progress: Progress) -> s
         before = _weights_before(source, plan.provenance)
         if before is None:
             return None
-        source = before
+        source, weights = before, None
     return None
 
 

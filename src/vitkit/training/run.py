@@ -12,8 +12,8 @@ count, and the figures say that validation images chose the model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -86,12 +86,12 @@ from vitkit.system.run_files import (
 from vitkit.text.cells import interval_text
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
-from vitkit.training.defaults import check_effects, complete, spare_patches
+from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import Team, assemble, check_team, describe_team
 from vitkit.training.finalize import settle_by, standing_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
-    Divided,
+    SplitImages,
     ancestry_of,
     contents_of,
     of_earlier_runs,
@@ -99,40 +99,55 @@ from vitkit.training.lineage import (
 )
 from vitkit.training.loggers import check_watchers
 from vitkit.training.probe import Features, HeadImages, fit_head, head_images
-from vitkit.training.recipe import Recipe, build, name_of, without_places
+from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import doubt_labels, draw_data, report
 from vitkit.training.run_folder import (
+    Observers,
     Run,
     check_overwritten,
     check_place,
+    cleanup_on_failure,
     clear,
     discard_if_empty,
-    going_on,
-    hold_again,
-    hold_given,
-    hold_next,
+    lock_run,
+    new_run_folder,
     read_metrics,
     reporting,
+    reserve_folder,
 )
-from vitkit.training.select_weights import choose_and_settle
-from vitkit.training.start import augment_of, choose_device, choose_workers, new_classifier, settle_head, start_of
+from vitkit.training.select_weights import choose_and_resolve
+from vitkit.training.start import (
+    Blueprint,
+    augment_of,
+    blueprint_of,
+    choose_device,
+    choose_workers,
+    new_classifier,
+    resolve_model,
+)
 from vitkit.training.teacher import Teacher, teacher_of_run
 from vitkit.weights import load
-from vitkit.weights.checkpoint import reading_once
+from vitkit.weights.loading import Look
 from vitkit.weights.preprocessing import describe as described
 from vitkit.weights.preprocessing import preprocess_of
 
 
-def fit_and_report(run: Run, recipe: Recipe) -> Evaluation | None:
-    """Do everything after the data is settled, reading what a resumed run reads.
+def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> Evaluation | None:
+    """Train and report, from what the run's folder says.
+
+    Args:
+        run: whose folder has the split.
+        recipe: with nothing left open.
+        blueprint: of the model, where this process has it already.
 
     Returns:
         The evaluation of the held-out images that count; None where the weights had seen all.
     """
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    classifier, teacher = before_training(run, recipe, table, data_hash)
+    model = run.team.in_turn(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
+    classifier, teacher = before_training(run, model, table, data_hash)
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     if run.team.is_first:
@@ -147,12 +162,15 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation | None:
     else:
         learn(run, recipe, table, classifier, teacher)
     with reporting(run):
-        return _conclude(run, recipe, table, known)
+        return _conclude(run, recipe, table, known, model.weights)
 
 
-def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
-    """The classifier that is to be trained, and whom it imitates; what had to be assumed of either is told."""
-    classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
+def before_training(
+    run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
+) -> tuple[Classifier, Teacher | None]:
+    """The classifier that is to be trained, and its teacher; what had to be assumed of either is printed."""
+    recipe = blueprint.recipe
+    classifier = run.team.in_turn(lambda: new_classifier(blueprint, table, data_hash))
     for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
         run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
@@ -169,11 +187,16 @@ def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str)
     return classifier, teacher
 
 
-def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation | None:
+def _conclude(
+    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: Look | None
+) -> Evaluation | None:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
-    numbers, evaluation = run.team.by_first(
-        lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
-    )
+
+    def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
+        doubts = doubt_labels(run, recipe, table, known, weights)
+        return report(run.folder, recipe, table, run.say, run.progress, doubts)
+
+    numbers, evaluation = run.team.by_first(evaluate)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
     return evaluation
@@ -215,8 +238,13 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
-def cross_validate(run: Run, recipe: Recipe) -> None:
+def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> None:
     """Train and test every fold that is not done yet, and put their results together in folds.json and report.html.
+
+    Args:
+        run: whose folder has those of the folds.
+        recipe: with nothing left open.
+        blueprint: of the model, the same for each fold, where this process has it already.
 
     Raises:
         VitkitError: a fold's folder is gone, or the images of one that was done before are.
@@ -229,7 +257,9 @@ def cross_validate(run: Run, recipe: Recipe) -> None:
             raise VitkitError(f"{folder} holds no run; begin the cross-validation again with --force")
         if not (folder / REPORT).is_file():
             run.say(f"fold {number} of {recipe.folds}")
-            trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe.replace(folds=None))
+            recipe_of_fold = recipe.replace(folds=None)
+            model = None if blueprint is None else replace(blueprint, recipe=recipe_of_fold)
+            trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe_of_fold, model)
     results = [read_figures(folder / EVALUATION) for folder in folders]
     if run.team.is_first:
         figures = {} if trained else _known(run.folder / FOLDS)
@@ -308,8 +338,75 @@ def _write_report(
     write_page(path, title, body)
 
 
+Work = Callable[[Run, Recipe, Blueprint | None], Any]
+Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, and what it starts from
+
+
+def drive(
+    recipe: Recipe,
+    observers: Observers,
+    prepare: Callable[[Team, ExitStack], Prepared],
+    work: Work,
+    again: Callable[[Path], str],
+) -> Path:
+    """Carry out a run: start its processes, let the main one lock and fill the folder, and let all of them work.
+
+    Args:
+        recipe: as far as it is known; says which processes and which device.
+        observers: who follows the run.
+        prepare: called in the main process; what it enters in the stack ends with the run.
+        work: receives the run, its recipe, and the blueprint of the model where this process has made it.
+        again: says for a folder how an interrupted run is continued.
+
+    Returns:
+        The run folder.
+    """
+    check_watchers(recipe, observers.callbacks, observers.loggers)
+    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
+    with ExitStack() as hold:
+        blueprints: list[Blueprint | None] = []  # holds open files, so that no other process can receive it
+
+        def begin() -> tuple[Path, Recipe]:
+            folder, resolved, blueprint = prepare(team, hold)
+            blueprints.append(blueprint)
+            return folder, resolved
+
+        folder, resolved = team.by_first(begin)
+        run = observers.run(folder, team)
+        with cleanup_on_failure(run, again(folder)):
+            work(run, resolved, blueprints[0] if blueprints else None)
+    return folder
+
+
+def drive_again(
+    folder: Path,
+    recipe: Recipe,
+    observers: Observers,
+    work: Work,
+    again: Callable[[Path], str],
+    data_root: Path | None = None,
+) -> Path:
+    """Continue a run that was interrupted, as `drive` carried it out.
+
+    Args:
+        folder: the run.
+        recipe: of the run.
+        observers: who follows the run.
+        work: as of `drive`.
+        again: as of `drive`.
+        data_root: the folder that holds its images now; None: where they were.
+    """
+
+    def prepare(team: Team, hold: ExitStack) -> Prepared:
+        check_team(recipe, team)
+        _tidy(folder, data_root, observers.progress, hold)
+        return folder, recipe, None
+
+    return drive(recipe, observers, prepare, work, again)
+
+
 def train(
-    recipe: Recipe | dict[str, Any],
+    recipe: Request | Recipe | dict[str, Any],
     out: str | Path | None = None,
     *,
     force: bool = False,
@@ -323,8 +420,8 @@ def train(
     """Train a classifier and report on it.
 
     Args:
-        recipe: what and how; its `data` must be set. Of a mapping of some fields, the others are chosen to suit
-            what is trained (`training.defaults`); a `Recipe` is taken as it is.
+        recipe: what and how; its `data` must be set. Of a mapping of some fields, or of a request, the others are
+            chosen to suit what is trained (`training.defaults`); a `Recipe` is taken as it is.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: write over the run that is in `out`.
         notes: lines about the recipe, to be told with the choices that were left to vitkit.
@@ -342,45 +439,45 @@ def train(
         Interrupted: a signal stopped the run; the folder holds the best model so far.
         OSError: the folder cannot be written.
     """
-    fields = recipe.__dict__ if isinstance(recipe, Recipe) else recipe
-    if fields.get("data") is None:
+    if isinstance(recipe, dict) and recipe.get("data") is None:
         raise VitkitError("the recipe names no data")
-    asked = build(fields, "flags")
-    check_watchers(asked, callbacks, loggers)
-    team = assemble(asked.devices, asked.nodes, choose_device(asked))
-    with ExitStack() as hold, reading_once():
-        folder, settled = team.by_first(lambda: _prepare(fields, named, out, force, team, notes, say, progress, hold))
-        _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), settled)
-    return folder
+    request = Request.of(recipe)
+    if request.recipe.data is None:
+        raise VitkitError("the recipe names no data")
+    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+
+    def prepare(team: Team, hold: ExitStack) -> Prepared:
+        return _prepare(request, named, out, force, team, notes, observers, hold)
+
+    return drive(request.recipe, observers, prepare, _work, _again)
 
 
 def _prepare(
-    fields: dict[str, Any],
+    request: Request,
     named: Collection[str],
     out: str | Path | None,
     force: bool,
     team: Team,
     notes: Sequence[str],
-    say: Say,
-    progress: Progress,
+    observers: Observers,
     hold: ExitStack,
-) -> tuple[Path, Recipe]:
-    """Settle everything that the recipe leaves open, and write it into the run's folder, which is held from then on."""
+) -> Prepared:
+    """Resolve everything that the request leaves open, and write it into the run's folder, which is locked then."""
 
     idle: list[str] = []
 
-    def take_place(table: ImageTable, recipes: Sequence[Recipe]) -> None:
+    def reserve(table: ImageTable, recipes: Sequence[Recipe]) -> None:
         for recipe in recipes:
-            idle.extend(check_effects(recipe, fields, named, table))
+            idle.extend(check_effects(recipe, request.fields, named, table))
             check_team(recipe, team)
             check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None:
-            hold_given(out, hold, force=force)
+            reserve_folder(out, hold, force=force)
 
     beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
-    settled, selection = choose_and_settle(fields, progress, take_place, list(beside))
-    recipe, table = settled.recipe, settled.table
-    run = Run(Path(out) if out is not None else hold_next(table.root.name, hold), say, progress)
+    start, selection = choose_and_resolve(request, observers.progress, reserve, list(beside))
+    recipe, table = start.recipe, start.table
+    run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
@@ -393,38 +490,41 @@ def _prepare(
             *notes,
             *dict.fromkeys(idle),
             *tried,
-            *settled.reasons,
+            *start.reasons,
             *describe_team(recipe, team),
         ]:
             run.say(reason)
         if selection is not None:
             write_json(run.folder / SELECTION, selection.to_dict())
         if recipe.folds is None:
-            (own,) = settled.parts
-            write_start(run.folder, recipe, own, settled.before, tell(run, settled.findings_of(own)))
+            (own,) = start.parts
+            write_start(run.folder, recipe, own, start.before, tell(run, start.findings_of(own)))
             if (line := of_earlier_runs(out, own)) is not None:
                 run.say(line)
         else:
-            told = tell(run, settled.findings)
+            told = tell(run, start.findings)
             write_text(run.folder / RECIPE, recipe.to_toml())
-            for number, own in enumerate(settled.parts):
+            for number, own in enumerate(start.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
                 lacking = map(str, of_splits(own.images.table))
-                write_start(folder, recipe.replace(folds=None), own, settled.before, [*told, *lacking])
+                write_start(folder, recipe.replace(folds=None), own, start.before, [*told, *lacking])
     except BaseException:
         discard_if_empty(run.folder)
         raise
-    return run.folder, recipe
+    return run.folder, recipe, start.blueprint
 
 
-def _go(run: Run, recipe: Recipe) -> None:
+def _work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
     """Train and report, from what the folder says."""
-    with going_on(run, f"vitkit train --resume {run.folder}"):
-        if recipe.folds is None:
-            fit_and_report(run, recipe)
-        else:
-            cross_validate(run, recipe)
+    if recipe.folds is None:
+        fit_and_report(run, recipe, blueprint)
+    else:
+        cross_validate(run, recipe, blueprint)
+
+
+def _again(folder: Path) -> str:
+    return f"vitkit train --resume {folder}"
 
 
 def resume(
@@ -458,33 +558,13 @@ def resume(
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets given from Python: give vitkit.train them with resume=")
-    with taken_up(folder, recipe, data_root, callbacks, loggers, say, progress) as run:
-        _go(run, recipe)
-    return folder
-
-
-@contextmanager
-def taken_up(
-    folder: Path,
-    recipe: Recipe,
-    data_root: Path | None,
-    callbacks: Sequence[Any],
-    loggers: Sequence[Any],
-    say: Say,
-    progress: Progress,
-) -> Iterator[Run]:
-    """A run that is to go on, held meanwhile, by all processes of its recipe."""
-    check_watchers(recipe, callbacks, loggers)
-    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    check_team(recipe, team)
-    with ExitStack() as hold, reading_once():
-        team.by_first(lambda: _tidy(folder, data_root, progress, hold))
-        yield Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers))
+    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+    return drive_again(folder, recipe, observers, _work, _again, data_root)
 
 
 def _tidy(folder: Path, data_root: Path | None, progress: Progress, hold: ExitStack) -> None:
     """Hold a run that is to go on, whose images may be elsewhere now."""
-    hold_again(folder, hold)
+    lock_run(folder, hold)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root, progress)
@@ -503,7 +583,7 @@ def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
 def write_start(
     folder: Path,
     recipe: Recipe,
-    own: Divided,
+    own: SplitImages,
     before: PictureRecord,
     findings: list[str],
     *,
@@ -541,7 +621,7 @@ def train_on(
     out: str | Path | None,
     *,
     force: bool,
-    run_of: Run,
+    observers: Observers,
     named: Collection[str] = (),
 ) -> Path:
     """Train on these datasets, and leave a run folder: recipe, metrics.csv, the model, figures and a page.
@@ -551,7 +631,7 @@ def train_on(
         fields: of the recipe; those that are about files are refused.
         out: the run folder; by default the next free `runs/datasets-N`.
         force: write over the run that is in `out`.
-        run_of: who is told, and who looks on; its folder is of no account.
+        observers: who follows the run.
         named: the fields that the caller named, as opposed to those of a recipe file.
 
     Raises:
@@ -560,51 +640,62 @@ def train_on(
     """
     _refuse(fields)
     from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
-    asked = {"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields}
-    recipe = build(asked, "flags")
-    check_watchers(recipe, run_of.callbacks, run_of.loggers)
-    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    check_overwritten(out, recipe.teacher, weights_of(recipe))
-    found = survey(datasets, run_of.watch if team.is_first else silent)
-    check_trainable(found.table)
-    recipe, reasons = complete(asked, found.table)
-    reasons += check_effects(recipe, fields, named)
-    check_team(recipe, team)
-    recipe, of_head = settle_head(recipe, asked, found.table, run_of.watch)
-    config, own = start_of(recipe, found.table.classes, run_of.watch)
-    found.check(own)
-    preprocess, of_pixels = _preprocess_of(datasets, found, own)
-    recipe = spare_patches(recipe, asked, config)
-    with ExitStack() as hold, reading_once():
-        folder = team.by_first(partial(_begin, out, force, recipe, preprocess, found.table, hold))
-        run = replace(run_of, folder=folder, team=team)
+    request = Request.of({"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields})
+    surveys: list[Survey] = []  # of the main process
+
+    def prepare(team: Team, hold: ExitStack) -> Prepared:
+        check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
+        found = survey(datasets, observers.progress)
+        surveys.append(found)
+        check_trainable(found.table)
+        recipe, reasons = complete(request, found.table)
+        reasons += check_effects(recipe, fields, named)
+        check_team(recipe, team)
+        blueprint, of_model = resolve_model(recipe, request.fields, found.table, observers.progress)
+        found.check(blueprint.preprocess)
+        preprocess, of_pixels = _preprocess_of(datasets, found, blueprint.preprocess)
+        recipe = blueprint.recipe
+        if out is not None:
+            reserve_folder(out, hold, force=force)
+        run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
+        clear(run.folder)
+        write_json(run.folder / PREPROCESS, preprocess.to_dict())
+        write_json(run.folder / CLASS_INDICES, dict(enumerate(found.table.classes)))
+        write_text(run.folder / RECIPE, recipe.to_toml())
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
-        for reason in (*reasons, *of_head, *of_pixels):
+        for reason in (*reasons, *of_model, *of_pixels):
             run.say(reason)
         if found.shared:
             run.say(f"problem: {found.shared} validation images are training images too: no figure counts them")
-        _go_user_datasets(run, recipe, datasets, found)
-    return folder
+        return run.folder, recipe, blueprint
+
+    def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
+        found = surveys[0] if surveys else survey(datasets, silent)
+        _work_on_datasets(run, recipe, blueprint, datasets, found)
+
+    return drive(request.recipe, observers, prepare, work, _again_on_datasets)
 
 
-def resume_on(datasets: Datasets, run_of: Run) -> None:
+def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
     """Go on with such a run, in whose folder the recipe is.
 
     Raises:
         VitkitError: the folder holds no such run, or the datasets are others.
     """
-    folder = run_of.folder
     if not (folder / RECIPE).is_file():
         raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}")
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is not None:
         raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")
-    check_watchers(recipe, run_of.callbacks, run_of.loggers)
-    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    check_team(recipe, team)
-    with ExitStack() as hold, reading_once():
-        team.by_first(partial(hold_again, folder, hold))
-        _go_user_datasets(replace(run_of, team=team), recipe, datasets, survey(datasets, run_of.watch))
+
+    def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
+        _work_on_datasets(run, recipe, blueprint, datasets, survey(datasets, run.watch))
+
+    drive_again(folder, recipe, observers, work, _again_on_datasets)
+
+
+def _again_on_datasets(folder: Path) -> str:
+    return f'vitkit.train(resume="{folder}", train_dataset=..., val_dataset=...)'
 
 
 def _refuse(fields: dict[str, Any]) -> None:
@@ -628,37 +719,24 @@ def _preprocess_of(datasets: Datasets, found: Survey, own: Preprocess) -> tuple[
     return preprocess, told
 
 
-def _begin(
-    out: str | Path | None, force: bool, recipe: Recipe, preprocess: Preprocess, table: ImageTable, hold: ExitStack
-) -> Path:
-    if out is not None:
-        hold_given(out, hold, force=force)
-    folder = Path(out) if out is not None else hold_next("datasets", hold)
-    clear(folder)
-    write_json(folder / PREPROCESS, preprocess.to_dict())
-    write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
-    write_text(folder / RECIPE, recipe.to_toml())
-    return folder
-
-
-def _go_user_datasets(run: Run, recipe: Recipe, datasets: Datasets, found: Survey) -> None:
+def _work_on_datasets(run: Run, recipe: Recipe, blueprint: Blueprint | None, datasets: Datasets, found: Survey) -> None:
     table, team = found.table, run.team
-    with going_on(run, f'vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)'):
-        classifier, teacher = before_training(run, recipe, table, found.digest)
-        classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
-        record, seen = team.by_first(partial(_look_up, recipe, classifier, teacher, found, run.watch))
-        classifier.pictures = record
-        data, of_head = _data_of(recipe, datasets, table, classifier, team)
-        if team.is_first:
-            assert isinstance(data.train, TrainingOf)
-            draw_data(run.folder, table, data.train, recipe.seed)
-        counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
-        run.say(f"{len(table.classes)} classes; images: {counts}")
-        if recipe.method != "probe":
-            learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
-        elif team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
-            fit_head(run, recipe, table, classifier, of_head)
-        team.by_first(partial(_conclude_user_datasets, run, recipe, data.val, seen))
+    model = team.in_turn(lambda: blueprint or blueprint_of(recipe, table.classes, run.progress))
+    classifier, teacher = before_training(run, model, table, found.digest)
+    classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
+    record, seen = team.by_first(partial(_look_up, model, classifier, teacher, found))
+    classifier.pictures = record
+    data, of_head = _data_of(recipe, datasets, table, classifier, team)
+    if team.is_first:
+        assert isinstance(data.train, TrainingOf)
+        draw_data(run.folder, table, data.train, recipe.seed)
+    counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
+    run.say(f"{len(table.classes)} classes; images: {counts}")
+    if recipe.method != "probe":
+        learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
+    elif team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+        fit_head(run, recipe, table, classifier, of_head)
+    team.by_first(partial(_conclude_user_datasets, run, recipe, data.val, seen))
 
 
 @dataclass(frozen=True)
@@ -675,10 +753,10 @@ class _Seen:
 
 
 def _look_up(
-    recipe: Recipe, classifier: Classifier, teacher: Teacher | None, found: Survey, progress: Progress
+    blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, found: Survey
 ) -> tuple[bytes, _Seen]:
     """The record of what the weights will have seen after the run, and what that says of the validation images."""
-    before = ancestry_of(recipe, None if teacher is None else teacher.pictures, progress)
+    before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = found.facts(classifier.preprocess), found.table
     overlap = find_overlap(before, table, facts)
     roles = exposures(table, find_twins(table, facts), overlap)

@@ -21,7 +21,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, regular, sole_in, unfinished, write_text
-from vitkit.system.progress import Progress, Say
+from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, Team
 
@@ -57,6 +57,27 @@ class Run:
             self.watch(what, done, total)
 
 
+@dataclass(frozen=True)
+class Observers:
+    """Who follows a run.
+
+    Attributes:
+        say: receives each line.
+        progress: receives what is being done, how many are done, of how many.
+        callbacks: objects with some of `loop.HOOKS`.
+        loggers: objects such as `loggers.Logger`, beside the recipe's.
+    """
+
+    say: Say = print
+    progress: Progress = silent
+    callbacks: tuple[Any, ...] = ()
+    loggers: tuple[Any, ...] = ()
+
+    def run(self, folder: Path, team: Team = ALONE) -> Run:
+        """The run in a folder, followed by these."""
+        return Run(folder, self.say, self.progress, team=team, callbacks=self.callbacks, loggers=self.loggers)
+
+
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
     """Refuse a run folder among the photographs, or above the teacher or the weights that it is to begin from."""
     folder = Path("runs" if out is None else out)
@@ -90,7 +111,7 @@ def check_free(folder: Path, *, force: bool) -> None:
         raise VitkitError(f"--out {folder} is not empty and no run of vitkit's: choose a new name")
 
 
-def hold_given(out: str | Path, hold: ExitStack, *, force: bool) -> None:
+def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
     """Hold the folder that is asked for, if a run may be written there.
 
     Raises:
@@ -100,7 +121,7 @@ def hold_given(out: str | Path, hold: ExitStack, *, force: bool) -> None:
     check_free(Path(out), force=force)
 
 
-def hold_next(name: str, hold: ExitStack) -> Path:
+def new_run_folder(name: str, hold: ExitStack) -> Path:
     """Hold a new folder `runs/NAME-N`, whose name is given back where the run never begins."""
     folder = next_free(name)
     hold.callback(remove_if_empty, folder)
@@ -108,7 +129,7 @@ def hold_next(name: str, hold: ExitStack) -> Path:
     return folder
 
 
-def hold_again(folder: Path, hold: ExitStack) -> None:
+def lock_run(folder: Path, hold: ExitStack) -> None:
     """Hold a run that is to go on, and remove what a killed process was writing there.
 
     Raises:
@@ -123,7 +144,7 @@ def hold_again(folder: Path, hold: ExitStack) -> None:
 
 
 @contextmanager
-def going_on(run: Run, again: str) -> Iterator[None]:
+def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
     """A run that is stopped says how to go on; one that fails before there is a model leaves nothing behind.
 
     Args:

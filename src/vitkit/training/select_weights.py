@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vitkit.classifier import Classifier
 from vitkit.data.corrections import read_corrected
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.seen import find_overlap
@@ -38,8 +39,8 @@ from vitkit.text.cells import aligned, interval_text, listed, plural
 from vitkit.training.defaults import complete
 from vitkit.training.lineage import Images, ancestry_of
 from vitkit.training.probe import MIDDLE, choose_head, compute_features, frozen
-from vitkit.training.recipe import Recipe, build, candidates, parse_duration
-from vitkit.training.start import Settled, choose_precision, new_classifier, settle, start_of
+from vitkit.training.recipe import Recipe, Request, candidates, parse_duration
+from vitkit.training.start import Blueprint, Start, blueprint_of, choose_precision, new_classifier, resolve
 
 _ALIKE = 0.05  # a p-value, above which two are not told apart
 
@@ -185,7 +186,7 @@ LEAST = 40  # images, or two a class: of fewer a candidate is not measured
 
 
 @dataclass(frozen=True)
-class Judges:
+class SelectionImages:
     """The images that the candidates are measured on.
 
     Attributes:
@@ -199,7 +200,7 @@ class Judges:
     seed: int
 
     @classmethod
-    def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> Judges:
+    def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> SelectionImages:
         """Of the training images among these, `MOST` of them at most.
 
         Raises:
@@ -273,12 +274,12 @@ class Measured:
 
 
 def select(
-    recipes: Sequence[Recipe], table: ImageTable, groups: Sequence[int], seconds: float, progress: Progress
+    tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int], seconds: float, progress: Progress
 ) -> Selection:
-    """Measure the weights of each recipe on training images, and say which are the best.
+    """Measure the weights of each candidate on training images, and say which are the best.
 
     Args:
-        recipes: one for each candidate.
+        tried: the model that each candidate would begin with.
         table: split images, of which no candidate has seen any.
         groups: a number for each image, the same for those that are not independent.
         seconds: for all of it.
@@ -287,19 +288,19 @@ def select(
     Raises:
         VitkitError: the images are too few, or the time is too short for two candidates.
     """
-    started = time.monotonic()
-    judges = Judges.of(table, groups, recipes[0].seed)
+    started, recipes = time.monotonic(), [own.recipe for own in tried]
+    judges = SelectionImages.of(table, groups, recipes[0].seed)
     costs: list[Cost] = []
-    for number, recipe in enumerate(recipes):
+    for number, own in enumerate(tried):
         progress("timing the weights", number, len(recipes))
         is_late = time.monotonic() - started > seconds
-        costs.append(Cost(np.inf, np.inf) if is_late else _cost(recipe, judges))
+        costs.append(Cost(np.inf, np.inf) if is_late else _cost(own, judges))
     left = seconds - (time.monotonic() - started)
     count, kept = affordable(costs, judges.least, len(judges.table), _PLANNED * left)
     known: dict[int, Measured] = {}
     planned = sum(costs[i].of(count) for i in kept)
     for i in kept if len(kept) > 1 else ():
-        found = _measure(recipes[i], judges, count, left * costs[i].of(count) / planned, progress)
+        found = _measure(tried[i], judges, count, left * costs[i].of(count) / planned, progress)
         known |= {i: found} if len(found.features) >= judges.least else {}
     if len(known) < 2:
         raise VitkitError(_too_short(recipes, costs, judges.least, seconds))
@@ -335,11 +336,16 @@ def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> 
     return (most if each <= 0 else max(min(most, int(left / each)), least)), sorted(kept)
 
 
-def _cost(recipe: Recipe, judges: Judges) -> Cost:
+def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
+    """The candidate's weights as a linear probe reads them."""
+    return new_classifier(blueprint_of(frozen(candidate.recipe), table.classes, silent, candidate.weights), table, "")
+
+
+def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
     """By a few images, the first of which only warm up."""
-    started = time.monotonic()
+    started, recipe = time.monotonic(), candidate.recipe
     pilot = recipe.replace(workers=0, batch_size=_PILOT)
-    classifier = new_classifier(frozen(recipe), judges.table, "", silent)
+    classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
 
     def features(begin: int, end: int) -> Tensor:
@@ -354,7 +360,7 @@ def _cost(recipe: Recipe, judges: Judges) -> Cost:
     return Cost(opened - started + fits.fixed, (computed - opened) / len(read) + fits.each)
 
 
-def _cost_of_fits(width: int, judges: Judges) -> Cost:
+def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
     """Of a cross-validation, by fits to noise of few and of more images: most of a small fit is not the images'."""
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
@@ -367,9 +373,10 @@ def _cost_of_fits(width: int, judges: Judges) -> Cost:
     return Cost(PARTS * _FITS * seconds[0], PARTS * _FITS * slope)
 
 
-def _measure(recipe: Recipe, judges: Judges, count: int, seconds: float, progress: Progress) -> Measured:
+def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float, progress: Progress) -> Measured:
     """Features of the first images, as many as there is time for."""
-    classifier = new_classifier(frozen(recipe), judges.table, "", silent)
+    recipe = candidate.recipe
+    classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
     found: list[Tensor] = []
     done, started = 0, time.monotonic()
@@ -403,7 +410,9 @@ class Outcome:
     done: int
 
 
-def _cross_validate(known: Mapping[int, Measured], judges: Judges, deadline: float, progress: Progress) -> Outcome:
+def _cross_validate(
+    known: Mapping[int, Measured], judges: SelectionImages, deadline: float, progress: Progress
+) -> Outcome:
     count = min(len(own.features) for own in known.values())
     parts, y = judges.parts(count), judges.targets(count)
     fold_of = torch.tensor(fold(judges.table.take(list(range(count))), parts, judges.seed, judges.groups[:count]))
@@ -439,7 +448,7 @@ def _trials(
     known: Mapping[int, Measured],
     reasons: Mapping[int, str],
     outcome: Outcome,
-    judges: Judges,
+    judges: SelectionImages,
 ) -> tuple[Trial, ...]:
     right = {i: own[outcome.tested].numpy() for i, own in outcome.right.items()}
     groups = np.array(judges.groups[: len(outcome.tested)])[outcome.tested.numpy()]
@@ -472,63 +481,69 @@ def _too_short(recipes: Sequence[Recipe], costs: Sequence[Cost], least: int, sec
     )
 
 
-def choose_and_settle(
-    fields: dict[str, Any],
+def choose_and_resolve(
+    fields: Request | dict[str, Any],
     progress: Progress,
-    take_place: Callable[[ImageTable, Sequence[Recipe]], None],
+    reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
-) -> tuple[Settled, Selection | None]:
-    """`settle`, of the best of the weights that the fields name; how they fared is None where they name one.
+) -> tuple[Start, Selection | None]:
+    """`resolve`, of the best of the weights that the request names; how they fared is None where it names one.
 
-    Every candidate is settled as if it alone had been named, and must lead to the same split.
+    Every candidate is resolved as if it alone had been named, and must lead to the same split.
 
     Args:
-        fields: of the recipe, by name; its `data` must be set.
-        progress: told what is being done, how many are done, of how many.
-        take_place: as of `settle`, with the recipe of each candidate.
-        runs: as of `settle`.
+        fields: what is asked for; its `data` must be set.
+        progress: receives what is being done, how many are done, of how many.
+        reserve: as of `resolve`, with the recipe of each candidate.
+        runs: as of `resolve`.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on, or a candidate knows some of the images.
     """
-    asked = build(fields, "flags")
-    if asked.select_time is None:
-        return settle(fields, progress, lambda table, recipe: take_place(table, [recipe]), runs), None
-    own = [{**fields, "weights": name, "select_time": None} for name in candidates(asked)]
-    recipes = _recipes(own, progress)
-    first = settle(own[0], progress, lambda table, _: take_place(table, recipes), runs)
+    request = Request.of(fields)
+    if request.recipe.select_time is None:
+        return resolve(request, progress, lambda table, recipe: reserve(table, [recipe]), runs), None
+    requests = [
+        Request.of({**request.fields, "weights": name, "select_time": None}) for name in candidates(request.recipe)
+    ]
+    tried = _blueprints(requests, progress)
+    recipes = [own.recipe for own in tried]
+    first = resolve(requests[0], progress, lambda table, _: reserve(table, recipes), runs)
     (part,) = first.parts
-    for recipe in recipes:
-        _refuse_known(part.images, recipe, progress)
-    seconds = parse_duration(asked.select_time, "select_time")
-    selection = select(recipes, part.images.table, part.images.groups, seconds, progress)
+    for own in tried:
+        _refuse_known(part.images, own, progress)
+    seconds = parse_duration(request.recipe.select_time, "select_time")
+    selection = select(tried, part.images.table, part.images.groups, seconds, progress)
     place = [recipe.weights for recipe in recipes].index(selection.chosen)
     if place == 0:
         return first, selection
-    settled = settle(own[place], progress, runs=runs)
-    assert settled.parts[0].images.table.splits == part.images.table.splits  # which no candidate has a say in
-    return settled, selection
+    start = resolve(requests[place], progress, runs=runs)
+    assert start.parts[0].images.table.splits == part.images.table.splits  # which no candidate has a say in
+    return start, selection
 
 
-def _recipes(own: list[dict[str, Any]], progress: Progress) -> list[Recipe]:
-    """Each candidate's, settled: what cannot be built should fail before the images are read."""
-    table = read_corrected(own[0]["data"], own[0].get("labels"), progress, own[0].get("layout", "auto"))
+def _blueprints(requests: Sequence[Request], progress: Progress) -> list[Blueprint]:
+    """The model of each candidate: what cannot be built should fail before the images are read."""
+    asked = requests[0].recipe
+    assert asked.data is not None
+    table = read_corrected(asked.data, asked.labels, progress, asked.layout)
     check_trainable(table)
-    recipes = [complete(fields, table)[0] for fields in own]
-    for recipe in recipes:
+    found = []
+    for recipe in [complete(request, table)[0] for request in requests]:
         try:
-            start_of(recipe, table.classes, progress)
+            found.append(blueprint_of(recipe, table.classes, progress))
         except VitkitError as error:
             raise VitkitError(f"{recipe.weights}: {error}") from error
-    return recipes
+    return found
 
 
-def _refuse_known(images: Images, recipe: Recipe, progress: Progress) -> None:
+def _refuse_known(images: Images, candidate: Blueprint, progress: Progress) -> None:
     """Refuse weights that have learned some of these images: no part of them is a test of what they know."""
-    record = ancestry_of(recipe.replace(teacher=None), None, progress)
-    told = partial(progress, f"comparing with {recipe.weights}")
+    weights = candidate.recipe.weights
+    record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
+    told = partial(progress, f"comparing with {weights}")
     if seen := len(find_overlap(record, images.table, images.facts, told).seen()):
         raise VitkitError(
-            f"{recipe.weights} has seen {seen} of these {len(images.table)} images, which would flatter it beside the "
+            f"{weights} has seen {seen} of these {len(images.table)} images, which would flatter it beside the "
             "others: leave it out, or name the weights that it began from"
         )

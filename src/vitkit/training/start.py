@@ -1,4 +1,4 @@
-"""All that a run's recipe and data leave open, settled before anything is written.
+"""What a run starts from, resolved once before anything is written: `resolve` makes a `Start`.
 
 What a new head begins as: zeros, or the text encoder's vectors of the class names. The second is a classifier before
 any training: its figures on validation images are the run's epoch 0, and training goes on from there, through the
@@ -20,6 +20,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -47,12 +48,12 @@ from vitkit.evaluation.metrics import held_out_split
 from vitkit.evaluation.multilabel import NO_THRESHOLD
 from vitkit.inference.backends.registry import best_precision
 from vitkit.inference.pipeline import cores
-from vitkit.language.text_files import Glance
+from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
+    build_images_and_words,
     check_tokenizer,
     look_for_words,
     published_templates,
-    read_images_and_words,
     spoken,
     why_no_words,
 )
@@ -66,35 +67,35 @@ from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import Progress
 from vitkit.text.cells import listed, plural
 from vitkit.training.adapters import check_patch_dropout
-from vitkit.training.architecture import check_network, config_of, load_options, plan_of, weights_of
+from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import complete, spare_patches
-from vitkit.training.lineage import Divided, Images, ancestry_of, contents_of, divide, of_ancestry, refuse_folds
-from vitkit.training.recipe import Recipe, without_places
+from vitkit.training.lineage import Images, SplitImages, ancestry_of, contents_of, divide, of_ancestry, refuse_folds
+from vitkit.training.recipe import Recipe, Request, without_places
 from vitkit.training.teacher import load_teacher
-from vitkit.weights import load
+from vitkit.weights.loading import Look, Plan
 
 
-def settle_head(
-    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, progress: Progress
+def choose_head_start(
+    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: Look | None
 ) -> tuple[Recipe, list[str]]:
-    """The recipe with what its head begins as, and why, where weights know words.
+    """The recipe with what its head begins as, and why, where the weights have a text encoder.
 
     Args:
-        recipe: settled otherwise.
-        fields: what was asked for, by field name.
+        recipe: with nothing else left open.
+        fields: those that are named.
         table: the images, for their classes.
-        progress: told of a download.
+        weights: that the recipe starts from.
 
     Raises:
-        VitkitError: class names are asked for, and the weights cannot be asked about them.
+        VitkitError: class names are asked for, and the weights have no text encoder that knows them.
     """
-    if recipe.head_from == "zero" or recipe.weights == "none":
-        return recipe.replace(head_from="zero"), []
+    if recipe.head_from == "zero" or weights is None:
+        return recipe if recipe.head_from == "zero" else recipe.replace(head_from="zero"), []
     try:
-        found = look_for_words(weights_of(recipe), progress)
+        found = look_for_words(weights)
         if found is not None:
-            check_tokenizer(weights_of(recipe), found, progress)
+            check_tokenizer(weights, found)
         why = "the weights have no text encoder" if found is None else _why_zero(recipe, fields, table, found)
         is_worth_telling = found is not None
     except VitkitError as error:
@@ -106,11 +107,11 @@ def settle_head(
     (template,) = published_templates(is_sigmoid=found.is_sigmoid)
     pairs = zip(table.classes, spoken(table.classes), strict=True)
     read = next((f", {name!r} read as {text!r}" for name, text in pairs if name != text), "")
-    told = f"the head begins from the class names, as {template!r}{read}; zero-shot is epoch 0"
-    return recipe.replace(head_from="names", lp_ft=False), [told]
+    line = f"the head begins from the class names, as {template!r}{read}; zero-shot is epoch 0"
+    return recipe.replace(head_from="names", lp_ft=False), [line]
 
 
-def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, found: Glance) -> str | None:
+def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, found: TextEncoderInfo) -> str | None:
     if fields.get("lp_ft"):
         return "lp_ft fits it to photographs"
     if "pool" in (recipe.model_fields or {}):
@@ -122,19 +123,6 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, foun
         )
     why = why_no_words(table.classes) if recipe.head_from == "auto" else None
     return None if why is None else f"of the class names {why}; --head-from names takes them as they are"
-
-
-def start_from_names(
-    recipe: Recipe, classes: Sequence[str], progress: Progress
-) -> tuple[Classifier, dict[str, Tensor], tuple[str, ...]]:
-    """The image encoder with the layer to the space of texts, the head of these classes, and the templates it took.
-
-    Raises:
-        VitkitError: the weights or their tokenizer cannot be had.
-    """
-    found = read_images_and_words(weights_of(recipe), progress, use="training", **load_options(recipe, progress))
-    templates = published_templates(is_sigmoid=found.words.is_sigmoid)
-    return found.images, found.head(spoken(classes), templates), templates
 
 
 class JudgeStart:
@@ -158,8 +146,50 @@ class JudgeStart:
 _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 
-def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tuple[Config, Preprocess]:
-    """The architecture and the pixels that a recipe asks for; weights are looked at, not read.
+@dataclass(frozen=True)
+class Blueprint:
+    """The model that a training begins with, before it is built and before any number of its weights is read.
+
+    Attributes:
+        recipe: which asks for it.
+        config: the architecture.
+        preprocess: the pixels that it reads.
+        weights: that it starts from, looked at once; None: it starts from none.
+        plan: of reading them, without their head.
+    """
+
+    recipe: Recipe
+    config: Config
+    preprocess: Preprocess
+    weights: Look | None = None
+    plan: Plan | None = None
+
+    @property
+    def pictures(self) -> bytes | None:
+        """The record of what the weights were trained on, where they have one."""
+        return None if self.plan is None else self.plan.pictures
+
+
+def look_for(recipe: Recipe, progress: Progress) -> Look | None:
+    """Look at the weights that a recipe starts from; None: it starts from none.
+
+    Raises:
+        VitkitError: they cannot be had, or a change of the model is one that they cannot follow.
+    """
+    if recipe.weights == "none":
+        return None
+    with _offering_scratch(recipe):
+        return look_at_weights(recipe, progress)
+
+
+def blueprint_of(recipe: Recipe, classes: Sequence[str], progress: Progress, weights: Look | None = None) -> Blueprint:
+    """The model that a recipe asks for.
+
+    Args:
+        recipe: with nothing left open.
+        classes: that the model tells apart.
+        progress: receives the steps of a download.
+        weights: that the recipe starts from, where they have been looked at.
 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be had or understood.
@@ -167,15 +197,24 @@ def start_of(recipe: Recipe, classes: Sequence[str], progress: Progress) -> tupl
     if recipe.weights == "none":
         config = config_of(recipe, len(classes))
         _check(config, recipe)
-        return config, _preprocess(recipe, _plain_pixels(config))
+        return Blueprint(recipe, config, _preprocess(recipe, _plain_pixels(config)))
+    weights = weights or look_for(recipe, progress)
+    assert weights is not None
+    with _offering_scratch(recipe):
+        config, plan = plan_of(recipe, len(classes), weights)
+    _check(config, recipe)
+    return Blueprint(recipe, config, _preprocess(recipe, plan.preprocess), weights, plan)
+
+
+@contextmanager
+def _offering_scratch(recipe: Recipe) -> Iterator[None]:
+    """Say of published weights that cannot be had that there is another way."""
     try:
-        config, plan = plan_of(recipe, len(classes), progress)
+        yield
     except VitkitError as error:
         if recipe.weights != "auto" or "--weights none" in str(error):
             raise
         raise VitkitError(f"{error}; or train from scratch with --weights none") from error
-    _check(config, recipe)
-    return config, _preprocess(recipe, plan.preprocess)
 
 
 def _check(config: Config, recipe: Recipe) -> None:
@@ -186,12 +225,12 @@ def _check(config: Config, recipe: Recipe) -> None:
         check_patch_dropout(config)
 
 
-def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: Progress) -> Classifier:
+def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
     """A classifier for the table's classes before its training, the same for the same seed.
 
     It starts from the recipe's weights with a head of zeros (paper, app. B.1.1) or of the class names, or from none.
     """
-    config, preprocess = start_of(recipe, table.classes, progress)
+    recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
     model = build(config)
     provenance: dict[str, Any] = {
@@ -201,30 +240,35 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
         "versions": versions(config),
     }
     report = None
-    if recipe.weights != "none":
+    if plan is not None:
         head: dict[str, Tensor] = {}
         if recipe.head_from == "names":
-            source, head, templates = start_from_names(recipe, table.classes, progress)
+            assert blueprint.weights is not None
+            encoders = build_images_and_words(blueprint.weights, plan)
+            templates = published_templates(is_sigmoid=encoders.words.is_sigmoid)
+            head = encoders.head(spoken(table.classes), templates)
+            tensors, report = encoders.images.model.state_dict(), encoders.images.report
             provenance["head"] = {"from": "names", "templates": list(templates)}
         else:
-            source = load(weights_of(recipe), 0, **load_options(recipe, progress), use="training", progress=progress)
-        report = source.report
-        take_weights(model, source.model, head)
-        provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
+            tensors, report = plan.tensors()
+        take_weights(model, tensors, head)
+        provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": dict(plan.provenance)}
     thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
-    return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
+    return Classifier(
+        model, table.classes, blueprint.preprocess, provenance=provenance, report=report, thresholds=thresholds
+    )
 
 
-def take_weights(model: Model, source: Model, first_head: Mapping[str, Tensor]) -> None:
+def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
     """Copy all but the heads, which become `first_head`, or zeros: the first step then moves the head alone."""
-    is_ours = isinstance(model, VisionTransformer)
-    head = "head" if is_ours else f"network.{anatomy_of(model.config).head}."
-    heads = {name for name in model.state_dict() if name.startswith(head)}
-    left = model.load_state_dict(source.state_dict(), strict=False)
+    target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
+    head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
+    heads = {name for name in target.state_dict() if name.startswith(head)}
+    left = target.load_state_dict(tensors, strict=False)
     assert set(left.missing_keys) == heads and not left.unexpected_keys, left
     with torch.no_grad():
         for name in heads:
-            own = model.get_parameter(name)
+            own = target.get_parameter(name)
             own.copy_(first_head.get(name, torch.zeros_like(own)))
 
 
@@ -374,7 +418,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
         return None
 
 
-def place_proposals(proposed: Proposed, parts: Sequence[Divided], recipe: Recipe) -> list[Divided]:
+def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
     """The images of a run, or of each fold, with what was proposed of them, and with what the reader should know."""
     return [
         replace(
@@ -386,7 +430,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[Divided], recipe: Recipe
     ]
 
 
-def _of_teachers(proposed: Proposed, recipe: Recipe, own: Divided) -> list[Finding]:
+def _of_teachers(proposed: Proposed, recipe: Recipe, own: SplitImages) -> list[Finding]:
     """That labels carry what earlier runs had learned, and whether that spoils the test."""
     if proposed.taught is None:
         return []
@@ -407,7 +451,7 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, own: Divided) -> list[Findi
     return []
 
 
-def _of_gone(proposed: Proposed, own: Divided) -> Iterator[Finding]:
+def _of_gone(proposed: Proposed, own: SplitImages) -> Iterator[Finding]:
     """That images are deleted of which an earlier run doubted the label: they would be mistakes, as a rule."""
     held_out = held_out_split(own.images.table)
     for run in proposed.earlier:
@@ -453,13 +497,12 @@ def _split(own: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int,
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What a run is to do, and on which images.
+class Start:
+    """What a run starts from: its model, and its images.
 
     Attributes:
-        recipe: with nothing left open.
-        config: the architecture.
-        reasons: why it is what it is where nobody said, a line each.
+        blueprint: the model, whose weights have been looked at and not yet read.
+        reasons: why the recipe is what it is where nobody said, a line each.
         table: the data as they were found.
         parts: the images split, once, or for each fold of a cross-validation.
         before: what the weights were trained on.
@@ -467,68 +510,106 @@ class Settled:
         torn: images of one scene that come in two splits.
     """
 
-    recipe: Recipe
-    config: Config
+    blueprint: Blueprint
     reasons: tuple[str, ...]
     table: ImageTable
-    parts: tuple[Divided, ...]
+    parts: tuple[SplitImages, ...]
     before: PictureRecord
     findings: tuple[Finding, ...]
     torn: tuple[Finding, ...]
 
-    def findings_of(self, own: Divided) -> list[Finding]:
+    @property
+    def recipe(self) -> Recipe:
+        """With nothing left open."""
+        return self.blueprint.recipe
+
+    @property
+    def config(self) -> Config:
+        """The architecture."""
+        return self.blueprint.config
+
+    def released(self) -> Start:
+        """The same without the weights, which may be held in memory, for those who only compare."""
+        return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
+
+    def findings_of(self, own: SplitImages) -> list[Finding]:
         """What is wrong with the data as they are split."""
         return [*of_ancestry(own, self.recipe), *self.torn, *own.findings, *self.findings, *of_splits(own.images.table)]
 
 
-def settle(
-    fields: dict[str, Any],
+def resolve(
+    fields: Request | dict[str, Any],
     progress: Progress,
-    take_place: Callable[[ImageTable, Recipe], None] | None = None,
+    reserve: Callable[[ImageTable, Recipe], None] | None = None,
     runs: Sequence[Path] = (Path("runs"),),
-) -> Settled:
-    """Settle what the fields of a recipe leave open: read the data, look for what spoils them, and split them.
+) -> Start:
+    """Resolve what a request leaves open: read the data, look at the weights, find what spoils them, and split.
 
     Args:
-        fields: of the recipe, by name; its `data` must be set.
-        progress: told what is being done, how many are done, of how many.
-        take_place: called before images are read, which may take long, with what is known by then.
+        fields: what is asked for; its `data` must be set.
+        progress: receives what is being done, how many are done, of how many.
+        reserve: called before images are read, which may take long, with what is known by then.
         runs: folders of runs that may have proposed labels of these images.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
     """
-    table = read_corrected(fields["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
+    request = Request.of(fields)
+    asked = request.recipe
+    assert asked.data is not None
+    table = read_corrected(asked.data, asked.labels, progress, asked.layout)
     check_trainable(table)
-    recipe, reasons = complete(fields, table)
-    if take_place is not None:
-        take_place(table, recipe)
-    recipe, of_head = settle_head(recipe, fields, table, progress)
+    recipe, reasons = complete(request, table)
+    if reserve is not None:
+        reserve(table, recipe)
     # What cannot be built should fail before the images are read.
-    config, preprocess = start_of(recipe, table.classes, progress)
-    recipe = spare_patches(recipe, fields, config)
+    blueprint, of_head = resolve_model(recipe, request.fields, table, progress)
+    recipe = blueprint.recipe
     taught = None
     if recipe.teacher is not None:
-        taught = load_teacher(recipe.teacher, table.classes, config.image_size).pictures
-    diagnosis = examine(table, preprocess, progress)
+        taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
+    diagnosis = examine(table, blueprint.preprocess, progress)
     groups = list(diagnosis.twins)
     if recipe.group_by is not None:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
     images = Images.of(diagnosis, groups)
-    before = ancestry_of(recipe, taught, progress)
+    before = ancestry_of(recipe, blueprint.pictures, taught)
     proposed = find_proposed(images, table, recipe, runs, progress)
     parts = place_proposals(proposed, _parts(images, recipe, before, proposed, progress), recipe)
     if recipe.max_images is not None:
         parts = [limit(own, recipe.max_images, recipe.seed) for own in parts]
-    return Settled(
-        recipe, config, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn)
-    )
+    return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, tuple(diagnosis.findings), tuple(torn))
+
+
+def resolve_model(
+    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, progress: Progress
+) -> tuple[Blueprint, list[str]]:
+    """The model that a recipe asks for, with what depends on its weights and its architecture; and why, a line each.
+
+    Args:
+        recipe: with nothing else left open.
+        fields: those that are named.
+        table: the images, for their classes.
+        progress: receives the steps of a download.
+
+    Raises:
+        VitkitError: the model cannot be built, or its weights cannot be had or understood.
+    """
+    try:
+        weights = look_for(recipe, progress)
+    except VitkitError as error:
+        if recipe.head_from == "names":
+            raise VitkitError(f"--head-from names: {error}") from error
+        raise
+    recipe, reasons = choose_head_start(recipe, fields, table, weights)
+    blueprint = blueprint_of(recipe, table.classes, progress, weights)
+    return replace(blueprint, recipe=spare_patches(recipe, fields, blueprint.config)), reasons
 
 
 def _parts(
     images: Images, recipe: Recipe, before: PictureRecord, proposed: Proposed, progress: Progress
-) -> list[Divided]:
+) -> list[SplitImages]:
     """The images split as the recipe says: once, or with each fold in turn as its test images."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
@@ -547,11 +628,11 @@ def _parts(
     parts = []
     for own in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == own else "train" for other in fold_of))
-        parts.append(Divided(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
+        parts.append(SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
     return parts
 
 
-def limit(own: Divided, most: int, seed: int) -> Divided:
+def limit(own: SplitImages, most: int, seed: int) -> SplitImages:
     """The same with fewer training images."""
     limited = limit_training(own.images.table, most, seed)
     place = {path: i for i, path in enumerate(own.images.table.paths)}

@@ -15,8 +15,8 @@ from vitkit.evaluation.headline import Headline, counted_figures, headline_of, v
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
-from vitkit.training.recipe import Recipe, build, overlay, unfold
-from vitkit.training.recipe_files import departures, load_fields, published, resolve
+from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
+from vitkit.training.recipe_files import departures, load_fields, published, request_of
 from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import check_data, path_of, watchers
 from vitkit.verbs.result import Result
@@ -214,15 +214,15 @@ def train(
         raise VitkitError("--data-root says where the images of a run are now: it goes with --resume")
     if data is not None:
         fields["data"] = str(data)
-    resolved, notes = resolve(fields, recipe), departures(fields, recipe)
-    check_data(resolved["data"])
+    request, notes = request_of(fields, recipe), departures(fields, recipe)
+    check_data(request.fields["data"])
     if published(fields, recipe) is not None:
-        resolved, left_out = _heeded(resolved, fields)
-        notes = [*notes, *left_out]
+        heeded, left_out = _heeded(request.fields, fields)
+        request, notes = Request.of(heeded), [*notes, *left_out]
     from vitkit.training import run
 
     resolution = {"notes": notes, "named": tuple(fields)}
-    folder = run.train(resolved, out, force=force, **resolution, **watching, say=say, progress=progress)
+    folder = run.train(request, out, force=force, **resolution, **watching, say=say, progress=progress)
     return TrainingRun(folder)
 
 
@@ -248,18 +248,20 @@ def _train_on_datasets(
 ) -> TrainingRun:
     from vitkit.data.user_datasets import Datasets
     from vitkit.training.run import OF_FILES, resume_on, train_on
-    from vitkit.training.run_folder import Run
+    from vitkit.training.run_folder import Observers
 
-    run_of = Run(Path("." if resume is None else resume), say, progress, **watching)
+    observers = Observers(say, progress, **watching)
     if resume is None:
         # What a recipe file says of files is of no account here; what the caller says of them is refused.
         read = {} if recipe is None else load_fields(recipe)
         asked = overlay({name: value for name, value in read.items() if name not in OF_FILES}, unfold(fields))
-        return TrainingRun(train_on(Datasets(*given), asked, out, force=force, run_of=run_of, named=tuple(fields)))
+        return TrainingRun(
+            train_on(Datasets(*given), asked, out, force=force, observers=observers, named=tuple(fields))
+        )
     if out is not None or force or fields or given[3] is not None:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
-    resume_on(Datasets(*given), run_of)
-    return TrainingRun(run_of.folder)
+    resume_on(Datasets(*given), Path(resume), observers)
+    return TrainingRun(Path(resume))
 
 
 tell_of_fields(train)

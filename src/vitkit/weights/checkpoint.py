@@ -19,14 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import pickle
 import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -75,6 +73,34 @@ class Checkpoint:
     metadata: Mapping[str, str] = field(default_factory=dict)
     passed_over: Mapping[str, str] = field(default_factory=dict)
     pictures: bytes | None = None
+
+
+def reader(stored: Sequence[Stored], join: Callable[..., Tensor] | None = None) -> Callable[[], Tensor]:
+    """Read float32 numbers, or whole ones, into new memory: the file may change.
+
+    Args:
+        stored: the parts of one tensor.
+        join: makes one tensor of the parts; None: there is one part.
+    """
+
+    def read() -> Tensor:
+        parts = [tensor.read() for tensor in stored]
+        joined = parts[0] if join is None else join(*parts)
+        ours = (joined.float() if joined.is_floating_point() else joined).contiguous()
+        addresses = {part.untyped_storage().data_ptr() for part in parts}
+        return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
+
+    return read
+
+
+def readers(tensors: Mapping[str, Stored]) -> dict[str, Callable[[], Tensor]]:
+    """A `reader` for each of these tensors."""
+    return {name: reader((tensor,)) for name, tensor in tensors.items()}
+
+
+def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
+    """The numbers of all tensors, in their order."""
+    return {name: read_one() for name, read_one in read.items()}
 
 
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -316,27 +342,6 @@ _BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # a file's name, and no path on any system
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
-_Identity = tuple[Path, int, int, int]  # with inode, size and time: a file that was written anew is another
-_kept: dict[_Identity, Checkpoint] | None = None
-
-
-@contextmanager
-def reading_once() -> Iterator[None]:
-    """Within, a file that was read is not read again, unless it has been written anew: a run asks several times.
-
-    Files that are mapped into memory are meant, of which nothing else is kept than the names.
-    """
-    global _kept
-    if _kept is not None:
-        yield
-        return
-    _kept = {}
-    try:
-        yield
-    finally:
-        _kept = None
-
-
 def read_checkpoint(path: Path) -> Checkpoint:
     """The names and shapes in a checkpoint file, or in a folder as the Hugging Face hub has them.
 
@@ -435,18 +440,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _read_file(path: Path) -> Checkpoint:
     with path.open("rb") as file:
-        start, found = file.read(16), os.fstat(file.fileno())
-    identity = (path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns)
-    if _kept is not None and identity in _kept:
-        return _kept[identity]
-    checkpoint = _read_content(path, start)
-    is_mapped = start.startswith(b"PK") or start[8:9] == b"{"
-    if _kept is not None and is_mapped:
-        _kept[identity] = checkpoint
-    return checkpoint
-
-
-def _read_content(path: Path, start: bytes) -> Checkpoint:
+        start = file.read(16)
     if not start:
         raise VitkitError(f"{path} is empty")
     if start.startswith(b"PK"):

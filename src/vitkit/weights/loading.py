@@ -30,10 +30,10 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import listed
 from vitkit.weights.adapt import Adapted, adapt, adapt_network
 from vitkit.weights.catalog import HUB, Entry, find, find_published, is_hub_id, missing
-from vitkit.weights.checkpoint import read_checkpoint
-from vitkit.weights.meaning import TIMM, Use, meaning_of, split_timm
+from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
+from vitkit.weights.meaning import TIMM, Meaning, Use, meaning_of, split_timm
 from vitkit.weights.networks import published_size, read_network
-from vitkit.weights.origin import Origin, read_foreign, read_own, shapes_of
+from vitkit.weights.origin import SourceWeights, read_foreign, read_own, shapes_of
 from vitkit.weights.preprocessing import PreprocessLike, describe, leaves_open, settings_of
 
 
@@ -57,14 +57,24 @@ class Plan:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: bytes | None = None
 
-    def build(self) -> Classifier:
-        """Read the numbers: one tensor at a time, into a model that has none yet.
+    def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
+        """The numbers by name, and the report with what they say about the checkpoint.
 
         Raises:
             VitkitError: a number is NaN or infinite; its tensor is named.
         """
-        tensors = {name: self._finite(name, read()) for name, read in self.read.items()}
-        report = self._report_zeros(tensors)
+        tensors = read_all(self.read)
+        for name, tensor in tensors.items():
+            self._check_finite(name, tensor)
+        return tensors, self._report_zeros(tensors)
+
+    def build(self) -> Classifier:
+        """Read the numbers into a model that was never initialised.
+
+        Raises:
+            VitkitError: a number is NaN or infinite; its tensor is named.
+        """
+        tensors, report = self.tensors()
         return Classifier(
             model=filled(self.config, tensors),
             classes=self.classes,
@@ -96,11 +106,11 @@ class Plan:
         warning = f"nothing but zeros in {listed(lost, 6)}: the checkpoint is damaged, or has not been trained"
         return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong answers"))
 
-    def _finite(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor; whose numbers are not all finite makes no model."""
+    def _check_finite(self, name: str, tensor: Tensor) -> None:
+        """Refuse a tensor whose numbers are not all finite."""
         low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
         if low.isfinite() and high.isfinite():  # NaN comes through as both
-            return tensor
+            return
         spoiled = int((~tensor.isfinite()).sum())
         theirs = self.report.renamed.get(name, name)
         raise VitkitError(
@@ -157,7 +167,7 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
 
 
 def make_plan(
-    name: str, origin: Origin, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
+    name: str, origin: SourceWeights, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
 ) -> Plan:
     shapes = shapes_of(target)
     adapted = _adapt(origin, target, shapes)
@@ -214,7 +224,7 @@ def _with_preprocess(plan: Plan, named: PreprocessLike) -> Plan:
     return dataclasses.replace(plan, preprocess=preprocess, report=report)
 
 
-def _adapt(origin: Origin, target: Config, shapes: Mapping[str, torch.Size]) -> Adapted:
+def _adapt(origin: SourceWeights, target: Config, shapes: Mapping[str, torch.Size]) -> Adapted:
     source = origin.config
     if isinstance(source, NetworkConfig):
         assert isinstance(target, NetworkConfig)
@@ -314,41 +324,125 @@ def inspect(
     **overrides: Any,
 ) -> Plan:
     """What `load` would do, with the same arguments, without reading the numbers."""
-    if classes is not None:
-        if num_classes not in (None, len(classes)):
-            raise VitkitError(f"{len(classes)} class names for num_classes {num_classes}")
-        num_classes = len(classes)
-    size = None if image_size is None else as_pair(image_size, "image_size")
-    changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
+    return look(source, use=use, network=network, progress=progress).plan(
+        num_classes,
+        image_size,
+        classes=classes,
+        preprocess=preprocess,
+        grid=grid,
+        allow_partial=allow_partial,
+        **overrides,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """A source of weights that has been looked at once, of which any number of plans can be made.
+
+    Attributes:
+        source: as the caller names it, without the network of a file.
+        path: the file or the folder; None of what another library publishes.
+        checkpoint: names and shapes; None of networks of another library.
+        description: what a model folder says of itself; None of everything else.
+        network: the network of another library that it is, or is a file of weights of.
+        entry: of the catalog, for published weights.
+        meant: which of a model's published weights a bare name stands for.
+        is_timms: whether timm's pixels are to be read.
+        progress: receives the steps of a download.
+    """
+
+    source: str
+    path: Path | None = None
+    checkpoint: Checkpoint | None = None
+    description: Mapping[str, Any] | None = None
+    network: str | None = None
+    entry: Entry | None = None
+    meant: Meaning | None = None
+    is_timms: bool = False
+    progress: Progress = silent
+
+    def plan(
+        self,
+        num_classes: int | None = None,
+        image_size: int | Pair | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        preprocess: PreprocessLike | None = None,
+        grid: Pair | None = None,
+        allow_partial: bool = False,
+        **overrides: Any,
+    ) -> Plan:
+        """Fit the weights to what is asked for, as `load` does with the same arguments.
+
+        Raises:
+            VitkitError: as `load`.
+        """
+        if classes is not None:
+            if num_classes not in (None, len(classes)):
+                raise VitkitError(f"{len(classes)} class names for num_classes {num_classes}")
+            num_classes = len(classes)
+        size = None if image_size is None else as_pair(image_size, "image_size")
+        changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
+        if self.network is not None:
+            config = _network_config(self.network, size, overrides, is_published=self.path is None)
+            origin = read_network(config, self.path, self.progress)
+            size = size or config.image_size
+        elif self.description is not None:
+            assert self.path is not None and self.checkpoint is not None
+            origin = read_own(self.path, self.description, self.checkpoint, overrides)
+        else:
+            assert self.checkpoint is not None
+            fitted = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
+            origin = read_foreign(self.checkpoint, self.entry, overrides, allow_partial=allow_partial, **fitted)
+        preprocess = "timm" if self.is_timms and preprocess is None else preprocess
+        if isinstance(preprocess, str) and preprocess == "timm" and self.entry is not None:
+            preprocess = _pixels_of_timm(self.entry)
+        if self.meant is not None:
+            origin = replace(origin, assumed={"weights": self.meant.says, **origin.assumed})
+        if size is None and "patch_size" not in changes:
+            size = origin.pixel_size if self.meant is None else self.meant.size
+        target = target_of(origin.config, num_classes, size, changes)
+        if classes is None and target.num_classes == origin.config.num_classes:
+            classes = origin.classes
+        return make_plan(self.source, origin, target, classes, preprocess)
+
+
+def look(source: str | Path, *, use: Use = "answers", network: str | None = None, progress: Progress = silent) -> Look:
+    """Look at a source of weights: find it, downloading it if need be, and read its names and shapes.
+
+    Args:
+        source: as of `load`.
+        use: as of `load`.
+        network: as of `load`.
+        progress: as of `load`.
+
+    Raises:
+        VitkitError: there is no such thing, or it is damaged.
+    """
     if network is None:
         source, network = _named_file(str(source))
-    own = _network_of(str(source), network, size, overrides)
-    if own is not None:
-        meant, entry = None, None
-        origin = read_network(own, None if network is None else source, progress)
-        size = size or own.image_size
-    else:
-        name, is_timms = split_timm(str(source))
-        preprocess = "timm" if is_timms and preprocess is None else preprocess
-        meant = meaning_of(name, use)
-        path, entry = locate(name if meant is None else meant.entry.name, progress)
-        if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
-            path = path.parent  # the weights alone would lose their classes and pixels
-        if model_folder.is_model_folder(path):
-            origin = read_own(path, overrides)
-        else:
-            given = {"image_size": size, "grid": grid, "patch_size": changes.get("patch_size")}
-            origin = read_foreign(read_checkpoint(path), entry, overrides, allow_partial=allow_partial, **given)
-    if isinstance(preprocess, str) and preprocess == "timm" and entry is not None:
-        preprocess = _pixels_of_timm(entry)
-    if meant is not None:
-        origin = replace(origin, assumed={"weights": meant.says, **origin.assumed})
-    if size is None and "patch_size" not in changes:
-        size = origin.pixel_size if meant is None else meant.size
-    target = target_of(origin.config, num_classes, size, changes)
-    if classes is None and target.num_classes == origin.config.num_classes:
-        classes = origin.classes
-    return make_plan(str(source), origin, target, classes, preprocess)
+    name = _network_of(str(source), network)
+    if name is not None:
+        path = None if network is None else Path(source)
+        return Look(source=str(source), path=path, network=name, progress=progress)
+    bare, is_timms = split_timm(str(source))
+    meant = meaning_of(bare, use)
+    path, entry = locate(bare if meant is None else meant.entry.name, progress)
+    if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
+        path = path.parent  # the weights alone would lose their classes and pixels
+    if model_folder.is_model_folder(path):
+        description = model_folder.read_description(path)
+        return Look(
+            source=str(source),
+            path=path,
+            checkpoint=read_checkpoint(path / model_folder.WEIGHTS),
+            description=description,
+            entry=entry,
+            meant=meant,
+            is_timms=is_timms,
+        )
+    checkpoint = read_checkpoint(path)
+    return Look(source=str(source), path=path, checkpoint=checkpoint, entry=entry, meant=meant, is_timms=is_timms)
 
 
 def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
@@ -364,9 +458,7 @@ def _named_file(source: str) -> tuple[str, str | None]:
     return (file, name) if at and file and not Path(source).exists() and split_network(name) else (source, None)
 
 
-def _network_of(
-    source: str, network: str | None, size: Pair | None, overrides: Mapping[str, Any]
-) -> NetworkConfig | None:
+def _network_of(source: str, network: str | None) -> str | None:
     """The network of another library that a source is, or is a file of weights of; None of everything else."""
     name = source if network is None else network
     path = Path(source)
@@ -376,9 +468,14 @@ def _network_of(
         return None
     if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
         return None  # which says itself what it is
+    return name
+
+
+def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], *, is_published: bool) -> NetworkConfig:
+    """The configuration of another library's network, for images of this size or of the size it is published for."""
     config = config_of(name, **overrides)
     assert isinstance(config, NetworkConfig)
-    size = size or (published_size(config) if network is None else None)
+    size = size or (published_size(config) if is_published else None)
     return config if size is None else config.replace(image_size=size)
 
 

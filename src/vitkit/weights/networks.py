@@ -21,8 +21,8 @@ from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights import download as hub
 from vitkit.weights.catalog import class_names, unique
-from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
-from vitkit.weights.origin import Origin, owned, shapes_of
+from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint, readers
+from vitkit.weights.origin import SourceWeights, shapes_of
 from vitkit.weights.preprocessing import describe
 
 _ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # GoogLeNet's and Inception's classifiers at the side
@@ -30,7 +30,7 @@ _COUNTERS = "num_batches_tracked"  # which files of torch before 0.4.1 lack
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
 
 
-def read_network(config: NetworkConfig, source: str | Path | None, progress: Progress) -> Origin:
+def read_network(config: NetworkConfig, source: str | Path | None, progress: Progress) -> SourceWeights:
     """A network's weights, its pixels and its classes.
 
     Args:
@@ -53,10 +53,10 @@ def read_network(config: NetworkConfig, source: str | Path | None, progress: Pro
     assumed = {} if source is None else {"preprocess": f"{published}, as of what {config.library} publishes"}
     classes, how = _classes(config, checkpoint, is_published=source is None)
     notes = () if not counters else (f"{len(counters)} counters of batches are not in the file and begin at 0",)
-    return Origin(
+    return SourceWeights(
         format=config.library,
         config=config,
-        read={name: owned((tensors[name],), lambda only: only) if name in tensors else _zero for name in expected},
+        read=dict.fromkeys(expected, _zero) | readers({name: tensors[name] for name in expected if name in tensors}),
         pixels=pixels,
         classes=classes,
         dropped=aside,

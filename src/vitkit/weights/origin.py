@@ -1,4 +1,4 @@
-"""What a source is before anything is asked of it: its configuration, and its tensors under our names.
+"""The weights of a source as they are: their configuration, and their tensors under our names.
 
 Every tensor of both sides held against the other: nothing loads by half unnoticed.
 
@@ -30,7 +30,7 @@ from vitkit.text.cells import listed
 from vitkit.text.fields import is_number
 from vitkit.text.names import check_names
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
-from vitkit.weights.checkpoint import Checkpoint, Stored, read_checkpoint
+from vitkit.weights.checkpoint import Checkpoint, Stored, reader, readers
 from vitkit.weights.formats.registry import readable
 from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Given, Inferred, infer, namesakes
@@ -237,7 +237,7 @@ def _written(config: Mapping[str, Any]) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Origin:
+class SourceWeights:
     """A source as it is: its configuration, its tensors under our names, and what came with them."""
 
     format: str
@@ -261,14 +261,15 @@ class Origin:
 _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
 
 
-def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
-    description = model_folder.read_description(folder)
+def read_own(
+    folder: Path, description: Mapping[str, Any], checkpoint: Checkpoint, overrides: Mapping[str, Any]
+) -> SourceWeights:
     refused = [name for name in overrides if name not in _FREE]
     if refused:
         raise VitkitError(f"{folder} says itself what its {refused[0]} is; it cannot be changed on loading")
     try:
         config = config_from_dict(description["config"]).replace(**overrides)
-        stored = read_checkpoint(folder / model_folder.WEIGHTS).tensors
+        stored = checkpoint.tensors
         if isinstance(config, ViTConfig) and config.layers > len(stored):  # before so many are made
             raise VitkitError(f"{config.layers} layers, and {len(stored)} tensors")
         shapes = _shapes(config, folder)
@@ -283,10 +284,10 @@ def read_own(folder: Path, overrides: Mapping[str, Any]) -> Origin:
             raise VitkitError(f"preprocess has a mean of {len(preprocess.mean)}, and the model {config.in_channels}")
         pixels = preprocess.to_dict()
         del pixels["size"]
-        return Origin(
+        return SourceWeights(
             format="vitkit",
             config=config,
-            read={name: owned((tensor,), lambda only: only) for name, tensor in stored.items()},
+            read=readers(stored),
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
             classes=_listed(description, "classes"),
             notes=_check_order(folder, _listed(description, "classes")),
@@ -383,7 +384,7 @@ def read_foreign(
     image_size: Pair | None,
     grid: Pair | None,
     patch_size: Any,
-) -> Origin:
+) -> SourceWeights:
     if "vitkit_version" in checkpoint.metadata:
         raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {model_folder.DESCRIPTION}")
     try:
@@ -419,7 +420,7 @@ def read_foreign(
         pixels, as_of = _customary(layout, is_tutorials=named.is_beside)
         assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
     fits = [name for name in account.expected if name not in account.unfit]
-    return Origin(
+    return SourceWeights(
         format=layout.format,
         config=config,
         read={name: _reader(checkpoint, layout, name) for name in fits} | _fresh(config, account.unfit),
@@ -520,20 +521,7 @@ def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
 
 def _reader(checkpoint: Checkpoint, layout: Layout, name: str) -> Callable[[], Tensor]:
     piece = layout.pieces[name]
-    return owned([checkpoint.tensors[theirs] for theirs in piece.theirs], piece.join)
-
-
-def owned(stored: Sequence[Stored], join: Callable[..., Tensor]) -> Callable[[], Tensor]:
-    """Reads float32 numbers, or whole ones, in memory of their own, not in a file that may change."""
-
-    def read() -> Tensor:
-        parts = [tensor.read() for tensor in stored]
-        joined = join(*parts)
-        ours = (joined.float() if joined.is_floating_point() else joined).contiguous()
-        addresses = {part.untyped_storage().data_ptr() for part in parts}
-        return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
-
-    return read
+    return reader([checkpoint.tensors[theirs] for theirs in piece.theirs], piece.join)
 
 
 def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Tensor]]:

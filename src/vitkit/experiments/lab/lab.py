@@ -45,13 +45,12 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import EVALUATION
 from vitkit.text.arguments import check_arguments
 from vitkit.training.defaults import check_effects, without_effect
-from vitkit.training.lineage import Divided
+from vitkit.training.lineage import SplitImages
 from vitkit.training.recipe import build
-from vitkit.training.start import settle
+from vitkit.training.start import resolve
 from vitkit.verbs.fields import tell_of_fields
 from vitkit.verbs.inputs import check_choice, check_least
 from vitkit.verbs.result import Result
-from vitkit.weights.checkpoint import reading_once
 
 PLAN = "lab-plan.json"  # what an experiment will do, written before it begins
 PLACE = ExperimentFolder(PLAN, "experiment")
@@ -241,9 +240,9 @@ def _measure(
 
 
 def _next(own: Experiment, hold: ExitStack) -> Path:
-    from vitkit.training.run_folder import hold_next
+    from vitkit.training.run_folder import new_run_folder
 
-    return hold_next(f"lab-{own.name}", hold)
+    return new_run_folder(f"lab-{own.name}", hold)
 
 
 def _written(result: LabResult) -> LabResult:
@@ -298,39 +297,38 @@ def plan_ablation(
     seed = base.get("seed", 0)
     jobs, told, notes, judged_by, images, classes = [], [], [], None, 0, 0
     folders: dict[str, str] = {}
-    entries: list[tuple[str, Divided]] = []
-    with reading_once():
-        for place, variant in enumerate(variants):
-            progress("looking at the variants", place, len(variants))
-            fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
-            try:
-                if variant.after is None and not variant.pretraining:
-                    settled = settle(fields, progress)
-                    (own,) = settled.parts
-                    entries.append((variant.label, own))
-                    judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
-                    images, config = own.images.table.splits.count("train"), settled.config
-                    classes = config.num_classes
-                    check_effects(settled.recipe, fields, named=asked)
-                    idle = without_effect(settled.recipe, fields)  # a preset's epochs, where a head is fitted at once
-                    fields = {name: value for name, value in fields.items() if name not in idle}
-                    fields |= {"method": settled.recipe.method}
-                    notes += [*settled.table.unmatched, *settled.table.corrections]
-                    notes += [f"{variant.label}: {reason}" for reason in settled.reasons]
-                else:
-                    build(fields)
-                    config = base_config(fields).replace(num_classes=classes)
-            except VitkitError as error:
-                raise VitkitError(f"{variant.label}: {error}") from error
-            info = describe(config)
-            told.append(_described(variant, info.parameters, info.gmacs))
-            folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
-            for own_seed in range(seed, seed + seeds):
-                if variant.after is not None:
-                    fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{own_seed}"}
-                folder, own_fields = f"{folders[variant.label]}-seed{own_seed}", {**fields, "seed": own_seed}
-                before = pretraining_fields(own_fields, variant) if variant.pretraining else None
-                jobs.append(Job(variant.label, own_seed, 1.0, images, own_fields, folder, before))
+    entries: list[tuple[str, SplitImages]] = []
+    for place, variant in enumerate(variants):
+        progress("looking at the variants", place, len(variants))
+        fields = {**variant_fields(base, asked, variant), "split_seed": base.get("split_seed", seed)}
+        try:
+            if variant.after is None and not variant.pretraining:
+                start = resolve(fields, progress)
+                (own,) = start.parts
+                entries.append((variant.label, own))
+                judged_by = judged_by or hash_of_images(own, held_out_split(own.images.table))
+                images, config = own.images.table.splits.count("train"), start.config
+                classes = config.num_classes
+                check_effects(start.recipe, fields, named=asked)
+                idle = without_effect(start.recipe, fields)  # a preset's epochs, where a head is fitted at once
+                fields = {name: value for name, value in fields.items() if name not in idle}
+                fields |= {"method": start.recipe.method}
+                notes += [*start.table.unmatched, *start.table.corrections]
+                notes += [f"{variant.label}: {reason}" for reason in start.reasons]
+            else:
+                build(fields)
+                config = base_config(fields).replace(num_classes=classes)
+        except VitkitError as error:
+            raise VitkitError(f"{variant.label}: {error}") from error
+        info = describe(config)
+        told.append(_described(variant, info.parameters, info.gmacs))
+        folders[variant.label] = f"runs/{place + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
+        for own_seed in range(seed, seed + seeds):
+            if variant.after is not None:
+                fields = {**fields, "weights": f"{HERE}/{folders[variant.after]}-seed{own_seed}"}
+            folder, own_fields = f"{folders[variant.label]}-seed{own_seed}", {**fields, "seed": own_seed}
+            before = pretraining_fields(own_fields, variant) if variant.pretraining else None
+            jobs.append(Job(variant.label, own_seed, 1.0, images, own_fields, folder, before))
     jobs.sort(key=lambda job: job.seed)  # of one seed the variants follow one another
     assert judged_by is not None
     judging = before_training(entries)

@@ -11,7 +11,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for
 from vitkit.model.network_config import is_network_name
 from vitkit.training.recipe import Recipe, unfold
-from vitkit.training.recipe_files import published, resolve
+from vitkit.training.recipe_files import published, request_of
 
 Preset = Literal["small", "paper"]
 EPOCHS = 15
@@ -33,9 +33,9 @@ def base_fields(ablation: Ablation, data: str, preset: Preset, fields: Mapping[s
     """
     own = unfold(fields)
     if preset == "paper":
-        return resolve({**own, "data": data}, published_recipe(ablation))
+        return request_of({**own, "data": data}, published_recipe(ablation)).fields
     model = {} if published({"data": data}) is not None else {"model": _MODEL}
-    return resolve({**model, **_SMALL, **own, "data": data})
+    return request_of({**model, **_SMALL, **own, "data": data}).fields
 
 
 def published_recipe(ablation: Ablation) -> str:

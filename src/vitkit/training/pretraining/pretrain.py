@@ -51,33 +51,31 @@ from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects
-from vitkit.training.distributed import Team, assemble, check_team, describe_team
+from vitkit.training.distributed import Team, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, descend
 from vitkit.training.lineage import Images as RunImages
 from vitkit.training.lineage import ancestry_of, divide, of_ancestry
-from vitkit.training.loggers import check_watchers
 from vitkit.training.pretraining.mae import MaskedAutoencoding
 from vitkit.training.pretraining.masked_patch import MaskedPatchPrediction
 from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
 from vitkit.training.pretraining.options import KINDS, OF_LABELS, Pretraining, parted
 from vitkit.training.recipe import Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.run import taken_up, tell, write_start
+from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
 from vitkit.training.run_folder import (
+    Observers,
     Run,
     check_place,
     clear,
     discard_if_empty,
-    going_on,
-    hold_given,
-    hold_next,
+    new_run_folder,
     read_metrics,
     reporting,
+    reserve_folder,
 )
 from vitkit.training.stability import Outcome
-from vitkit.training.start import choose_device, limit, new_classifier, start_of
+from vitkit.training.start import Blueprint, blueprint_of, limit, new_classifier
 from vitkit.weights import load
-from vitkit.weights.checkpoint import reading_once
 
 
 def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
@@ -104,11 +102,9 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     return config
 
 
-def new_encoder(
-    recipe: Recipe, choices: Pretraining, table: ImageTable, data_hash: str, progress: Progress
-) -> Classifier:
+def new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
     """A model without a head, before its pre-training; the same for the same seed."""
-    encoder = new_classifier(recipe, replace(table, classes=(), sets=()), data_hash, progress)
+    encoder = new_classifier(blueprint, replace(table, classes=(), sets=()), data_hash)
     encoder.provenance["pretraining"] = choices.to_dict()
     return encoder
 
@@ -225,11 +221,12 @@ def keys_of_validation(seed: int, images: Sequence[int]) -> Tensor:
 _SHOWN = 8  # pictures of the page
 
 
-def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining) -> None:
+def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Blueprint | None = None) -> None:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    classifier = run.team.in_turn(lambda: new_encoder(recipe, choices, table, data_hash, run.progress))
+    model = run.team.in_turn(lambda: blueprint or blueprint_of(recipe, (), run.progress))
+    classifier = run.team.in_turn(lambda: new_encoder(model, choices, table, data_hash))
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     run.say(f"images, without their labels: {_counted(table)}")
@@ -334,15 +331,12 @@ def pretrain(
         OSError: the folder cannot be written.
     """
     choices, recipe = settle_fields(fields)
-    check_watchers(recipe, callbacks, loggers)
-    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    with ExitStack() as hold, reading_once():
-        folder, recipe, choices = team.by_first(
-            lambda: _prepare(choices, recipe, "split" in fields, out, force, team, say, progress, hold)
-        )
-        run = Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers))
-        _go(run, recipe, choices)
-    return folder
+    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+
+    def prepare(team: Team, hold: ExitStack) -> Prepared:
+        return _prepare(choices, recipe, "split" in fields, out, force, team, observers, hold)
+
+    return drive(recipe, observers, prepare, _work_on(choices), _again)
 
 
 def settle_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
@@ -387,11 +381,11 @@ def _prepare(
     out: str | Path | None,
     force: bool,
     team: Team,
-    say: Say,
-    progress: Progress,
+    observers: Observers,
     hold: ExitStack,
-) -> tuple[Path, Recipe, Pretraining]:
+) -> Prepared:
     """Write down everything that the pre-training starts from, in a folder that is held from then on."""
+    progress = observers.progress
     table = _read(choices, recipe, progress)
     is_unlabelled = len(table.classes) == 1
     if is_unlabelled and not is_split_given:
@@ -399,15 +393,15 @@ def _prepare(
     check_team(recipe, team)
     check_place(out, table, None, weights_of(recipe))
     if out is not None:
-        hold_given(out, hold, force=force)
-    diagnosis = examine(table, _pixels_of(recipe, choices, progress), progress)
-    before = ancestry_of(recipe, None, progress)
+        reserve_folder(out, hold, force=force)
+    blueprint = _blueprint(recipe, choices, progress)
+    diagnosis = examine(table, blueprint.preprocess, progress)
+    before = ancestry_of(recipe, blueprint.pictures, None)
     own = divide(RunImages.of(diagnosis), recipe, before, progress)
     if recipe.max_images is not None:
         own = limit(own, recipe.max_images, recipe.seed)
-    run = Run(
-        Path(out) if out is not None else hold_next(f"{table.root.name}-{choices.objective}", hold), say, progress
-    )
+    name = f"{table.root.name}-{choices.objective}"
+    run = observers.run(Path(out) if out is not None else new_run_folder(name, hold))
     try:
         clear(run.folder)
         run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.root} ({choices.objective})")
@@ -419,25 +413,28 @@ def _prepare(
     except BaseException:
         discard_if_empty(run.folder)
         raise
-    return run.folder, recipe, choices
+    return run.folder, recipe, blueprint
 
 
-def _pixels_of(recipe: Recipe, choices: Pretraining, progress: Progress) -> Preprocess:
-    """As the encoder reads them; what cannot be built fails here, before the images are read."""
+def _blueprint(recipe: Recipe, choices: Pretraining, progress: Progress) -> Blueprint:
+    """Of the encoder; what cannot be built fails here, before the images are read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
 
-    config, preprocess = start_of(recipe, (), progress)
-    vit = check_encoder(config, choices)
+    blueprint = blueprint_of(recipe, (), progress)
+    vit = check_encoder(blueprint.config, choices)
     with torch.device("meta"), torch.random.fork_rng():
-        network_of(VisionTransformer(vit), preprocess, choices, recipe.seed)
-    return preprocess
+        network_of(VisionTransformer(vit), blueprint.preprocess, choices, recipe.seed)
+    return blueprint
 
 
-def _go(run: Run, recipe: Recipe, choices: Pretraining) -> None:
-    with going_on(run, f"vitkit pretrain --resume {run.folder}"):
-        fit_and_report(run, recipe, choices)
+def _work_on(choices: Pretraining) -> Work:
+    return lambda run, recipe, blueprint: fit_and_report(run, recipe, choices, blueprint)
+
+
+def _again(folder: Path) -> str:
+    return f"vitkit pretrain --resume {folder}"
 
 
 def resume(
@@ -465,9 +462,8 @@ def resume(
     folder = Path(folder)
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
-    with taken_up(folder, recipe, data_root, callbacks, loggers, say, progress) as run:
-        _go(run, recipe, choices)
-    return folder
+    observers = Observers(say, progress, tuple(callbacks), tuple(loggers))
+    return drive_again(folder, recipe, observers, _work_on(choices), _again, data_root)
 
 
 def choices_of_run(folder: Path) -> Pretraining:
