@@ -14,9 +14,8 @@ from PIL import Image
 from photos import noise, save
 from tiffs import write_png, write_tiff
 from vitkit.data import decode as decoding
-from vitkit.data.decode import decode, read_picture, warn_of_doubt
+from vitkit.data.decode import LEAST, Room, decode, read_picture, warn_of_doubt
 from vitkit.data.doctor.examine import examine
-from vitkit.data.image_cache import LEAST, Room
 from vitkit.data.sources import read_source
 
 RAMP = np.linspace(0, 1, 24 * 32).reshape(24, 32)

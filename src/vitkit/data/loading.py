@@ -331,13 +331,11 @@ class EvaluationImages(_TableImages):
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, keeper: Keeper | None = None) -> None:
         self.table, self.preprocess, self.keeper = table, preprocess, keeper or NoKeeper()
+        self.short_side = preprocess.short_side
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.keeper.picture(
-            index,
-            self.table.file(index),
-            lambda: self.preprocess.resize(_decode(self, index, self.preprocess.short_side)),
-        )
+        file = self.table.file(index)
+        image = self.keeper.picture(index, file, lambda: self.preprocess.resize(_decode(file, self.short_side)))
         return torch.from_numpy(self.preprocess.normalise(image)), self.table.labels[index]
 
 
@@ -353,10 +351,9 @@ class TrainingImages(_TableImages):
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
         index = key[1]
+        file = self.table.file(index)
         picture = self.keeper.picture(
-            index,
-            self.table.file(index),
-            lambda: self.augment.reduce(_decode(self, index, self.decoded_side), self.preprocess),
+            index, file, lambda: self.augment.reduce(_decode(file, self.decoded_side), self.preprocess)
         )
         return apply_seeded(self._augment, picture, self.seed, *key), self.table.labels[index]
 
@@ -369,8 +366,7 @@ def _files(table: ImageTable) -> list[Path]:
     return [table.file(index) for index in range(len(table))]
 
 
-def _decode(images: EvaluationImages | TrainingImages, index: int, short_side: int) -> Image.Image:
-    path = images.table.file(index)
+def _decode(path: Path, short_side: int) -> Image.Image:
     try:
         return decode(path, short_side)
     except UnreadableImageError as error:  # it was readable when the run began

@@ -289,7 +289,7 @@ def _begun(
     table = read_corrected(asked["data"], fields.get("labels"), progress, fields.get("layout", "auto"))
     check_place(out, table, None, "none")
     if out is not None:
-        PLACE.hold_given(out, hold)
+        PLACE.reserve(out, hold)
     plan = make_plan(asked, fields, progress)
     folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", hold)
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
@@ -305,7 +305,7 @@ def _taken_up(
     """The folder of a comparison that was begun, held again, and its plan; what is said anew must be as it was."""
     from vitkit.experiments.comparison_plan import Plan
 
-    folder = PLACE.hold_again(out, hold)
+    folder = PLACE.lock(out, hold)
     stored = PLACE.read(folder)
     try:
         before, plan = stored["fields"], Plan.from_dict(stored["plan"])

@@ -92,7 +92,7 @@ class ExperimentFolder:
     plan: str
     what: str
 
-    def hold_given(self, out: str | Path, hold: ExitStack) -> Path:
+    def reserve(self, out: str | Path, hold: ExitStack) -> Path:
         """Hold the folder that is asked for, to begin there.
 
         Raises:
@@ -108,7 +108,7 @@ class ExperimentFolder:
             raise VitkitError(f"--out {out} is not empty: choose a new name")
         return Path(out)
 
-    def hold_again(self, out: str | Path | None, hold: ExitStack) -> Path:
+    def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
         """Hold the folder again in which it was begun.
 
         Raises:

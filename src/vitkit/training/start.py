@@ -170,18 +170,6 @@ class Blueprint:
         return None if self.plan is None else self.plan.pictures
 
 
-def look_for(recipe: Recipe, progress: Progress) -> Look | None:
-    """Look at the weights that a recipe starts from; None: it starts from none.
-
-    Raises:
-        VitkitError: they cannot be had, or a change of the model is one that they cannot follow.
-    """
-    if recipe.weights == "none":
-        return None
-    with _offering_scratch(recipe):
-        return look_at_weights(recipe, progress)
-
-
 def blueprint_of(recipe: Recipe, classes: Sequence[str], progress: Progress, weights: Look | None = None) -> Blueprint:
     """The model that a recipe asks for.
 
@@ -198,9 +186,8 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], progress: Progress, wei
         config = config_of(recipe, len(classes))
         _check(config, recipe)
         return Blueprint(recipe, config, _preprocess(recipe, _plain_pixels(config)))
-    weights = weights or look_for(recipe, progress)
-    assert weights is not None
     with _offering_scratch(recipe):
+        weights = weights or look_at_weights(recipe, progress)
         config, plan = plan_of(recipe, len(classes), weights)
     _check(config, recipe)
     return Blueprint(recipe, config, _preprocess(recipe, plan.preprocess), weights, plan)
@@ -597,11 +584,12 @@ def resolve_model(
         VitkitError: the model cannot be built, or its weights cannot be had or understood.
     """
     try:
-        weights = look_for(recipe, progress)
+        weights = None if recipe.weights == "none" else look_at_weights(recipe, progress)
     except VitkitError as error:
         if recipe.head_from == "names":
             raise VitkitError(f"--head-from names: {error}") from error
-        raise
+        with _offering_scratch(recipe):
+            raise
     recipe, reasons = choose_head_start(recipe, fields, table, weights)
     blueprint = blueprint_of(recipe, table.classes, progress, weights)
     return replace(blueprint, recipe=spare_patches(recipe, fields, blueprint.config)), reasons

@@ -27,11 +27,19 @@ from typing import Any, Self
 
 from PIL import Image
 
-from vitkit.data.decode import UnreadableImageError, picture_of, reason, refuse_shortage, refuse_special
+from vitkit.data.decode import (
+    LEAST,
+    ROOM,
+    NoRoomError,
+    UnreadableImageError,
+    picture_of,
+    reason,
+    refuse_shortage,
+    refuse_special,
+)
 from vitkit.data.doctor.keypoints import SHORT, Grey, find_keypoints, working_copy
 from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.file_facts import Facts, Memory, row_of, stamp_of
-from vitkit.data.image_cache import LEAST, ROOM, NoRoomError
 from vitkit.data.opening import QUIET, decoders
 from vitkit.system.stopping import python
 

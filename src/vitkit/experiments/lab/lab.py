@@ -155,7 +155,7 @@ def _ablate(
 ) -> LabResult:
 
     with ExitStack() as hold:
-        folder = None if out is None else PLACE.hold_given(out, hold)
+        folder = None if out is None else PLACE.reserve(out, hold)
         plan, variants = plan_ablation(own, data, preset, seeds, fields, progress)
         for note in plan.notes:
             say(note)
@@ -171,7 +171,7 @@ def _take_up(out: str | Path | None, say: Say, progress: Progress) -> LabResult:
     from vitkit.experiments.comparison_plan import Plan
 
     with ExitStack() as hold:
-        folder = PLACE.hold_again(out, hold)
+        folder = PLACE.lock(out, hold)
         begun = PLACE.read(folder)
         try:
             plan, own = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
@@ -218,7 +218,7 @@ def _measure(
         raise VitkitError(f"{own.name} measures a model: name a run, a checkpoint or published weights with --model")
     source = str(data or DATA)
     with ExitStack() as hold:
-        folder = None if out is None else PLACE.hold_given(out, hold)
+        folder = None if out is None else PLACE.reserve(out, hold)
         subject = subject_of(str(model), source, seeds, seed, progress)
         measured = getattr(import_module(own.module), own.function)(subject)
         folder = folder or _next(own, hold)
