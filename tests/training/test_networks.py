@@ -25,7 +25,7 @@ from vitkit.model.network import Network
 from vitkit.training.batch_norm import RunningStatistics
 from vitkit.training.loop import Loop
 from vitkit.training.optim import Average, ema_decay
-from vitkit.training.recipe import Recipe
+from vitkit.training.recipe import Recipe, Request
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run import resume, train
 from vitkit.training.stability import SafePoint
@@ -400,8 +400,8 @@ def test_weights_of_a_run_are_trained_on(
 def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, Any]] = []
 
-    def note(recipe: dict[str, Any], out: Any, **options: Any) -> Path:
-        asked.append((recipe, options["notes"]))
+    def note(recipe: Request, out: Any, **options: Any) -> Path:
+        asked.append((recipe.fields, options["notes"]))
         return Path("nowhere")
 
     monkeypatch.setattr("vitkit.training.run.train", note)
