@@ -2,7 +2,8 @@
 
 The script wraps a ViT in a LightningModule and trains it with ModelCheckpoint, stochastic weight averaging and a cosine
 schedule. It saves the averaged weights as a model folder, for `vitkit predict runs/lightning IMAGE` and all other
-commands. DATA is `cifar10` (downloaded once) or any folder with train/ and test/. It requires `pip install vitkit[lightning]`.
+commands. DATA is `cifar10` (downloaded once) or any folder with train/ and test/. It requires
+`pip install vitkit[lightning]`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw the pictures of docs/guide/looking-inside.md: `python examples/looking_inside.py DIGITS_RUN DEIT_WEIGHTS [OUT]`.
 
-DIGITS_RUN is the run folder of `vitkit train digits`; DEIT_WEIGHTS is DeiT-Ti/16 (`deit_tiny_patch16_224`). The photographs
-are the two sample images of scikit-learn.
+DIGITS_RUN is the run folder of `vitkit train digits`; DEIT_WEIGHTS is DeiT-Ti/16 (`deit_tiny_patch16_224`). The
+photographs are the two sample images of scikit-learn.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def main(run: str, weights: str, out: Path) -> None:
     digits, deit = load(run), load(weights)
 
     for name, classifier, picture in (("digit", digits, NINE), ("flower", deit, FLOWER)):
-        explanation = classifier.explain(picture, "all")
-        save(out / f"{name}-methods.jpg", draw.side_by_side(explanation.photograph, explanation.maps, explanation.box, explanation.title))
-        assert explanation.heads is not None
-        save(out / f"{name}-heads.png", draw.head_sheet(explanation.heads, explanation.layers, "Each head's attention"))
-    small, box = draw.fit(FLOWER, explanation.box, 200)
-    film = draw.animation(small, explanation.heads.mean(axis=1), box, [f"layer {layer}" for layer in explanation.layers])
+        result = classifier.explain(picture, "all")
+        save(out / f"{name}-methods.jpg", draw.side_by_side(result.photograph, result.maps, result.box, result.title))
+        assert result.heads is not None
+        save(out / f"{name}-heads.png", draw.head_sheet(result.heads, result.layers, "Each head's attention"))
+    small, box = draw.fit(FLOWER, result.box, 200)
+    film = draw.animation(small, result.heads.mean(axis=1), box, [f"layer {layer}" for layer in result.layers])
     (out / "flower-layers.gif").write_bytes(film)
 
     answers = [deit.explain(CHINA, "gradient", name) for name in ("palace", "pirate")]
