@@ -93,7 +93,18 @@ class TimmNames(Protocol):
         """
 
 
-VARIANTS: tuple[Variant, ...] = ()
+VARIANTS: tuple[Variant, ...] = (
+    Variant(
+        field="attention",
+        signs={"differential": r"blocks\.\d+\.(attn\.)?lambda_q1$"},
+        module="vitkit.model.differential",
+        handlers={OPTIMIZED: "", GRAPH: "emit", TIMM: "Timm"},
+        refusals={
+            MAPS: "whose rows are differences of two maps and do not sum to 1: take --method occlusion",
+            MERGING: "in which a merged patch would have to count twice: leave --merge out",
+        },
+    ),
+)
 
 
 def variants_of(config: ViTConfig) -> list[Variant]:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
+from vitkit.model.differential import DifferentialAttention
 from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
 from vitkit.model.init import initialise
 from vitkit.model.layers import (
@@ -135,7 +136,12 @@ class Block(nn.Module):
         self.order = config.norm
         self.norm1 = norm_layer(config)
         patches_read = layer < config.layers - 1 or config.pool != "token"  # else convolving them is in vain
-        self.attn = ConvMixer(config) if layer in config.conv_layers else Attention(config, patches_read)
+        if layer in config.conv_layers:
+            self.attn: nn.Module = ConvMixer(config)
+        elif config.attention == "differential":
+            self.attn = DifferentialAttention(config, layer)
+        else:
+            self.attn = Attention(config, patches_read)
         self.ls1, self.ls2 = layer_scale(config), layer_scale(config)
         self.norm2 = norm_layer(config)
         self.mlp = MLP(config, patches_read)
