@@ -8,7 +8,7 @@ that they do not compute (`variants`). `vit.Block` is the same block written out
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -57,10 +57,10 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
     """
     _refuse_other_parts(block)
     parts: Any = block
-    return (
-        Branch(parts.norm1, parts.attn, parts.ls1, parts.order),
-        Branch(parts.norm2, parts.mlp, parts.ls2, "beside" if getattr(parts, "is_parallel", False) else parts.order),
-    )
+    mixing = Branch(parts.norm1, parts.attn, parts.ls1, parts.order)
+    if parts.order == "beside":  # one norm and one LayerScale for both
+        return replace(mixing, order="pre"), replace(mixing, mix=parts.mlp)
+    return mixing, Branch(parts.norm2, parts.mlp, parts.ls2, parts.order)
 
 
 def reads_normalised(order: str) -> bool:

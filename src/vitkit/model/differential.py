@@ -135,6 +135,6 @@ class Timm:
         return tensors
 
     @staticmethod
-    def describe(_config: ViTConfig) -> tuple[str, dict[str, Any]]:
-        """timm's ViT with such attention in every layer."""
-        return "vit_dwee_patch16_reg1_gap_256", {"attn_layer": "diff"}
+    def describe(_config: ViTConfig) -> tuple[None, dict[str, Any]]:
+        """Any ViT of timm's takes such attention."""
+        return None, {"attn_layer": "diff"}

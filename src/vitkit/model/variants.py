@@ -85,8 +85,8 @@ class TimmNames(Protocol):
     def write(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Our tensors under timm's names."""
 
-    def describe(self, config: ViTConfig) -> tuple[str, dict[str, Any]]:
-        """A model of timm's of this kind, and the arguments that it takes beside the usual ones.
+    def describe(self, config: ViTConfig) -> tuple[str | None, dict[str, Any]]:
+        """A model of timm's of this kind, None for any, and the arguments that it takes beside the usual ones.
 
         Raises:
             VitkitError: timm has none.

@@ -285,7 +285,7 @@ def _files(classifier: Classifier) -> Files:
     tensors = tensors_under(classifier, layout_for(config))
     for handler in handlers_of(config, TIMM):
         named, more = handler.describe(config)
-        architecture, arguments = named, arguments | more
+        architecture, arguments = named or architecture, arguments | more
         tensors = handler.write(tensors)
     described = {
         "architecture": architecture,
