@@ -33,8 +33,17 @@ from vitkit.weights import inspect
 
 SIDE = 64
 DIFFERENTIAL = {"attention": "differential"}
-KINDS: dict[str, dict[str, Any]] = {"differential": DIFFERENTIAL}
-TIMM = {"differential": "vit_dwee_patch16_reg1_gap_256"}
+SEPARATE, FUSED = {"parallel": "separate"}, {"parallel": "fused"}
+KINDS: dict[str, dict[str, Any]] = {
+    "differential": DIFFERENTIAL,
+    "parallel": SEPARATE,
+    "differential parallel": {**DIFFERENTIAL, **FUSED},
+}
+TIMM = {
+    "differential": "vit_dwee_patch16_reg1_gap_256",
+    "parallel": "vit_pwee_patch16_reg1_gap_256",
+    "differential parallel": "vit_dpwee_patch16_reg1_gap_256",
+}
 OTHERS: dict[str, dict[str, Any]] = {  # what a kind is combined with
     "alone": {},
     "gap": {"pool": "gap", "registers": 1, "layer_scale": 0.1},
@@ -230,6 +239,43 @@ def test_what_differential_attention_cannot_be_combined_with_is_refused(fields: 
         tiny(**DIFFERENTIAL, **fields)
 
 
+@pytest.mark.parametrize("fields", [SEPARATE, FUSED, {**SEPARATE, "position": "relative", "position_at": "shared"}])
+def test_maps_of_parallel_blocks_are_those_of_their_attention(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    maps = list(attention_maps(model, images()))
+    assert len(maps) == model.config.layers
+    assert all(torch.allclose(own.sum(dim=-1), torch.ones(()), atol=1e-5) for own in maps)
+    assert can_explain(model)
+    assert torch.isfinite(gradient_rollout(model, images(), 1)).all()
+    x = model.embed(images())
+    q, k, _ = model.blocks[0].attn.project(model.blocks[0].norm1(x))
+    relative = model.positions_of(0)[1]
+    bias = None if relative is None else relative(q, k, model.blocks[0].attn.scale)[2]
+    assert largest_difference(model.blocks[0].attn.matrix(q, k, bias), maps[0]) <= 1e-6
+
+
+def test_parallel_blocks_need_their_norm_first() -> None:
+    with pytest.raises(VitkitError, match="parallel 'fused' has one norm ahead of both branches"):
+        tiny(**FUSED, norm="post")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (FUSED, "cannot express attention 'softmax' with parallel 'fused'"),
+        ({**SEPARATE, **DIFFERENTIAL}, "cannot express attention 'differential' with parallel 'separate'"),
+        ({**SEPARATE, "mlp_kind": "swiglu"}, "cannot express mlp_kind 'swiglu' with parallel 'separate'"),
+    ],
+)
+def test_blocks_that_timm_has_not_are_not_written_in_its_layout(
+    tmp_path: Path, fields: dict[str, Any], told: str
+) -> None:
+    model = build(**fields, num_classes=5)
+    Classifier(model, [f"c{i}" for i in range(5)], Preprocess(size=model.config.image_size)).save(tmp_path / "model")
+    with pytest.raises(VitkitError, match=told):
+        vitkit.convert(tmp_path / "model", tmp_path / "written.safetensors", to="timm")
+
+
 @every
 def test_a_configuration_survives_its_json(fields: dict[str, Any]) -> None:
     config = tiny(**fields)
@@ -239,5 +285,5 @@ def test_a_configuration_survives_its_json(fields: dict[str, Any]) -> None:
 def test_rows_name_fields_that_no_layout_writes_by_itself_and_signs_that_differ() -> None:
     names = {field.name for field in dataclasses.fields(ViTConfig)}
     assert {row.field for row in VARIANTS} <= names - WRITTEN
-    assert told_by(reference("differential").state_dict()) == DIFFERENTIAL
+    assert all(told_by(reference(kind).state_dict()) == KINDS[kind] for kind in KINDS)
     assert told_by(timm.create_model("vit_tiny_patch16_224").state_dict()) == {}

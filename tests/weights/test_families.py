@@ -20,7 +20,6 @@ from vitkit.weights import inspect
 
 TIMM = {
     "vit_base_patch16_sapiens2": "Sapiens",
-    "vit_pwee_patch16_reg1_gap_256": "side by side",
     "vit_base_mci_224": "MobileCLIP",
     "samvit_base_patch16": "SAM",
     "swin_tiny_patch4_window7_224": "Swin",

@@ -51,6 +51,8 @@ MODERN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vit_medium_patch16_gap_240": ({}, {}),
     "vit_betwixt_patch16_reg4_gap_256": ({}, {}),
     "vit_dwee_patch16_reg1_gap_256": ({}, {}),
+    "vit_pwee_patch16_reg1_gap_256": ({}, {}),
+    "vit_dpwee_patch16_reg1_gap_256": ({}, {}),
     "aimv2_large_patch14_224": ({"patch_size": 16}, {}),
     "vit_base_patch16_rpn_224": ({}, {"norm": "res-post"}),
     "test_vit3": ({}, {}),

@@ -104,6 +104,15 @@ VARIANTS: tuple[Variant, ...] = (
             MERGING: "in which a merged patch would have to count twice: leave --merge out",
         },
     ),
+    Variant(
+        field="parallel",
+        signs={"separate": r"blocks\.\d+\.attn_out_proj\.", "fused": r"blocks\.\d+\.out_proj\."},
+        module="vitkit.model.parallel",
+        handlers={OPTIMIZED: "", GRAPH: "", MAPS: "", TIMM: "Timm"},
+        refusals={
+            MERGING: "in which nothing comes between attention and MLP, where tokens are merged: leave --merge out"
+        },
+    ),
 )
 
 
