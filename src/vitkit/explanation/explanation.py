@@ -35,6 +35,7 @@ from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, me
 from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
+from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
 from vitkit.text.html import image, table, write_page
@@ -61,7 +62,7 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     if isinstance(model, Network):
         return _methods_of_network(method, layer, model)
     methods = list(METHODS) if method == "all" else [method]
-    if method == "all" and model.config.pool == "map":
+    if method == "all" and (model.config.pool == "map" or reason_against(model.config, MAPS)):
         methods = ["occlusion"]  # the others follow what the head reads, and refuse by themselves
     if layer is not None and not set(methods) & set(by_layer()):
         raise VitkitError(f"{method} goes through all layers; a layer is for {', '.join(by_layer())}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.graph_builder import Activation, Pads, draw
+from vitkit.inference.backends.graph_builder import Activation, Pads, emit
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.inference.backends.openvino_package import import_openvino
 from vitkit.inference.backends.registry import processor_precision
@@ -42,7 +42,7 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
 
 
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """The model as an `openvino.Model`: ours is drawn, another library's network traced.
+    """The model as an `openvino.Model`: ours is emitted, another library's network traced.
 
     Raises:
         VitkitError: OpenVINO is not installed, or a network cannot be traced.
@@ -137,14 +137,14 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
         dtype: in which the weights are stored; computing in it is the runtime's choice.
     """
     openvino = import_openvino()
-    pen = _Pen(batch, dtype)
-    logits = draw(model, pen)
-    result = pen.op.result(logits)
+    writer = _GraphWriter(batch, dtype)
+    logits = emit(model, writer)
+    result = writer.op.result(logits)
     logits.output(0).set_names({"logits"})
-    return openvino.Model([result], [pen.parameter], "vitkit")
+    return openvino.Model([result], [writer.parameter], "vitkit")
 
 
-class _Pen:
+class _GraphWriter:
     """Writes OpenVINO's operations."""
 
     def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
