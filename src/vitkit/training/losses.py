@@ -9,7 +9,7 @@ What a model is to learn from an image and its label, and how its answers are ju
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, TypeVar
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.evaluation.multilabel import mean_average_precision
-from vitkit.training.distributed import Team
+from vitkit.training.distributed import ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.stability import Outcome
 
@@ -234,12 +234,13 @@ class EpochSums:
         self.images: list[int] = []  # of each batch
         self.hits: list[Tensor] = []  # of each batch how far its images are right
 
-    def add(self, loss: Tensor, images: int) -> None:
-        """Count a batch, of this loss, (), over all of its images."""
+    def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
+        """Count a batch by the sum of its images' losses, (), and by how far each image is right."""
         self.losses.append(loss)
         self.images.append(images)
+        self.hits.extend(hits)
 
-    def over(self, team: Team) -> dict[str, float]:
+    def over(self, team: ProcessGroup) -> dict[str, float]:
         """The mean loss and, if any, the accuracy over all processes; losses that are not finite are no part of it."""
         losses = torch.stack(self.losses).tolist() if self.losses else []
         own = [(loss, images) for loss, images in zip(losses, self.images, strict=True) if math.isfinite(loss)]
