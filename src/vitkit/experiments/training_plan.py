@@ -371,7 +371,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
             notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
     images = min(images, first.max_images or images)
     known = classes or _classes_of(first)
-    settled, reasons = settle(asked, images / known, is_multi=False)
+    settled, reasons = settle(asked, images / known)
     idle = check_effects(settled, asked, named=fields)
     config = _config_of(settled, known)
     if isinstance(config, NetworkConfig):

@@ -45,7 +45,7 @@ from vitkit.training.finalize import (
 )
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
-from vitkit.training.losses import Learning, Objective
+from vitkit.training.losses import Learning, Objective, objective_of
 from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.run_folder import Run
@@ -182,8 +182,8 @@ def learn(
     balance, why = settle_balance(recipe.balance, in_train)
     if why is not None:
         run.say(why)
-    model, is_multi, has_teacher = classifier.model, table.is_multi, teacher is not None
-    standing = stand(in_train, balance, recipe.prior, model, is_multi=is_multi, has_teacher=has_teacher)
+    model, has_teacher = classifier.model, teacher is not None
+    standing = stand(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     keep_standing(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 is what the names say, however classes are balanced
         give_heads(model, standing, [-own for own in standing.in_head])
@@ -192,19 +192,18 @@ def learn(
     fabric = begin(run, recipe, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
-    learned = log_weights(in_train, balance, is_multi=is_multi)
+    learned = log_weights(in_train, balance, table.task)
     spent = _start_head(run, recipe, table, classifier, learned, of_head)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
         adapted = add_low_rank(vit_of(model, "method lora"), recipe.lora_rank, mix_seeds(recipe.seed))
         run.say(f"changes of rank {recipe.lora_rank} in {len(adapted)} matrices; {count_trained(model)} trained")
-    objective = Objective(
+    objective = objective_of(
+        table,
         recipe,
-        len(table.classes),
         imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
-        class_weights=class_weights(in_train, is_multi=is_multi) if balance == "loss" else None,
-        sets=torch.tensor(table.set_targets()) if is_multi else None,
+        class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
         shift=shift_answers(model, standing),
     )
     if recipe.find_lr:

@@ -211,7 +211,7 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
-    numbers = registry.summary(whole, "multi" if whole.labels.ndim == 2 else "single")
+    numbers = registry.summary(whole, whole.task.name)
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
@@ -728,7 +728,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
-    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
+    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
     numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
     write_json(run.folder / EVALUATION, numbers)
     if (spoilt := describe(numbers)) is not None:
