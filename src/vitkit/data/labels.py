@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitkit.data.csv_rows import SEPARATOR, CsvRows, read_rows, refuse_encoding
+from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.files import (
@@ -345,11 +346,6 @@ def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
 
-def labels_in(cell: str) -> list[str]:
-    """The classes that a label joins."""
-    return [name for name in (own.strip() for own in cell.split(JOINT)) if name]
-
-
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
     """A class under another name, or merged into another: a row for each of its pictures.
 
@@ -365,7 +361,7 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
         raise VitkitError(f"a class needs a name: what is {old} to be called?")
     made = []
     for path, label in edits:
-        names = [label] if label == old else labels_in(label)
+        names = [label] if label == old else MULTI_LABEL.names_in(label)
         if old in names:
             kept = list(dict.fromkeys(new if name == old else name for name in names))
             made.append(Edit(path, JOINT.join(kept), label))

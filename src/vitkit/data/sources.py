@@ -21,11 +21,12 @@ from pathlib import Path
 from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, understand
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.table import UNLABELLED, ImageTable, Row, number_sets, refuse_twins, table_of
+from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
+from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import Overlooked, images_below, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
-from vitkit.text.cells import JOINT, restored
+from vitkit.text.cells import restored
 
 # --- Kinds of sources -------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ def check_classes(table: ImageTable) -> None:
     Raises:
         VitkitError: there is one alone.
     """
-    if len(table.classes) == 1 and not table.is_multi:
+    if len(table.classes) == 1 < table.task.least_classes:
         raise VitkitError(
             f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
         )
@@ -208,28 +209,28 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
             found = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is no CSV file in UTF-8: {error}") from error
-    is_multi = "labels" in map(str.lower, found.titles) or any(
-        len(_names(restored(own.get("label", "").strip()))) > 1 for _, own in found.rows
+    has_several = "labels" in map(str.lower, found.titles) or any(
+        len(set(MULTI_LABEL.names_in(restored(own.get("label", "").strip())))) > 1 for _, own in found.rows
     )
-    rows = [_csv_row(name, line, own, may_be_empty=is_multi) for line, own in found.rows]
+    rows = [_csv_row(name, line, own, may_be_empty=has_several) for line, own in found.rows]
     if not rows:
         raise VitkitError(f"{name} names no images: it has no rows below its header")
     without = sum(row[2] is None for row in rows)
     if 0 < without < len(rows):
         raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
-    table = _to_multi_table(name, file.parent, rows) if is_multi else table_of(name, file.parent, rows)
+    table = _to_multi_table(name, file.parent, rows) if has_several else table_of(name, file.parent, rows)
     parents = {table.file(i).parent for i in range(len(table))}
     return replace(table, folders=tuple({parent.resolve() for parent in parents}))
 
 
 def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
-    own = [sorted(_names(row[1])) for row in rows]
+    own = [sorted(set(MULTI_LABEL.names_in(row[1]))) for row in rows]
     classes = tuple(sorted({label for labels in own for label in labels}))
     if not classes:
         raise VitkitError(f"{name} names no classes: every label is empty")
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
-    sets, labels = number_sets([tuple(index[label] for label in labels) for labels in own])
+    sets, labels = MULTI_LABEL.encode([tuple(index[label] for label in labels) for labels in own])
     return ImageTable(
         name=name,
         root=root.resolve(),
@@ -239,10 +240,6 @@ def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
         splits=tuple(row[2] for row in rows),
         sets=sets,
     )
-
-
-def _names(text: str) -> set[str]:
-    return {name.strip() for name in text.split(JOINT)} - {""}
 
 
 def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> Row:

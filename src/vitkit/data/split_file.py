@@ -19,6 +19,7 @@ from vitkit.data.named_sets import DATASETS
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL
 from vitkit.data.walk import SUFFIXES, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
@@ -39,7 +40,11 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
     for path, label, own in zip(table.paths, table.labels, table.splits, strict=True):
         if own is not None:
             splits[own][names[label]].append(path)
-    content = {"classes": list(table.classes), **({"task": "multi"} if table.is_multi else {}), "splits": splits}
+    content = {
+        "classes": list(table.classes),
+        **({} if table.task is SINGLE_LABEL else {"task": table.task.name}),
+        "splits": splits,
+    }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {"data": table.name, "root": str(table.root), "hash": digest, **content}
 

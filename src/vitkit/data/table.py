@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitkit.data.labels import Proposal
+from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT
 from vitkit.text.names import alike
@@ -67,9 +68,9 @@ class ImageTable:
         return any(path.resolve().is_relative_to(folder) for folder in self.folders)
 
     @property
-    def is_multi(self) -> bool:
-        """Whether an image may have several classes, or none."""
-        return bool(self.sets)
+    def task(self) -> Task:
+        """Whether each image has one class, or may have several."""
+        return MULTI_LABEL if self.sets else SINGLE_LABEL
 
     def classes_of(self, index: int) -> tuple[int, ...]:
         """The numbers of an image's classes: one, unless the table is multi-label."""
@@ -81,7 +82,7 @@ class ImageTable:
 
     def cell_of(self, index: int) -> str:
         """An image's label as a label file has it: of several classes, or none, `;` alone says none."""
-        return (self.name_of(index) or JOINT) if self.is_multi else self.name_of(index)
+        return self.name_of(index) or self.task.no_class
 
     def target(self, index: int) -> list[float]:
         """(K,) 1 for each class that an image has, else 0."""
@@ -110,7 +111,7 @@ class ImageTable:
         present = sorted({label for i in range(len(self)) for label in self.classes_of(i)})
         new = {label: i for i, label in enumerate(present)}
         own = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
-        sets, labels = number_sets(own) if self.sets else ((), tuple(only for (only,) in own))
+        sets, labels = self.task.encode(own)
         return replace(self, classes=tuple(self.classes[label] for label in present), labels=labels, sets=sets)
 
     def of_split(self, split: str) -> ImageTable:
@@ -130,13 +131,6 @@ def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
         labels=tuple(index[row[1]] for row in rows),
         splits=tuple(row[2] for row in rows),
     )
-
-
-def number_sets(own: Sequence[tuple[int, ...]]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """The sets that occur, in order, and the number of each image's."""
-    sets = tuple(sorted(set(own)))
-    number = {each: i for i, each in enumerate(sets)}
-    return sets, tuple(number[each] for each in own)
 
 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:

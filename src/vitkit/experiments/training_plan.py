@@ -283,7 +283,7 @@ def _planned(
     decode_rate: float,
     progress: Progress,
 ) -> TrainingPlan:
-    from vitkit.training.distributed import Team, check_team
+    from vitkit.training.distributed import ProcessGroup, check_team
 
     job = job_of(recipe, fields, images, classes)
     own, config = job.recipe, job.config
@@ -292,7 +292,7 @@ def _planned(
         precision = "float32" if accelerator.bfloat16 is None else "bfloat16"
     accelerator.peak(precision)  # refuses what it has not
     devices, notes = (own.devices or 1) * (own.nodes or 1), job.notes
-    check_team(own, Team(size=devices))
+    check_team(own, ProcessGroup(size=devices))
     if own.method == "probe" and devices > 1:
         devices, notes = 1, (*notes, "method probe: one of the devices fits it, the others wait")
     seen, steps = passes(own, job.images)
@@ -371,7 +371,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
             notes.append(f"images: {first.split[0]:.0%} of {named.name}, about {images:,}")
     images = min(images, first.max_images or images)
     known = classes or _classes_of(first)
-    settled, reasons = settle(asked, images / known, is_multi=False)
+    settled, reasons = settle(asked, images / known)
     idle = check_effects(settled, asked, named=fields)
     config = _config_of(settled, known)
     if isinstance(config, NetworkConfig):
@@ -567,7 +567,9 @@ def memory_of(
     standing = step.weights + step.optimizer + step.average + step.teacher
     peak, exchange = step.peak, 0
     if strategy == "ddp":
-        exchange = step.gradients  # `Team.add_up` lays them in a row, when nothing but gradients is left of the step
+        exchange = (
+            step.gradients
+        )  # `ProcessGroup.all_reduce` lays them in a row, when nothing but gradients is left of the step
         peak = max(peak, standing + step.gradients + exchange)
     if strategy == "fsdp":
         whole = step.gradients / step.weights  # the part of a block that is trained

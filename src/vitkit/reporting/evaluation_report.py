@@ -112,7 +112,6 @@ def write_report(
         tried: what the weights that it began from were chosen among.
     """
     photographs = Photographs.of(evaluation, root, doubts, laid_out)
-    is_multi = isinstance(evaluation, MultiEvaluation)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -120,13 +119,13 @@ def write_report(
         *sections.caveat(evaluation),
         *map(finding, findings),
         *sections.classes(evaluation, numbers),
-        *([] if is_multi else sections.confusion(numbers, pictures.get(CONFUSION))),
+        *sections.confusion(evaluation, numbers, pictures.get(CONFUSION)),
         *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
         *([] if root is None else sections.gallery_of(evaluation, photographs)),
         *sections.explained(explained, photographs),
         *([] if root is None else sections.doubted(doubts, photographs)),
         *sections.points(POINTS, laid_out, pictures.get(POINTS)),
-        *([] if is_multi else sections.figures(evaluation, numbers)),
+        *sections.figures(evaluation, numbers),
         *operating_table(numbers),
         *[figure(caption, picture) for caption, picture in rest.items()],
         *sections.weights_tried(tried),

@@ -89,11 +89,10 @@ def settle_and_open(
     images = len(table.of_split(held_out_split(table)))  # they decide what computes, as in `vitkit eval`
     asked = classifier.use(images=images, device=choose_device(recipe))
     before = standing_of(asked)
-    what = "choosing thresholds" if table.is_multi else "calibrating"
-    seen = settle_confidence(folder, asked, table, partial(progress, what))
+    seen = settle_confidence(folder, asked, table, partial(progress, table.task.calibration))
     if standing_of(asked) != before:  # the head has changed, and what computes has weights of its own
         asked = asked.use(images=images, device=choose_device(recipe))
-    (_tell_of_thresholds if table.is_multi else _tell)(asked, seen, say)
+    (_tell if asked.thresholds is None else _tell_of_thresholds)(asked, seen, say)
     return asked, seen
 
 
@@ -193,7 +192,7 @@ def report(
         say(f"problem: {changes.text}; they are left out")
     classifier, seen = settle_and_open(folder, recipe, table, say, progress)
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
-    chosen = chosen_on(split, recipe.__dict__, is_multi=table.is_multi)
+    chosen = chosen_on(split, recipe.__dict__, table.task)
     judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
     judged = judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
     evaluation = judged.before
@@ -209,7 +208,7 @@ def report(
     write_predictions(folder / PREDICTIONS, evaluation)
     counted = that_count(evaluation, seen_before)
     evaluation = evaluation if counted is None else counted
-    if not table.is_multi and seen is not None and numbers["ece"] is not None:
+    if seen is not None and numbers.get("ece") is not None:
         say(calibrated(numbers, seen, evaluation))
     if doubts is None:
         doubts = label_errors.from_predictions(own for own in _held_out(judged.now or evaluation, seen))
@@ -399,8 +398,8 @@ def doubt_labels(run: Run, recipe: Recipe, table: ImageTable, known: Features | 
     except VitkitError as error:  # an image that was readable when the run began
         run.say(f"note: label errors were not looked for: {error}")
         return None
-    targets = [table.target(i) for i in range(len(table))] if table.is_multi else table.labels
-    doubts = from_features(table, features, torch.tensor(targets, dtype=torch.int64), recipe.seed)
+    targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
+    doubts = from_features(table, features, targets.to(torch.int64), recipe.seed)
     seconds = time.monotonic() - started
     about = f"of {len(table)} images, frozen features in {precision}, {seconds:.0f} s"
     run.say(f"{in_words(doubts)} ({about})")

@@ -87,7 +87,7 @@ from vitkit.text.cells import interval_text
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.defaults import check_effects, complete, spare_patches
-from vitkit.training.distributed import Team, assemble, check_team, describe_team
+from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.finalize import settle_by, standing_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
@@ -135,14 +135,14 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation | None:
     classifier, teacher = before_training(run, recipe, table, data_hash)
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
-    if run.team.is_first:
+    if run.team.is_main:
         images = TrainingImages(table.of_split("train"), classifier.preprocess, augment_of(recipe), recipe.seed)
         draw_data(run.folder, table, images, recipe.seed)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
     if recipe.method == "probe":
-        if run.team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             known = fit_head(run, recipe, table, classifier, head_images(recipe, table, classifier))
     else:
         learn(run, recipe, table, classifier, teacher)
@@ -152,7 +152,7 @@ def fit_and_report(run: Run, recipe: Recipe) -> Evaluation | None:
 
 def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str) -> tuple[Classifier, Teacher | None]:
     """The classifier that is to be trained, and whom it imitates; what had to be assumed of either is told."""
-    classifier = run.team.in_turn(lambda: new_classifier(recipe, table, data_hash, run.progress))
+    classifier = run.team.main_first(lambda: new_classifier(recipe, table, data_hash, run.progress))
     for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
         run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
@@ -171,7 +171,7 @@ def before_training(run: Run, recipe: Recipe, table: ImageTable, data_hash: str)
 
 def _conclude(run: Run, recipe: Recipe, table: ImageTable, known: Features | None) -> Evaluation | None:
     """Settle what the trained model's confidences are worth, evaluate it and write the report."""
-    numbers, evaluation = run.team.by_first(
+    numbers, evaluation = run.team.broadcast_from_main(
         lambda: report(run.folder, recipe, table, run.say, run.progress, doubt_labels(run, recipe, table, known))
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
@@ -211,7 +211,7 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
-    numbers = registry.summary(whole, "multi" if whole.labels.ndim == 2 else "single")
+    numbers = registry.summary(whole, whole.task.name)
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
@@ -231,7 +231,7 @@ def cross_validate(run: Run, recipe: Recipe) -> None:
             run.say(f"fold {number} of {recipe.folds}")
             trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe.replace(folds=None))
     results = [read_figures(folder / EVALUATION) for folder in folders]
-    if run.team.is_first:
+    if run.team.is_main:
         figures = {} if trained else _known(run.folder / FOLDS)
         if not figures:
             evaluations = [
@@ -349,7 +349,9 @@ def train(
     check_watchers(asked, callbacks, loggers)
     team = assemble(asked.devices, asked.nodes, choose_device(asked))
     with ExitStack() as hold, reading_once():
-        folder, settled = team.by_first(lambda: _prepare(fields, named, out, force, team, notes, say, progress, hold))
+        folder, settled = team.broadcast_from_main(
+            lambda: _prepare(fields, named, out, force, team, notes, say, progress, hold)
+        )
         _go(Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers)), settled)
     return folder
 
@@ -359,7 +361,7 @@ def _prepare(
     named: Collection[str],
     out: str | Path | None,
     force: bool,
-    team: Team,
+    team: ProcessGroup,
     notes: Sequence[str],
     say: Say,
     progress: Progress,
@@ -478,7 +480,7 @@ def taken_up(
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
-        team.by_first(lambda: _tidy(folder, data_root, progress, hold))
+        team.broadcast_from_main(lambda: _tidy(folder, data_root, progress, hold))
         yield Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers))
 
 
@@ -565,7 +567,7 @@ def train_on(
     check_watchers(recipe, run_of.callbacks, run_of.loggers)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_overwritten(out, recipe.teacher, weights_of(recipe))
-    found = survey(datasets, run_of.watch if team.is_first else silent)
+    found = survey(datasets, run_of.watch if team.is_main else silent)
     check_trainable(found.table)
     recipe, reasons = complete(asked, found.table)
     reasons += check_effects(recipe, fields, named)
@@ -576,7 +578,7 @@ def train_on(
     preprocess, of_pixels = _preprocess_of(datasets, found, own)
     recipe = spare_patches(recipe, asked, config)
     with ExitStack() as hold, reading_once():
-        folder = team.by_first(partial(_begin, out, force, recipe, preprocess, found.table, hold))
+        folder = team.broadcast_from_main(partial(_begin, out, force, recipe, preprocess, found.table, hold))
         run = replace(run_of, folder=folder, team=team)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
         for reason in (*reasons, *of_head, *of_pixels):
@@ -603,7 +605,7 @@ def resume_on(datasets: Datasets, run_of: Run) -> None:
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     check_team(recipe, team)
     with ExitStack() as hold, reading_once():
-        team.by_first(partial(hold_again, folder, hold))
+        team.broadcast_from_main(partial(hold_again, folder, hold))
         _go_user_datasets(replace(run_of, team=team), recipe, datasets, survey(datasets, run_of.watch))
 
 
@@ -646,19 +648,19 @@ def _go_user_datasets(run: Run, recipe: Recipe, datasets: Datasets, found: Surve
     with going_on(run, f'vitkit.train(resume="{run.folder}", train_dataset=..., val_dataset=...)'):
         classifier, teacher = before_training(run, recipe, table, found.digest)
         classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
-        record, seen = team.by_first(partial(_look_up, recipe, classifier, teacher, found, run.watch))
+        record, seen = team.broadcast_from_main(partial(_look_up, recipe, classifier, teacher, found, run.watch))
         classifier.pictures = record
         data, of_head = _data_of(recipe, datasets, table, classifier, team)
-        if team.is_first:
+        if team.is_main:
             assert isinstance(data.train, TrainingOf)
             draw_data(run.folder, table, data.train, recipe.seed)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")
         if recipe.method != "probe":
             learn(run, recipe, table, classifier, teacher, data, found.contents, of_head)
-        elif team.is_first and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+        elif team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
             fit_head(run, recipe, table, classifier, of_head)
-        team.by_first(partial(_conclude_user_datasets, run, recipe, data.val, seen))
+        team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
 
 
 @dataclass(frozen=True)
@@ -694,7 +696,7 @@ _DOUBT = "whether the weights had seen others cannot be known of tensors, or of 
 
 
 def _data_of(
-    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: Team
+    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, team: ProcessGroup
 ) -> tuple[BatchedImages, HeadImages]:
     """The images in batches, and as a head is fitted to them."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
@@ -726,7 +728,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _Seen) -> 
     if standing_of(classifier) != before:  # the head has changed, and what computes has weights of its own
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val, run.progress)
-    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__, is_multi=False))
+    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
     numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
     write_json(run.folder / EVALUATION, numbers)
     if (spoilt := describe(numbers)) is not None:

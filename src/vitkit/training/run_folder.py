@@ -23,7 +23,7 @@ from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
 from vitkit.system.files import is_empty, regular, sole_in, unfinished, write_text
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
-from vitkit.training.distributed import ALONE, Team
+from vitkit.training.distributed import ALONE, ProcessGroup
 
 _OWN_FILES = (WEIGHTS, DESCRIPTION, RECORD, *FILES)
 
@@ -39,13 +39,13 @@ class Run:
     tell: Say
     watch: Progress
     whole: Path | None = None
-    team: Team = ALONE
+    team: ProcessGroup = ALONE
     callbacks: tuple[Any, ...] = ()
     loggers: tuple[Any, ...] = ()
 
     def say(self, line: str) -> None:
         """Tell the user, and the log."""
-        if not self.team.is_first:
+        if not self.team.is_main:
             return
         self.tell(line)
         with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as log:
@@ -53,7 +53,7 @@ class Run:
 
     def progress(self, what: str, done: int, total: int | None) -> None:
         """Tell the user what is being done, how many are done, of how many."""
-        if self.team.is_first:
+        if self.team.is_main:
             self.watch(what, done, total)
 
 
@@ -138,7 +138,7 @@ def going_on(run: Run, again: str) -> Iterator[None]:
         run.say(f"to go on: {again}")
         raise
     except BaseException:
-        if run.team.is_first:
+        if run.team.is_main:
             discard_if_empty(run.folder)
         raise
 

@@ -44,7 +44,6 @@ from vitkit.data.splits import check_trainable, fold, limit_training, scenes, sp
 from vitkit.data.table import ImageTable, table_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
-from vitkit.evaluation.multilabel import NO_THRESHOLD
 from vitkit.inference.backends.registry import best_precision
 from vitkit.inference.pipeline import cores
 from vitkit.language.text_files import Glance
@@ -115,7 +114,7 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, foun
         return "lp_ft fits it to photographs"
     if "pool" in (recipe.model_fields or {}):
         return "model.pool is another than that which images share with texts"
-    if table.is_multi and not found.is_sigmoid:
+    if table.task.is_sigmoid and not found.is_sigmoid:
         return (
             "images may have several classes, and these weights were trained by softmax: they have no probability of a "
             "class by itself"
@@ -211,7 +210,7 @@ def new_classifier(recipe: Recipe, table: ImageTable, data_hash: str, progress: 
         report = source.report
         take_weights(model, source.model, head)
         provenance["weights"] = {"source": without_place(weights_of(recipe)), "from": source.provenance}
-    thresholds = (NO_THRESHOLD,) * len(table.classes) if table.is_multi else None
+    thresholds = table.task.thresholds(len(table.classes))
     return Classifier(model, table.classes, preprocess, provenance=provenance, report=report, thresholds=thresholds)
 
 

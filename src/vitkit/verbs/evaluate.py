@@ -325,11 +325,12 @@ def _proposals(
 def _as_own(judged: Judged, classifier: Classifier, run: Path, table: ImageTable) -> Judged:
     """The same with what a run knows of its own images: which belong together, and what was chosen on them."""
     from vitkit.data.split_file import groups_of_run
+    from vitkit.data.task import task_of
     from vitkit.evaluation.figures import chosen_on
     from vitkit.evaluation.metrics import grouped
 
-    recipe, is_multi = classifier.provenance.get("recipe", {}), classifier.task == "multi"
-    chosen = chosen_on(judged.before.split, recipe, is_multi=is_multi)
+    recipe = classifier.provenance.get("recipe", {})
+    chosen = chosen_on(judged.before.split, recipe, task_of(classifier.thresholds))
     groups = groups_of_run(run, table)
     return judged.map(lambda own: replace(grouped(own, groups), chosen=chosen))
 

@@ -19,6 +19,7 @@ from vitkit.data.corrections import Followed
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
 from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, write_json
 from vitkit.text.cells import JOINT
@@ -129,7 +130,7 @@ class Photographs:
         """
         with self._lock:
             state = self._current(version, numbers)
-            label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, is_multi=state.table.is_multi)
+            label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
             chosen = [i for i in dict.fromkeys(numbers) if state.labels[i] != label]
             check_there([state.table.file(i) for i in chosen])
             return self._add([_edit(state, i, label, doubts) for i in chosen])
@@ -138,7 +139,7 @@ class Photographs:
         """Call a class otherwise; where there is one of that name already, both become one."""
         with self._lock:
             state = self.read()
-            new = checked_name(new, is_multi=False)
+            new = checked_name(new)
             empty = [new if own == old else own for own in self._empty()]
             if old in set(state.labels):
                 edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
@@ -152,7 +153,7 @@ class Photographs:
     def add_class(self, name: str) -> None:
         """A class that no photograph has yet."""
         with self._lock:
-            name = checked_name(name, is_multi=False)
+            name = checked_name(name)
             if name in {own["name"] for own in self.classes(self.read())}:
                 raise VitkitError(f"there is a class {name!r} already")
             self._keep_empty([*self._empty(), name])
@@ -186,8 +187,7 @@ class Photographs:
             name
             for label in state.labels
             if label not in (EXCLUDED, UNLABELLED)
-            for name in (label.split(JOINT) if state.table.is_multi else (label,))
-            if name
+            for name in state.table.task.names_in(label)
         )
         names = sorted({*counts, *self._empty()})
         return [{"name": name, "count": counts[name]} for name in names]
@@ -247,8 +247,8 @@ def check_there(files: Sequence[Path]) -> None:
         raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; look for the photographs anew")
 
 
-def checked_name(name: str, *, is_multi: bool) -> str:
-    """A class's name as it can be kept.
+def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
+    """A class's name, or a label of the task, as it can be kept.
 
     Raises:
         VitkitError: it cannot.
@@ -258,7 +258,7 @@ def checked_name(name: str, *, is_multi: bool) -> str:
         raise VitkitError(f"a class needs a name of 1 to {_LONGEST} characters, without line ends and the like")
     if name.lower() == UNLABELLED:
         raise VitkitError(f"{name!r} says that a photograph has no class: choose another name")
-    if JOINT in name and not is_multi:
+    if task.refuses(name):
         raise VitkitError(f"a class's name has no {JOINT!r}, which joins several: choose another name")
     return name
 

@@ -102,8 +102,7 @@ def subject_of(model: str, data: str, seeds: int, seed: int, progress: Progress)
     """
     table = read_source(data, progress)
     check_trainable(table)
-    if table.is_multi:
-        raise VitkitError(f"{data}: images with several classes each have no one class to tell from few of them")
+    table.task.require_single(f"{data}: images with several classes each have no one class to tell from few of them")
     classifier = load(model, use="training", progress=progress)
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess, progress)

@@ -51,8 +51,8 @@ from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects
-from vitkit.training.distributed import Team, assemble, check_team, describe_team
-from vitkit.training.fine_tune import begin, data_of, descend
+from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
+from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import Images as RunImages
 from vitkit.training.lineage import ancestry_of, divide, of_ancestry
 from vitkit.training.loggers import check_watchers
@@ -229,7 +229,7 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining) -> None:
     """Everything after the data is settled; what it reads is what a resumed run reads."""
     table = images_of_run(run.folder / SPLIT, progress=run.progress)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    classifier = run.team.in_turn(lambda: new_encoder(recipe, choices, table, data_hash, run.progress))
+    classifier = run.team.main_first(lambda: new_encoder(recipe, choices, table, data_hash, run.progress))
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     run.say(f"images, without their labels: {_counted(table)}")
@@ -239,9 +239,9 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining) -> None:
     use_fused_attention(network, fused=fabric.device.type == "cuda")
     own = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
     objective = Filling(has_hits=bool(network.task.has_hits))
-    descend(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, own, network)
+    run_training(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, own, network)
     with reporting(run):
-        run.team.by_first(partial(_report, run, recipe, choices, table))
+        run.team.broadcast_from_main(partial(_report, run, recipe, choices, table))
 
 
 def _counted(table: ImageTable) -> str:
@@ -337,7 +337,7 @@ def pretrain(
     check_watchers(recipe, callbacks, loggers)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     with ExitStack() as hold, reading_once():
-        folder, recipe, choices = team.by_first(
+        folder, recipe, choices = team.broadcast_from_main(
             lambda: _prepare(choices, recipe, "split" in fields, out, force, team, say, progress, hold)
         )
         run = Run(folder, say, progress, team=team, callbacks=tuple(callbacks), loggers=tuple(loggers))
@@ -386,7 +386,7 @@ def _prepare(
     is_split_given: bool,
     out: str | Path | None,
     force: bool,
-    team: Team,
+    team: ProcessGroup,
     say: Say,
     progress: Progress,
     hold: ExitStack,
