@@ -298,7 +298,8 @@ def open_workspace(
     """The workspace of a folder of photographs, or of a run.
 
     Args:
-        source: a folder or an archive of photographs, or a run folder, whose photographs are taken; None: the newest run in `runs`.
+        source: a folder or an archive of photographs, or a run folder, whose photographs are taken; None: the newest run
+            in `runs`.
         runs: where run folders are and come; by default that of the run, else `runs`.
         labels: the label file; by default `labels/NAME.csv`.
         weights: local files or models to begin from, beside those of the runs.
