@@ -298,7 +298,7 @@ def open_workspace(
     """The workspace of a folder of photographs, or of a run.
 
     Args:
-        source: a folder or an archive of photographs, or a run folder, whose photographs are taken; None: the newest run
+        source: a folder or archive of photographs, or a run folder, whose photographs are taken; None: the newest run
             in `runs`.
         runs: where run folders are and come; by default that of the run, else `runs`.
         labels: the label file; by default `labels/NAME.csv`.
