@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_of_doubt
-from vitkit.data.in_memory import Source, picture_held, sources_of
+from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vitkit.data.in_memory import Held, InMemory
+    from vitkit.data.in_memory import InMemory
+    from vitkit.data.storage import Stored
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
     from vitkit.model.load_report import LoadReport
 
-    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held]
+    Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 
 _LARGEST_BATCH = 10**6
 
@@ -208,7 +209,7 @@ class Classifier:
 
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
-    def read(self, image: str | Path | InMemory) -> Tensor:
+    def read(self, image: str | Path | InMemory | Stored) -> Tensor:
         """An image -> (C, height, width) float32, as the model reads it.
 
         Raises:
@@ -224,8 +225,10 @@ class Classifier:
 
     def _pixels(self, source: Source) -> npt.NDArray[np.float32]:
         short_side = self.preprocess.short_side
-        path = source if isinstance(source, str) else source.name
-        with picture_of(path, short_side) if isinstance(source, str) else picture_held(source, short_side) as picture:
+        path = source.name if isinstance(source, Held) else source
+        with (
+            picture_held(source, short_side) if isinstance(source, Held) else picture_of(source, short_side) as picture
+        ):
             warn_of_doubt(path, picture)
             return self.preprocess(picture.image)
 
@@ -320,7 +323,7 @@ class Classifier:
     @check_arguments
     def explain(
         self,
-        image: str | Path | bytes | InMemory,
+        image: str | Path | bytes | InMemory | Stored,
         method: str = "gradient",
         target: str | int = "top",
         layer: int | None = None,

@@ -13,7 +13,7 @@ from vitkit.cli.say import say
 def studio(
     source: Annotated[
         Path | None,
-        typer.Argument(help="Folder of photographs, labelled or not, or a run; by default the newest."),
+        typer.Argument(help="Folder or archive of photographs, labelled or not, or a run; by default the newest."),
     ] = None,
     runs: Annotated[
         Path | None, typer.Option("--runs", help="The folder of run folders; by default the run's, else runs.")

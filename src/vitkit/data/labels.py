@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitkit.data.csv_rows import SEPARATOR, CsvRows, read_rows, refuse_encoding
+from vitkit.data.storage import is_there
 from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
@@ -479,7 +480,7 @@ class PathFinder:
         """The path from the folder of a picture that is in it; None: there is no such file, or it is no picture."""
         for own in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(own), normal=False))
-            if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and place.is_file():
+            if place.suffix.lower() in SUFFIXES and place.is_relative_to(self._root) and is_there(place):
                 return place.relative_to(self._root).as_posix()
         return None
 

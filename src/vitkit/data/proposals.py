@@ -173,8 +173,8 @@ def proposals_of_run(run: Path, table: ImageTable, progress: Progress | None = N
     if not stored:
         return ()
     place = dict(zip(split_from_file(run / SPLIT).paths, table.paths, strict=True))
-    lost = {own.digest for own in stored if own.path not in place and digest_of(table.root / own.path) != own.digest}
-    found = by_content(table.root, progress) if lost else {}
+    lost = {own.digest for own in stored if own.path not in place and digest_of(table.at(own.path)) != own.digest}
+    found = by_content(table, progress) if lost else {}
     return tuple(
         own._replace(path=found.get(own.digest, own.path) if own.digest in lost else place.get(own.path, own.path))
         for own in stored

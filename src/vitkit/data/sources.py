@@ -1,6 +1,6 @@
 """Where images come from: a kind of source, one row each, or a named data set. Nothing here opens an image.
 
-All become an `ImageTable`: path, label and, where given, split of each image. Adding a kind is a module and a row.
+All become an `ImageTable`: key, label and, where given, split of each image. Adding a kind is a module and a row.
 Data sets that have a name are a table of their own (`named_sets`), and become folders.
 
 Images in class folders: what the folders of a folder mean is told by `layout`. Class order is Python's `sorted()` of
@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vitkit.data import archive
 from vitkit.data.csv_rows import read_rows, refuse_encoding
-from vitkit.data.layout import LayoutName, split_of_word, understand
+from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named_sets import DATASETS
+from vitkit.data.storage import Storage
 from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.data.task import MULTI_LABEL
-from vitkit.data.walk import Overlooked, images_below, is_passed_over, why_ignored
+from vitkit.data.walk import Overlooked, images_below, is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress
 from vitkit.text.cells import restored
@@ -42,6 +44,7 @@ class SourceKind:
             `name`; it refuses what cannot be understood, or has no images.
         suffixes: of its files, in small letters; none: it is a folder.
         has_layout: whether its folders may be classes or splits (`--layout`).
+        storage: what gives the bytes of the images in a file of this kind; None: they are files that it leads to.
     """
 
     name: str
@@ -49,6 +52,7 @@ class SourceKind:
     read: Callable[[str, Path, LayoutName], ImageTable]
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
+    storage: Callable[[Path], Storage] | None = None
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -77,6 +81,12 @@ def kind_of(path: Path) -> SourceKind | None:
     if not path.is_dir():
         return kind_of_file(path)
     return next(kind for kind in SOURCE_KINDS.values() if not kind.suffixes)
+
+
+def storage_at(path: Path) -> Storage | None:
+    """What gives the bytes of the images in a file; None of a folder, and of a file that holds none itself."""
+    kind = kind_of_file(path)
+    return None if kind is None or kind.storage is None or not path.is_file() else kind.storage(path)
 
 
 def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:
@@ -164,33 +174,15 @@ def _within(table: ImageTable) -> str:
 def read_folders(name: str, root: Path, asked: LayoutName) -> ImageTable:
     """The images of a folder (`class/image`, `train/class/image`, see `layout.understand`)."""
     overlooked = Overlooked()
-    layout = understand(name, root, asked, overlooked)
-    ignored = overlooked.ignored
-    rows: list[Row] = []
-    for folder in layout.classes:
-        where = folder.path.relative_to(root).as_posix()
-        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path, overlooked)]
-    for parent in layout.between:
-        ignored["outside the class folders"] += sum(child.is_file() for child in parent.iterdir())
-        ignored["folder __MACOSX"] += sum(child.name == "__MACOSX" for child in parent.iterdir())
-    ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
-    if not rows:
-        told = "".join(f"; {line}" for line in overlooked.lines(root)) or _hint(root)
-        raise VitkitError(f"{name} has no images: expected one sub-folder per class with images in it{told}")
-    table = table_of(name, root, rows)
-    return replace(
-        table,
-        ignored={reason: count for reason, count in ignored.items() if count},
-        empty=tuple(sorted({folder.name for folder in layout.classes} - set(table.classes))),
-        folders=(table.root,),
-        layout=layout.text,
-        overlooked=tuple(overlooked.lines(root)),
+    layout = understand(name, survey(root, overlooked), asked)
+    return table_of_layout(
+        name,
+        root,
+        layout,
+        overlooked,
+        lambda folder: images_below(folder, overlooked),
+        lambda folder: [(child.name, child.is_file()) for child in folder.iterdir()],
     )
-
-
-def _hint(root: Path) -> str:
-    loose = sum(why_ignored(child.name) is None for child in root.iterdir() if child.is_file())
-    return f" ({loose} images lie in the folder itself)" if loose else ""
 
 
 _COLUMNS = {  # of a CSV file, by what people call them
@@ -219,7 +211,7 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     if 0 < without < len(rows):
         raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
     table = _to_multi_table(name, file.parent, rows) if has_several else table_of(name, file.parent, rows)
-    parents = {table.file(i).parent for i in range(len(table))}
+    parents = {(table.root / path).parent for path in table.paths}
     return replace(table, folders=tuple({parent.resolve() for parent in parents}))
 
 
@@ -264,6 +256,8 @@ def read_unlabelled(data: str | Path, progress: Progress | None = None) -> Image
         from vitkit.data import named
 
         root = named.materialise(str(data), progress=progress)
+    if isinstance(storage_at(root), archive.Archive):
+        return archive.read_unlabelled_archive(str(data), root)
     if not root.is_dir():
         raise VitkitError(f"no such folder: {data}; pictures without labels are those below a folder")
     overlooked = Overlooked()
@@ -288,11 +282,21 @@ def read_unlabelled(data: str | Path, progress: Progress | None = None) -> Image
 def has_no_folders(data: str | Path) -> bool:
     """Whether a folder's pictures all lie in the folder itself."""
     root = Path(data)
+    if isinstance(storage_at(root), archive.Archive):
+        return not any("/" in key for key in archive.read_unlabelled_archive(str(data), root).paths)
     return root.is_dir() and bool(paths := images_below(root, Overlooked())) and not any("/" in path for path in paths)
 
 
 for _row in (
     SourceKind("folder", "a folder with one sub-folder of images per class", read_folders, has_layout=True),
     SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
+    SourceKind(
+        "archive",
+        "a .zip or .tar of one",
+        archive.read_archive,
+        archive.SUFFIXES,
+        has_layout=True,
+        storage=archive.Archive,
+    ),
 ):
     register(_row)

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from vitkit.data.labels import Proposal
+from vitkit.data.storage import Place, Storage, Stored, open_place
 from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.text.cells import JOINT
 from vitkit.text.names import alike
 
-Row = tuple[str, str, str | None]  # path, class, split
+Row = tuple[str, str, str | None]  # key, class, split
 
 UNLABELLED = "unlabelled"  # the label of a picture whose class was not shown
 
@@ -24,9 +26,10 @@ class ImageTable:
 
     Attributes:
         name: what the user called it.
-        root: the folder that `paths` are relative to.
+        root: the folder, or the file of a storage, that the images are in.
         classes: names; a label is an index into them, or into `sets`.
-        paths, labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
+        paths: the key of each image, which is shown to people: of a file its path as seen from `root`.
+        labels, splits: one entry an image; a split is train, val, test, or None where it is still to be made.
         ignored: count of files and folders passed over, by reason.
         empty: class folders without an image, which are no classes.
         folders: where the photographs lie; nothing may be written below.
@@ -37,6 +40,7 @@ class ImageTable:
         corrections, unmatched: sentences about what a label file changed, and about what of it changed nothing.
         left_out: the images that a label file leaves out, with their labels until then.
         proposals: the images whose labels were changed, or that were left out, because a model proposed it.
+        storage: what gives the bytes of the images by their keys; None: they are files below `root`.
     """
 
     name: str
@@ -55,13 +59,31 @@ class ImageTable:
     unmatched: tuple[str, ...] = ()
     left_out: tuple[Row, ...] = ()
     proposals: tuple[Proposal, ...] = ()
+    storage: Storage | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def file(self, index: int) -> Path:
-        """The path to open."""
-        return self.root / self.paths[index]
+    def file(self, index: int) -> Place:
+        """Where an image is: the path of its file, or its place in the storage."""
+        return self.at(self.paths[index])
+
+    def at(self, key: str) -> Place:
+        """Where the image of this key is, or would be."""
+        return self.place / key
+
+    @property
+    def place(self) -> Place:
+        """What `/` and a key make the place of an image of: the folder, or the storage."""
+        return self.root if self.storage is None else Stored(self.storage, "")
+
+    def open(self, index: int) -> BinaryIO:
+        """The bytes of an image.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return open_place(self.file(index))
 
     def lies_among(self, path: Path) -> bool:
         """Whether the path is below a folder of the photographs."""
@@ -119,7 +141,7 @@ class ImageTable:
         return self.take([i for i, own in enumerate(self.splits) if own == split])
 
 
-def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
+def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:
     classes = tuple(sorted({row[1] for row in rows}))
     refuse_twins(name, classes, rows)
     index = {label: i for i, label in enumerate(classes)}
@@ -130,6 +152,7 @@ def table_of(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
         paths=tuple(row[0] for row in rows),
         labels=tuple(index[row[1]] for row in rows),
         splits=tuple(row[2] for row in rows),
+        storage=storage,
     )
 
 

@@ -16,6 +16,7 @@ from vitkit.data.doctor.examine import Diagnosis
 from vitkit.data.doctor.findings import Copies
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
 from vitkit.reporting.gallery import gallery, thumbnails
@@ -112,7 +113,7 @@ def _cell(images: ImageTable, index: int) -> str:
 SHOWN = 300  # photographs; more make a page that browsers labour with
 
 
-def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Path], advice: str) -> None:
+def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Place], advice: str) -> None:
     """Write the page.
 
     Args:

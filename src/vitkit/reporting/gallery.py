@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 
 from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.storage import Place
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction_files import Row
 from vitkit.reporting.plots import classified, save_figure
@@ -46,7 +47,7 @@ class Thumbnail:
         return address(self.data, self.kind) if self.data else None
 
 
-def thumbnail(path: Path, side: int = SIDE) -> Thumbnail:
+def thumbnail(path: Place, side: int = SIDE) -> Thumbnail:
     """A photograph whose longer side has `side` pixels at most; a small one as it is."""
     try:
         picture = decode(path, side)
@@ -61,7 +62,7 @@ def thumbnail(path: Path, side: int = SIDE) -> Thumbnail:
     return Thumbnail(data.getvalue())
 
 
-def thumbnails(paths: Iterable[Path], side: int = SIDE) -> Iterator[Thumbnail]:
+def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
     """Of many, in order, a few at a time."""
     with ThreadPoolExecutor(cores()) as pool:
         yield from pool.map(lambda path: thumbnail(path, side), paths)

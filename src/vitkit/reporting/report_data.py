@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.embedding import LaidOut
@@ -238,14 +239,14 @@ class Photographs:
     """The photographs of a report.
 
     Attributes:
-        root: the folder that paths are relative to; None where images are no files.
+        root: the folder, or storage, that paths are relative to; None where images are no files.
         listed: numbers of the images that the page lists.
         first: numbers of those that are shown without a script.
         of_images: photographs by the image's number.
         of_doubts: photographs of the first labels to look at, in their order.
     """
 
-    root: Path | None
+    root: Place | None
     listed: npt.NDArray[np.int64]
     first: Sequence[int]
     of_images: Mapping[int, Thumbnail]
@@ -253,7 +254,7 @@ class Photographs:
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, root: Path | None, doubts: Sequence[Doubt], laid_out: LaidOut | None
+        cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[Doubt], laid_out: LaidOut | None
     ) -> Photographs:
         """Those of an evaluation and of labels to look at."""
         shown = listed(evaluation)

@@ -26,6 +26,7 @@ from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
@@ -218,7 +219,7 @@ def report(
     label_errors.write_doubts(folder / LABEL_ERRORS, doubts)
     rows = read_metrics(folder / METRICS)
     plots.save_figure(plots.curves(rows, classifier.provenance["metrics"]["epoch"]), folder / PICTURES["Curves"])
-    laid_out = embed(classifier, evaluation, table.root, partial(progress, "laying out images"))
+    laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
     for caption, picture in draw(evaluation, laid_out).items():
         plots.save_figure(picture, folder / PICTURES[caption])
     write_json(folder / EVALUATION, numbers)
@@ -228,7 +229,7 @@ def report(
         title=f"{name_of(recipe)} on {without_place(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
-        root=table.root,
+        root=table.place,
         facts=_facts(classifier, record, recipe, table, rows),
         findings=[
             *([f"note: {proposed}"] if proposed else []),
@@ -239,7 +240,7 @@ def report(
         laid_out=laid_out,
         doubts=doubts,
         recipe=without_places(recipe).to_toml(),
-        explained=_explain_mistakes(classifier, evaluation, table.root, progress),
+        explained=_explain_mistakes(classifier, evaluation, table.place, progress),
         tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
@@ -255,7 +256,7 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(
-    classifier: Classifier, evaluation: Evaluation, root: Path, progress: Progress
+    classifier: Classifier, evaluation: Evaluation, root: Place, progress: Progress
 ) -> list[Explained]:
     """What speaks for the worst mistakes, by the model itself."""
     chosen = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(_EXPLAINED)
@@ -266,7 +267,7 @@ def _explain_mistakes(
     for done, i in enumerate(chosen, start=1):
         progress("explaining mistakes", done, len(chosen))
         true, predicted = (evaluation.classes[own[i]] for own in (evaluation.labels, evaluation.predicted))
-        pictures = explain_mistake(plain, str(root / evaluation.paths[i]), true, predicted)
+        pictures = explain_mistake(plain, root / evaluation.paths[i], true, predicted)
         if not isinstance(pictures, str):  # it could be read a moment ago
             found.append(Explained(i, f"{true}, taken for {predicted}", pictures))
     return found

@@ -347,7 +347,7 @@ def find_proposed(
         return Proposed()
     gone = [path for path, _, _ in table.left_out]
     with Memory() as memory:
-        read = scan([table.root / path for path in gone], memory, partial(progress, "reading images"))
+        read = scan([table.at(path) for path in gone], memory, partial(progress, "reading images"))
     facts = {path: own for path, own in zip(gone, read, strict=True) if own.error is None}
     digests = contents_of(images) | {path: own.digest[:DIGEST].hex() for path, own in facts.items()}
     labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
@@ -423,7 +423,9 @@ def _placed(proposed: Proposed, images: Images, recipe: Recipe, fold: int) -> tu
     if left:
         labels = [images.table.name_of(i) for i in range(len(images.table))]
         record = make_record(images.facts, labels, [own or "test" for own in images.table.splits], is_whole=True)
-        rows = table_of(images.table.name, images.table.root, [(own.path, own.before, None) for own in left])
+        rows = table_of(
+            images.table.name, images.table.root, [(own.path, own.before, None) for own in left], images.table.storage
+        )
         overlap = find_overlap(record, rows, [facts[own.path] for own in left])
         left = [own for own, role in zip(left, overlap.roles, strict=True) if role in (None, held_out)]
     judged = {own.path for own in left}

@@ -300,7 +300,7 @@ def _changed(
     """What is to be said of those of the images that are no longer what they were, where they can be seen."""
     from vitkit.data.split_file import images_of_run, look_over, read_contents
 
-    if data_root is None and not table.root.is_dir():
+    if data_root is None and not table.root.exists():
         return ""
     own = images_of_run(split, data_root, progress).take(sorted(images))
     _, changes = look_over(own, read_contents(split) if data_root is None else {}, None, progress)
@@ -338,7 +338,7 @@ def _write(
         table, _ = look_over(table, read_contents(split), None, progress)
     check_out(out, (".html",), [str(table.root)])
     place = dict(zip(before.paths, table.paths, strict=True))
-    files = [table.root / place.get(own.path, own.path) for own in found.suspects]
+    files = [table.at(place.get(own.path, own.path)) for own in found.suspects]
     advice = found.advice(without_place(found.data), found.run.name)  # the page may travel
     with sole_out(out, force=force):
         write_suspects(out, f"Labels to look at: {found.run.name}", found.suspects, files, advice)

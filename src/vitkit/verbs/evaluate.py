@@ -440,6 +440,6 @@ def _sole_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractCo
 
     folders = set(table.folders)
     if not folders:  # a run knows where its images are, not how they were found
-        is_list = kind_of_file(table.name) is not None
-        folders = {table.file(i).parent for i in range(len(table))} if is_list else {table.root}
+        is_list = table.storage is None and kind_of_file(table.name) is not None
+        folders = {(table.root / path).parent for path in table.paths} if is_list else {table.root}
     return sole_out_folder("--out", out, map(str, folders), "or --force to write over what is in it", may_hold=force)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from vitkit.data.sources import find_source
+from vitkit.data.sources import find_source, storage_at
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.system.files import is_empty, sole, sole_in
@@ -112,14 +112,14 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
     Raises:
         VitkitError: something is neither, or there are both.
     """
-    from vitkit.data.in_memory import sources_of
+    from vitkit.data.in_memory import Held, sources_of
 
     names: list[str] = []
     held: list[Held] = []
     for source in sources_of(sources):
         if isinstance(source, str):
             names.append(source)
-        else:
+        elif isinstance(source, Held):
             held.append(source)
     if names and held:
         raise VitkitError(f"name files, or hand over pictures, but not both: {names[0]} is a file, {held[0].name} none")
@@ -209,13 +209,13 @@ def given_labels(paths: Sequence[str], labels: str | Path, folders: Sequence[str
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
-    """The folders among SRC..., and those that its patterns match."""
+    """The folders and archives among SRC..., and those that its patterns match."""
     named = (
         name
         for source in sources
         for name in ([source] if Path(source).exists() else glob.glob(source, recursive=True))  # noqa: PTH207
     )
-    return [name for name in named if Path(name).is_dir()]
+    return [name for name in named if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:

@@ -45,7 +45,7 @@ def diagnose(state: State, progress: Progress) -> dict[str, Any]:
     labelled = {row[1] for row in rows} - {UNLABELLED}
     if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
-    found = examine(table_of(table.name, table.root, rows), progress=progress)
+    found = examine(table_of(table.name, table.root, rows, table.storage), progress=progress)
     return _by_number(found, {path: i for i, path in enumerate(table.paths)})
 
 

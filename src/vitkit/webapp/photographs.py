@@ -12,12 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vitkit.data.corrections import Followed
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
+from vitkit.data.storage import Place, is_there, version_of
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.data.task import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
@@ -27,13 +27,9 @@ from vitkit.text.names import bare
 from vitkit.webapp.workspace import Workspace
 
 
-def stamp_of(file: Path) -> str:
+def stamp_of(file: Place) -> str:
     """Size, time and place on disk; empty where it cannot be seen."""
-    try:
-        seen = os.stat(file)  # noqa: PTH116  # half the time of a Path's own
-    except OSError:
-        return ""
-    return f"{seen.st_size} {seen.st_mtime_ns} {seen.st_ino}"
+    return " ".join(map(str, version_of(file) or ()))
 
 
 Doubts = tuple[str, Mapping[str, tuple[str, str]]]  # a run, and label and suggestion of each photograph by its path
@@ -101,7 +97,7 @@ class Photographs:
                 self._state = file, state
             return self._state[1]
 
-    def file(self, version: str, number: int) -> Path:
+    def file(self, version: str, number: int) -> Place:
         """The file of a photograph of the list.
 
         Raises:
@@ -143,7 +139,7 @@ class Photographs:
             empty = [new if own == old else own for own in self._empty()]
             if old in set(state.labels):
                 edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
-                check_there([state.table.root / edit.path for edit in edits])
+                check_there([state.table.at(edit.path) for edit in edits])
                 state = self._add(edits)
             elif old not in self._empty():
                 raise VitkitError(f"there is no class {old!r}")
@@ -235,13 +231,13 @@ def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
     return Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by)
 
 
-def check_there(files: Sequence[Path]) -> None:
+def check_there(files: Sequence[Place]) -> None:
     """Hold that photographs are there, so that what is said of them is not lost on nothing.
 
     Raises:
         GoneError: one is not.
     """
-    gone = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113  # a Path takes three times as long
+    gone = [file for file in files if not is_there(file)]
     if gone:
         more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
         raise GoneError(f"{gone[0]} is no longer there{more}: nothing was written; look for the photographs anew")

@@ -20,6 +20,7 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, read_suspects
 from vitkit.data.proposals import read_proposals
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
+from vitkit.data.storage import Place
 from vitkit.data.task import Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
@@ -90,12 +91,12 @@ class _Files:
     """
 
     root: Path
-    places: dict[str, Path]
+    places: dict[str, Place]
     contents: dict[str, str]
     task: Task
 
 
-def file_of(folder: Path, path: str) -> Path:
+def file_of(folder: Path, path: str) -> Place:
     """The file of a photograph that a run knows by this path.
 
     Raises:
@@ -125,8 +126,8 @@ def _read_files(split: Path, changed: int) -> _Files:  # noqa: ARG001
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
     root = table.root.resolve()
     for own in read_proposals(split.parent):  # those that were left out are tested all the same
-        if (file := table.root / own.path).resolve().is_relative_to(root):
-            places.setdefault(own.path, file)
+        if (table.root / own.path).resolve().is_relative_to(root):
+            places.setdefault(own.path, table.at(own.path))
     return _Files(table.root, places, read_contents(split), table.task)
 
 
