@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import runs
 import vitkit
 from tiny import build, gradients, images, largest_difference, tiny
 from vitkit.classifier import Classifier
@@ -202,6 +203,31 @@ def test_the_walk_through_the_model_sums_to_its_totals(fields: dict[str, Any]) -
     info = describe(tiny(**fields))
     assert sum(stage.parameters * stage.times for stage in info.stages) == info.parameters
     assert sum(stage.macs * stage.times for stage in info.stages) == round(info.gmacs * 1e9)
+
+
+@kinds
+@pytest.mark.parametrize("more", [{}, {"method": "lora"}], ids=["all of it", "lora"])
+def test_a_run_trains_is_loaded_and_explained(tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
+    photos = runs.photos(tmp_path / "photos")
+    fields = runs.quick_fields(model_fields={**runs.SIZE, **KINDS[kind], "drop_path": 0.1})
+    vitkit.train(photos, **fields, out=tmp_path / "run", say=lambda line: None)
+    run = tmp_path / "run"
+    if more:
+        fields = {name: value for name, value in fields.items() if name not in ("model", "model_fields", "weights")}
+        vitkit.train(photos, **fields, **more, weights=str(run), out=tmp_path / "second", say=lambda line: None)
+        run = tmp_path / "second"
+    model = vitkit.load(run).model
+    assert {name: getattr(model.config, name) for name in KINDS[kind]} == KINDS[kind]
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    picture = photos / "red" / "img1.png"
+    if "attention" in KINDS[kind]:
+        with pytest.raises(
+            VitkitError, match=r"does not know attention='differential' of ViTConfig.*--method occlusion"
+        ):
+            vitkit.explain(run, picture, out=tmp_path / "maps")
+        vitkit.explain(run, picture, method="occlusion", out=tmp_path / "maps")
+    else:
+        vitkit.explain(run, picture, out=tmp_path / "maps")
 
 
 @kinds
