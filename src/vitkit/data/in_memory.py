@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+import vitkit.data.sources  # noqa: F401  # whose kinds of archives a path may lead into
 from vitkit.data.decode import MAX_PIXELS, Picture, UnreadableImageError, flattened, picture_of, reason, upright
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError

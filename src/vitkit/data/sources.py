@@ -22,7 +22,7 @@ from vitkit.data import archive
 from vitkit.data.csv_rows import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named_sets import DATASETS
-from vitkit.data.storage import Storage
+from vitkit.data.storage import STORAGES, Storage
 from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.data.task import MULTI_LABEL
 from vitkit.data.walk import Overlooked, images_below, is_passed_over
@@ -68,6 +68,8 @@ def register(kind: SourceKind) -> None:
     if kind.name in SOURCE_KINDS or taken & set(kind.suffixes or ("",)):
         raise ValueError(f"there is a kind of source {kind.name!r} already, or one of its suffix")
     SOURCE_KINDS[kind.name] = kind
+    if kind.storage is not None:
+        STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -85,8 +87,8 @@ def kind_of(path: Path) -> SourceKind | None:
 
 def storage_at(path: Path) -> Storage | None:
     """What gives the bytes of the images in a file; None of a folder, and of a file that holds none itself."""
-    kind = kind_of_file(path)
-    return None if kind is None or kind.storage is None or not path.is_file() else kind.storage(path)
+    opener = STORAGES.get(path.suffix.lower())
+    return None if opener is None or not path.is_file() else opener(path)
 
 
 def read_source(data: str | Path, progress: Progress | None = None, layout: LayoutName = "auto") -> ImageTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -69,6 +69,7 @@ class Stored:
 
 
 Place = Path | Stored
+STORAGES: dict[str, Callable[[Path], Storage]] = {}  # by the suffix of their files, as `data.sources` registers them
 
 
 def open_place(place: str | Place) -> BinaryIO:
@@ -114,13 +115,11 @@ def below_storage(path: str | Path) -> Stored | None:
     Raises:
         VitkitError: the storage cannot be read.
     """
-    from vitkit.data.sources import storage_at  # which knows the kinds; it is needed only here
-
     parts = Path(path).parts
     for count in range(len(parts), 0, -1):
         if os.path.isfile(start := os.path.join(*parts[:count])):  # noqa: PTH113, PTH118
-            storage = storage_at(Path(start))
-            return None if storage is None else Stored(storage, "/".join(parts[count:]))
+            opener = STORAGES.get(Path(start).suffix.lower())
+            return None if opener is None else Stored(opener(Path(start)), "/".join(parts[count:]))
     return None
 
 
