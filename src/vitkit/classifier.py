@@ -199,8 +199,8 @@ class Classifier:
         not finite is NaN throughout: a sigmoid would make a certainty of an overflow.
         """
         logits = self.logits(images) / self.temperature
-        found = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
-        return found.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
+        probabilities = logits.softmax(dim=-1) if self.thresholds is None else logits.sigmoid()
+        return probabilities.masked_fill(~logits.isfinite().all(dim=-1, keepdim=True), math.nan)
 
     def answer(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """As `probabilities`, of and in numpy's arrays."""
@@ -269,8 +269,8 @@ class Classifier:
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
         """As `stream`, with `features` in the place of probabilities."""
-        own = self._by(None)
-        return own._map(own._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
+        plain = self._by(None)
+        return plain._map(plain._tensor, lambda batch: self.features(batch, what, precision), images, batch_size)
 
     def _tensor(self, source: Source) -> Tensor:
         import torch

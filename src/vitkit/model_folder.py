@@ -79,12 +79,12 @@ def is_model_folder(path: Path) -> bool:
 def read_description(folder: Path) -> dict[str, Any]:
     """The description that belongs to the weights; a save cut short after its first step is completed here."""
     weights = folder / WEIGHTS
-    found = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
-    if not found or not weights.is_file():
-        missing = DESCRIPTION if not found else WEIGHTS
+    names = [name for name in (DESCRIPTION, _NEXT) if (folder / name).is_file()]
+    if not names or not weights.is_file():
+        missing = DESCRIPTION if not names else WEIGHTS
         raise VitkitError(f"{folder} is not a model folder: it has no {missing}")
     weights_hash = _sha256(weights)
-    for name in found:
+    for name in names:
         description = _parse(folder / name)
         if description.get("weights_sha256") == weights_hash:
             return _with_known_task(folder, description)
@@ -114,7 +114,7 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
 
 def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     task, thresholds = description.get("task", "single"), description.get("thresholds")
-    is_list = isinstance(thresholds, list) and all(isinstance(own, (int, float)) for own in thresholds)
+    is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
     if (task, is_list) not in (("single", False), ("multi", True)):
         raise VitkitError(f"{folder / DESCRIPTION} is damaged: task {task!r} with thresholds {thresholds!r}")
     return description

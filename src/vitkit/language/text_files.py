@@ -151,7 +151,7 @@ class _Layout:
     written: Mapping[str, Any]  # fields of TextConfig
     projection: str | None
     is_transposed: bool  # (D, P)
-    own: str  # pattern of the text encoder's tensors
+    pattern: str  # pattern of the text encoder's tensors
     clean: Clean
 
 
@@ -231,26 +231,26 @@ def _layout(checkpoint: Checkpoint) -> _Layout | None:
 def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = torch.Tensor.float) -> float | None:
     if name not in checkpoint.tensors:
         return None
-    found = of(checkpoint.tensors[name].read().float())
-    if found.numel() != 1 or not found.isfinite().all():
+    value = of(checkpoint.tensors[name].read().float())
+    if value.numel() != 1 or not value.isfinite().all():
         raise VitkitError(f"{checkpoint.path}: {name} is not one number that can be multiplied by")
-    return float(found)
+    return float(value)
 
 
 def _tower(checkpoint: Checkpoint, layout: _Layout, gelu: str) -> TextTower:
     shapes = {ours: _shape(checkpoint, piece) for ours, piece in layout.pieces.items()}
     config = _config(checkpoint, layout, shapes, gelu)
     with torch.device("meta"):
-        expected = {name: own.shape for name, own in TextTower(config).state_dict().items()}
+        expected = {name: tensor.shape for name, tensor in TextTower(config).state_dict().items()}
     theirs = {name: layout.pieces[name].theirs for name in expected}
     missing = [part for parts in theirs.values() for part in parts if part not in checkpoint.tensors]
     known = {part for parts in theirs.values() for part in parts} | {layout.projection}
-    over = [name for name in checkpoint.tensors if re.match(layout.own, name) and name not in known]
+    over = [name for name in checkpoint.tensors if re.match(layout.pattern, name) and name not in known]
     unlike = [name for name, shape in expected.items() if shapes[name] != shape]
     wrong = [" + ".join(theirs[name]) for name in unlike if not {*theirs[name]} & {*missing}]
-    told = (("missing", missing), ("left over", over), ("of another shape", wrong))
+    problems = (("missing", missing), ("left over", over), ("of another shape", wrong))
     if missing or over or wrong:
-        said = "; ".join(f"{what}: {listed(found, 6)}" for what, found in told if found)
+        said = "; ".join(f"{what}: {listed(names, 6)}" for what, names in problems if names)
         raise VitkitError(f"{checkpoint.path}: the text encoder does not fit: {said}")
     return with_weights(config, {name: _read(checkpoint, layout.pieces[name]) for name in expected})
 
@@ -266,10 +266,10 @@ def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
 
 
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
-    found = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
-    if not found.isfinite().all():
+    tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
+    if not tensor.isfinite().all():
         raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} holds numbers that are NaN or infinite")
-    return found
+    return tensor
 
 
 def _config(checkpoint: Checkpoint, layout: _Layout, shapes: Mapping[str, torch.Size | None], gelu: str) -> TextConfig:
@@ -322,10 +322,10 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
         if not isinstance(config, Mapping):
             raise VitkitError(f"config.json: text_config must be an object, not {config!r:.40}")
         written |= _of_config_json(config, is_siglip=is_siglip)
-    own = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
+    pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"
-    return _Layout(pieces, written, projection, is_transposed=False, own=own, clean=clean)
+    return _Layout(pieces, written, projection, is_transposed=False, pattern=pattern, clean=clean)
 
 
 def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
@@ -363,8 +363,8 @@ def _open_clip(checkpoint: Checkpoint) -> _Layout:
         **(pair("head", f"{ahead}text_projection") if has_bias else head),
     }
     for layer in range(depth):
-        found = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
-        pieces |= {ours: piece for ours, piece in found.items() if ".ls" not in ours}
+        block = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
+        pieces |= {ours: piece for ours, piece in block.items() if ".ls" not in ours}
     is_siglip = "logit_bias" in names
     written, clean = _of_open_clip_config(checkpoint, is_siglip=is_siglip)
     written["projection_bias"] = has_bias

@@ -225,16 +225,16 @@ def find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
     Raises:
         VitkitError: the weights want a tokenizer that is not there.
     """
-    own = folder / MERGES
+    beside = folder / MERGES
     if config is None:
-        return own if own.is_file() else None
+        return beside if beside.is_file() else None
     named = _of_texts(config).get("hf_tokenizer_name")
     if named:
         raise VitkitError(
             f"{folder} has no tokenizer: {DESCRIPTION} names {named}, whose tokenizer.json goes beside it"
         )
-    if own.is_file():
-        return own
+    if beside.is_file():
+        return beside
     library = find_spec("open_clip")  # looked for, not run
     places = [] if library is None else library.submodule_search_locations or []
     return next((Path(place, MERGES) for place in places if Path(place, MERGES).is_file()), None)
@@ -265,27 +265,27 @@ def read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[
     vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), BEGIN, END])}
     if len(vocabulary) != _SIZE:
         raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_SIZE:,}")
-    own = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
+    tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
     words = pre_tokenizers.Split(Regex(_WORDS_OPEN_CLIP_TOKENIZER), behavior="removed", invert=True)
-    own.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    own.add_special_tokens([BEGIN, END])
+    tokenizer.add_special_tokens([BEGIN, END])
     begin, end, clean = vocabulary[BEGIN], vocabulary[END], _clean_of(config)
-    return lambda text: [begin, *own.encode(clean(text)).ids, end], end
+    return lambda text: [begin, *tokenizer.encode(clean(text)).ids, end], end
 
 
 def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
     model = config.get("model_cfg")
-    found = model.get("text_cfg") if isinstance(model, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    described = model.get("text_cfg") if isinstance(model, Mapping) else None
+    return described if isinstance(described, Mapping) else {}
 
 
 def _clean_of(config: Mapping[str, Any] | None) -> Callable[[str], str]:
-    asked = dict(_of_texts(config or {}).get("tokenizer_kwargs") or {})
-    kind = asked.pop("clean", "lower")
-    if asked or kind not in _CLEANED_OPEN_CLIP_TOKENIZER:
-        said = next(iter(asked), f"clean {kind!r}")
+    settings = dict(_of_texts(config or {}).get("tokenizer_kwargs") or {})
+    kind = settings.pop("clean", "lower")
+    if settings or kind not in _CLEANED_OPEN_CLIP_TOKENIZER:
+        said = next(iter(settings), f"clean {kind!r}")
         raise VitkitError(f"{DESCRIPTION}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it")
     return _CLEANED_OPEN_CLIP_TOKENIZER[kind]
 
@@ -311,7 +311,6 @@ _CLEANED_OPEN_CLIP_TOKENIZER: dict[str, Callable[[str], str]] = {
     "whitespace": _plain,
     "canonicalize": _canonical,
 }
-
 
 Clean = Literal["none", "lower", "canonical"]
 EXTRA = "pip install 'vitkit[text]'"
@@ -411,44 +410,44 @@ def _panics_told() -> Iterator[None]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = from_json(path.read_text(encoding="utf-8"))
+        value = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise VitkitError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise VitkitError(f"{path} is damaged: it holds no JSON object")
-    return found
+    return value
 
 
 def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
     from tokenizers import Tokenizer as Library
 
     check_steps(path)
-    own = Library.from_file(str(path))
-    own.no_truncation()
-    own.no_padding()
+    tokenizer = Library.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
 
     def encode(text: str) -> list[int]:
-        return list(own.encode(_CLEANED[clean](text)).ids)
+        return list(tokenizer.encode(_CLEANED[clean](text)).ids)
 
-    _check_whole(path, own, settings)
-    padding = own.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
-    end = own.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
+    _check_whole(path, tokenizer, settings)
+    padding = tokenizer.token_to_id(_named(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
+    end = tokenizer.token_to_id(_named(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
     is_left = settings.get("padding_side") == "left"
     return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
 
 
-def _check_whole(path: Path, own: Any, settings: dict[str, Any]) -> None:
+def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
     """Refuse a tokenizer.json that has lost a part: it would give other tokens than the text encoder has learned.
 
     Raises:
         VitkitError: texts lack what begins or ends them, or, of CLIP, words are not cut as CLIP cuts them.
     """
-    is_clip = own.token_to_id(_BEGIN) is not None and own.token_to_id(_END) is not None
+    is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
     begin = _BEGIN if is_clip else None
     end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
-    tokens = own.encode("a photo").tokens
+    tokens = tokenizer.encode("a photo").tokens
     lost = [token for token, place in ((begin, 0), (end, -1)) if token is not None and tokens[place] != token]
-    if not is_clip and (own.token_to_id(end) is None or settings.get("add_eos_token") is False):
+    if not is_clip and (tokenizer.token_to_id(end) is None or settings.get("add_eos_token") is False):
         lost = []
     if lost:
         raise VitkitError(
@@ -457,8 +456,8 @@ def _check_whole(path: Path, own: Any, settings: dict[str, Any]) -> None:
         )
     if not is_clip:
         return
-    words = [own.encode(word).tokens[1:-1] for word in ("a", "photo")]
-    if own.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
+    words = [tokenizer.encode(word).tokens[1:-1] for word in ("a", "photo")]
+    if tokenizer.encode("A  Photo").tokens != [_BEGIN, *words[0], *words[1], _END]:
         raise VitkitError(
             f"{path} does not cut texts into words in small letters, as CLIP does: its normalizer or pre_tokenizer is "
             "missing or another one; take the file as its publisher has it"
@@ -467,8 +466,8 @@ def _check_whole(path: Path, own: Any, settings: dict[str, Any]) -> None:
 
 def _named(written: Any, usual: str) -> str:
     """A token as tokenizer_config.json has it: its text, or an object with that."""
-    found = written.get("content") if isinstance(written, dict) else written
-    return str(found) if found else usual
+    name = written.get("content") if isinstance(written, dict) else written
+    return str(name) if name else usual
 
 
 def _of_merges(folder: Path, context: int) -> Tokenizer:
@@ -478,18 +477,18 @@ def _of_merges(folder: Path, context: int) -> Tokenizer:
     from tokenizers.models import BPE
 
     names = str(folder / "vocab.json"), str(folder / "merges.txt")
-    own = Library(BPE.from_file(*names, end_of_word_suffix="</w>", continuing_subword_prefix="", unk_token=_END))
-    own.normalizer = normalizers.Sequence(
+    tokenizer = Library(BPE.from_file(*names, end_of_word_suffix="</w>", continuing_subword_prefix="", unk_token=_END))
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
-    own.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    begin, end = own.token_to_id(_BEGIN), own.token_to_id(_END)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    begin, end = tokenizer.token_to_id(_BEGIN), tokenizer.token_to_id(_END)
     if begin is None or end is None:
         raise VitkitError(f"{folder / 'vocab.json'} has no {_BEGIN} or no {_END}: it is not CLIP's")
-    own.post_processor = processors.RobertaProcessing((_END, end), (_BEGIN, begin), False, False)  # noqa: FBT003
-    own.add_special_tokens([_BEGIN, _END])
-    return Tokenizer(lambda text: list(own.encode(text).ids), end, end, context)
+    tokenizer.post_processor = processors.RobertaProcessing((_END, end), (_BEGIN, begin), False, False)  # noqa: FBT003
+    tokenizer.add_special_tokens([_BEGIN, _END])
+    return Tokenizer(lambda text: list(tokenizer.encode(text).ids), end, end, context)
 
 
 def _of_pieces(path: Path, context: int) -> Tokenizer:
@@ -497,16 +496,16 @@ def _of_pieces(path: Path, context: int) -> Tokenizer:
     from sentencepiece import SentencePieceProcessor
 
     check_pieces(path)
-    own = SentencePieceProcessor()
-    own.Load(str(path))
+    processor = SentencePieceProcessor()
+    processor.Load(str(path))
     ahead = "<unk>"  # so that sentencepiece does not strip the space ahead of the first word
-    length = len(own.encode(ahead, out_type=str))
-    end = own.piece_to_id("</s>")
+    length = len(processor.encode(ahead, out_type=str))
+    end = processor.piece_to_id("</s>")
 
     def encode(text: str) -> list[int]:
-        pieces = own.encode(ahead + canonical(_SPACE + text.replace(_SPACE, " ")), out_type=str)
+        pieces = processor.encode(ahead + canonical(_SPACE + text.replace(_SPACE, " ")), out_type=str)
         pieces = pieces[length:] if len(pieces) >= length else pieces
-        return [*(own.piece_to_id(piece) for piece in pieces), end]
+        return [*(processor.piece_to_id(piece) for piece in pieces), end]
 
     return Tokenizer(encode, end, end, context)
 

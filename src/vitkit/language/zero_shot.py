@@ -68,7 +68,7 @@ class ImagesAndWords:
 
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Of texts, (n, P), of length 1."""
-        tower, found = self.words.tower, []
+        tower, vectors = self.words.tower, []
         with torch.inference_mode():
             for start in range(0, len(texts), _BATCH):
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
@@ -80,13 +80,13 @@ class ImagesAndWords:
                         f"the tokenizer is another model's: its texts do not end in {tower.config.end}, where the "
                         "text encoder reads them"
                     )
-                found.append(unit(tower(tokens)))
-        return torch.cat(found)
+                vectors.append(unit(tower(tokens)))
+        return torch.cat(vectors)
 
     def of_classes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Of classes, (K, P): the mean over the templates, again of length 1 (CLIP, sec. 3.1.4)."""
-        own = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
-        return unit(torch.stack(own).mean(dim=0))
+        vectors = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
+        return unit(torch.stack(vectors).mean(dim=0))
 
     def classifier(
         self, classes: Sequence[str], templates: Sequence[str] = (), *, one: bool | None = None
@@ -118,15 +118,15 @@ class ImagesAndWords:
             )
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)
-        told = {**self.images.provenance, "templates": list(templates)}
-        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=told)
+        provenance = {**self.images.provenance, "templates": list(templates)}
+        return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
 
     def _check_apart(self, names: Sequence[str], templates: Sequence[str]) -> None:
         """Of names that are the same tokens one would get every image of the other: `C` and `C++` without signs."""
-        told: dict[tuple[tuple[int, ...], ...], str] = {}
+        first: dict[tuple[tuple[int, ...], ...], str] = {}
         for name in names:
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
-            if (other := told.setdefault(tuple(map(tuple, ids)), name)) != name:
+            if (other := first.setdefault(tuple(map(tuple, ids)), name)) != name:
                 raise VitkitError(
                     f"--classes: {other!r} and {name!r} are the same to this model, which reads "
                     f"{self.tokenizer.context} tokens of a text, often without capitals and signs: word them otherwise"
@@ -154,7 +154,7 @@ def published_templates(*, is_sigmoid: bool) -> tuple[str, ...]:
 
 def _copied(model: Model) -> dict[str, Tensor]:
     """Its weights, for another model that shares none of them with it."""
-    return {name: own.clone() for name, own in stored_weights(model).items()}
+    return {name: tensor.clone() for name, tensor in stored_weights(model).items()}
 
 
 def _checked(classes: Sequence[str]) -> tuple[str, ...]:
@@ -217,20 +217,20 @@ def look_for_words(source: str | Path, progress: Progress = silent) -> Glance | 
     if is_model_folder(path) or is_model_folder(path.parent):
         return None
     checkpoint = read_checkpoint(path)
-    found = glance(checkpoint)
-    if found is None and (_OF_TWO.search(name) or any(own.startswith(_HALF) for own in checkpoint.tensors)):
+    info = glance(checkpoint)
+    if info is None and (_OF_TWO.search(name) or any(tensor.startswith(_HALF) for tensor in checkpoint.tensors)):
         raise VitkitError(f"{source} is the image encoder of CLIP or SigLIP without its text encoder")
-    return found
+    return info
 
 
-def check_tokenizer(source: str | Path, found: Glance, progress: Progress = silent) -> None:
+def check_tokenizer(source: str | Path, info: Glance, progress: Progress = silent) -> None:
     """Refuse a source of which `look_for_words` has found this, if its tokenizer is missing or cannot be read.
 
     Raises:
         VitkitError: it is, or it cannot.
     """
     path, _ = locate(split_timm(str(source))[0], progress)
-    read_tokenizer(_folder_of(path), found.context, found.clean)
+    read_tokenizer(_folder_of(path), info.context, info.clean)
 
 
 def _folder_of(path: Path) -> Path:
@@ -284,13 +284,13 @@ def why_no_words(names: Sequence[str]) -> str | None:
 
     Every name needs a word, and other words than all the others: `class_1` and `class_2` differ in a number alone.
     """
-    told: dict[tuple[str, ...], str] = {}
+    first: dict[tuple[str, ...], str] = {}
     for name, text in zip(names, spoken(names), strict=True):
         if _SYNSET.fullmatch(text) or not {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS:
             return f"{name!r} is no word"
         if _SYNSET.fullmatch(name):  # ImageNet has two cranes
             continue
         letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))
-        if (other := told.setdefault(letters, name)) != name:
+        if (other := first.setdefault(letters, name)) != name:
             return f"{other!r} and {name!r} differ in no word"
     return None

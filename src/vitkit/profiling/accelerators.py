@@ -34,11 +34,11 @@ class Accelerator:
         Raises:
             VitkitError: there is no such figure.
         """
-        found = self.bfloat16 if precision == "bfloat16" else self.float32
-        if found is None:
+        peak = self.bfloat16 if precision == "bfloat16" else self.float32
+        if peak is None:
             other = "float32" if precision == "bfloat16" else "bfloat16"
             raise VitkitError(f"{self.name}: no peak in {precision} is known; plan it with --precision {other}")
-        return found
+        return peak
 
 
 _DATASHEET = "https://www.nvidia.com/en-us/data-center"

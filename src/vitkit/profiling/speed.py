@@ -126,7 +126,7 @@ def interleave(
             if untimed[name]:
                 work()
             seconds[name].append(_mean(work, repeats[name], stopwatch))
-    return {name: Timing(tuple(own)) for name, own in seconds.items()}
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
 def _mean(work: Work, repeats: int, stopwatch: Stopwatch) -> float:
@@ -161,18 +161,18 @@ def products(config: Config, images: int = 1) -> Counter[Product]:
         batch = torch.empty(images, config.in_channels, *config.image_size)
     with torch.inference_mode(), _Collector() as collector:
         model(batch)
-    return collector.found
+    return collector.products
 
 
 class _Collector(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[Product] = Counter()
+        self.products: Counter[Product] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func in _PRODUCTS:
-            self.found.update(_PRODUCTS[func](output, *args))
+            self.products.update(_PRODUCTS[func](output, *args))
         return output
 
 
@@ -216,11 +216,11 @@ class Ceiling:
     """
 
     def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
-        found = products(config, images)
-        self.macs = sum(product.macs * times for product, times in found.items())
+        needed = products(config, images)
+        self.macs = sum(product.macs * times for product, times in needed.items())
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         with torch.inference_mode():
-            self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in found.items()]
+            self._works = [(_fastest(_ways(product, dtype, device), device), n) for product, n in needed.items()]
 
     @torch.inference_mode()
     def __call__(self) -> None:
@@ -372,20 +372,22 @@ def compare(
     device = device or images.device
     first, reference = images[:batch], in_batches(model, images, batch)
     drifts = {
-        own.key: drift_of(in_batches(own.run, images, batch), reference) for own in contenders if own.same_weights
+        each.key: drift_of(in_batches(each.run, images, batch), reference) for each in contenders if each.same_weights
     }
-    precisions = sorted({own.precision for own in contenders})
-    ceilings = {own: Ceiling(model.config, batch, own, device) for own in precisions}
-    works: dict[str, Work] = {own.key: _work(own, first) for own in contenders}
-    works |= {_ceiling_key(own): ceiling for own, ceiling in ceilings.items()}
+    precisions = sorted({each.precision for each in contenders})
+    ceilings = {precision: Ceiling(model.config, batch, precision, device) for precision in precisions}
+    works: dict[str, Work] = {each.key: _work(each, first) for each in contenders}
+    works |= {_ceiling_key(precision): ceiling for precision, ceiling in ceilings.items()}
     times = interleave(works, rounds, stopwatch=stopwatch_for(device), progress=progress)
 
-    def speed(own: Contender) -> Speed:
-        top, macs = times[_ceiling_key(own.precision)], ceilings[own.precision].macs
+    def speed(contender: Contender) -> Speed:
+        top, macs = times[_ceiling_key(contender.precision)], ceilings[contender.precision].macs
         rate = 2e-9 * macs / top.quartiles.median
-        return Speed(own.name, own.precision, batch, times[own.key], top, rate, drifts.get(own.key))
+        return Speed(
+            contender.name, contender.precision, batch, times[contender.key], top, rate, drifts.get(contender.key)
+        )
 
-    return [speed(own) for own in contenders]
+    return [speed(each) for each in contenders]
 
 
 def _ceiling_key(precision: str) -> str:
@@ -461,7 +463,7 @@ def resident() -> int | None:
 def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
     """Plain values. For each name in `ratios` a column: the median of how many times as fast this is as that."""
     rate, drift = speed.images_per_s, speed.drift
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": speed.name,
         "precision": speed.precision,
         "batch": speed.batch,
@@ -471,8 +473,8 @@ def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
         "ms_per_batch": _round(1e3 * speed.timing.quartiles.median),
     }
     for name, other in ratios.items():
-        found[name] = None if other is None else _round(speed.timing.times_as_fast_as(other.timing).median)
-    return found | {
+        values[name] = None if other is None else _round(speed.timing.times_as_fast_as(other.timing).median)
+    return values | {
         "share_of_ceiling": _round(speed.share_of_ceiling),
         "ceiling_gflops": _round(speed.gflops_ceiling),
         "largest_difference": None if drift is None else float(f"{drift.largest:.2e}"),

@@ -50,7 +50,7 @@ def by_images(models: Sequence[Model]) -> Figure:
     figure, axis = _picture_comparison_plots(models)
     for place, (model, style) in enumerate(_styled(models)):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
-        _with_intervals(axis, model, [images[own["fraction"]] for own in model["by_fraction"]], style, place)
+        _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], style, place)
     _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
     return _finish(figure, axis, "training images", "accuracy on held-out images")
 
@@ -62,7 +62,7 @@ def by_compute(models: Sequence[Model]) -> Figure:
         spent: dict[float, list[float]] = {}
         for run in model["runs"]:
             spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
-        means = [sum(spent[own["fraction"]]) / len(spent[own["fraction"]]) for own in model["by_fraction"]]
+        means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
         _with_intervals(axis, model, means, style, place)
     axis.set_xscale("log")
     return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
@@ -77,8 +77,8 @@ def by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
     """
     figure, axis = _picture_comparison_plots(models)
     for place, (model, style) in enumerate(_styled(models)):
-        own = stress["models"][model["name"]]
-        _bars(axis, stress["strengths"], own["accuracy"], own["interval"], style, model["name"], place)
+        measured = stress["models"][model["name"]]
+        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
     return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
@@ -95,8 +95,8 @@ def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
 
 
 def _with_intervals(axis: Axes, model: Model, x: Sequence[float], style: dict[str, Any], place: int) -> None:
-    own = model["by_fraction"]
-    accuracies, intervals = [each["accuracy"] for each in own], [each["interval"] for each in own]
+    parts = model["by_fraction"]
+    accuracies, intervals = [each["accuracy"] for each in parts], [each["interval"] for each in parts]
     _bars(axis, x, accuracies, intervals, style, model["name"], place)
 
 
@@ -243,9 +243,9 @@ def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     return table(rows, [*heading, "as trained: 95 %", "p"])
 
 
-def _as_trained(own: Mapping[str, Any]) -> list[str]:
-    low, high = (_POINTS * end for end in own["interval"])
-    return [f"{low:+.1f} to {high:+.1f}", f"{own['p']:.3f}"]
+def _as_trained(trained: Mapping[str, Any]) -> list[str]:
+    low, high = (_POINTS * end for end in trained["interval"])
+    return [f"{low:+.1f} to {high:+.1f}", f"{trained['p']:.3f}"]
 
 
 def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
@@ -268,7 +268,7 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
 def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A column for each model: there are more figures than models."""
     names, *values = zip(*rows, strict=True)
-    lines = [[escape(heading), *map(escape, own)] for heading, own in zip(headings[1:], values, strict=True)]
+    lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
 
 
@@ -282,23 +282,23 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
 
 
 def _pictures(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    found, runs = [], [run for model in models for run in model["runs"]]
+    pictures, runs = [], [run for model in models for run in model["runs"]]
     if any(run["curve"] for run in runs):
         part = models[0]["by_fraction"][-1]["fraction"]
-        given = "all the data" if part == 1 else f"{part:g} of the training images"
-        about = f"On validation images, trained on {given}: thin lines are seeds, thick ones their mean."
-        found.append(_picture("Accuracy by epoch", learning_curves(models), about))
+        data = "all the data" if part == 1 else f"{part:g} of the training images"
+        about = f"On validation images, trained on {data}: thin lines are seeds, thick ones their mean."
+        pictures.append(_picture("Accuracy by epoch", learning_curves(models), about))
     if len(models[0]["by_fraction"]) > 1:
         about = "With 95 % intervals. Smaller subsets are in the larger ones; the images that judge are the same."
-        found.append(_picture("Accuracy by data", by_images(models), about))
+        pictures.append(_picture("Accuracy by data", by_images(models), about))
     if all(run["training_flops"] for run in runs):
         about = "A training step counts as three forward passes of its images, as one where a head alone is trained."
-        found.append(_picture("Accuracy by computation", by_compute(models), about))
-    return found
+        pictures.append(_picture("Accuracy by computation", by_compute(models), about))
+    return pictures
 
 
 def _stressed(figures: Mapping[str, Any]) -> list[str]:
     return [
-        _picture(f"Under stress: {own['title']}", by_strength(figures["models"], own), own["about"])
-        for own in figures.get("stress", [])
+        _picture(f"Under stress: {stress['title']}", by_strength(figures["models"], stress), stress["about"])
+        for stress in figures.get("stress", [])
     ]

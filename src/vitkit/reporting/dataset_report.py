@@ -41,7 +41,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         f"<h1>{escape(without_place(images.name))}</h1>",
         f"<p>{summary}</p>",
         *([f"<p>{escape(images.layout)}</p>"] if images.layout else []),
-        *[finding(str(own)) for own in diagnosis.findings],
+        *[finding(str(problem)) for problem in diagnosis.findings],
         figure(
             "Images per class",
             to_png(plots.class_counts(by_split or {"images": images.counts()}, images.classes)),
@@ -73,9 +73,9 @@ def _unreadable(reasons: dict[str, str]) -> list[str]:
 
 
 def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
-    conflicts = [own for own in copies if own.is_conflict]
-    leaks = [own for own in copies if own.is_leak and not own.is_conflict]
-    others = [own for own in copies if not own.is_leak and not own.is_conflict]
+    conflicts = [group for group in copies if group.is_conflict]
+    leaks = [group for group in copies if group.is_leak and not group.is_conflict]
+    others = [group for group in copies if not group.is_leak and not group.is_conflict]
     pieces = []
     for title, groups in (
         ("One picture, two classes", conflicts),
@@ -84,15 +84,15 @@ def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
     ):
         if groups:
             more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
-            pieces += [f"<h2>{title}{more}</h2>", *(_row(images, own) for own in groups[:_SHOWN])]
+            pieces += [f"<h2>{title}{more}</h2>", *(_row(images, group) for group in groups[:_SHOWN])]
     return pieces
 
 
-def _row(images: ImageTable, own: Copies) -> str:
-    cells = [_cell(images, i) for i in own.images[:_IN_A_ROW]]
-    more = len(own.images) - _IN_A_ROW
+def _row(images: ImageTable, group: Copies) -> str:
+    cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
+    more = len(group.images) - _IN_A_ROW
     rest = f"<p>and {more} more</p>" if more > 0 else ""
-    return f'<p class="soft">{own.kind}</p><div class="row">{"".join(cells)}</div>{rest}'
+    return f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}'
 
 
 def _cell(images: ImageTable, index: int) -> str:
@@ -123,14 +123,14 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         advice: what to do with them.
     """
     photographs = [
-        (shown, "", (f"label: {own.label}", f"looks like: {own.suggested} (by {own.score})", own.path))
-        for own, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
+        (shown, "", (f"label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path))
+        for suspect, shown in zip(suspects[:SHOWN], thumbnails(files[:SHOWN]), strict=False)
     ]
     more = f"; the first {SHOWN} are shown" if len(suspects) > SHOWN else ""
-    told = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
+    summary = f"{len(suspects)} labels do not fit what the other images teach, the most doubtful first{more}"
     body = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{told}{chance_in_words(suspects)}.</p>",
+        f"<p>{summary}{chance_in_words(suspects)}.</p>",
         f"<p>{escape(advice)}</p>",
         gallery(photographs),
     ]

@@ -72,7 +72,7 @@ def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
 
     One that cannot be read is told of in words.
     """
-    return f'<div class="row">{"".join(_cell(*own) for own in photographs)}</div>'
+    return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
 
 
 def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
@@ -109,8 +109,8 @@ class Album:
 
     def place(self, path: str) -> Path:
         """Where the picture of an image is."""
-        own = Path(os.path.relpath(path, self._root))
-        return self._folder / own.with_name(fitting(own.name, ".png"))
+        relative = Path(os.path.relpath(path, self._root))
+        return self._folder / relative.with_name(fitting(relative.name, ".png"))
 
     def add(self, row: Row) -> None:
         """Draw an image with its row.

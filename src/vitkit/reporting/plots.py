@@ -106,16 +106,18 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
     """Accuracy by confidence, a column for each state, above how many images there are of each confidence."""
     figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
-    for (name, own), (upper, lower) in zip(states.items(), axes.T, strict=True):
-        edges = np.linspace(0, 1, len(own.counts) + 1)
-        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(own.counts)
-        there = own.counts > 0
-        upper.bar(middles[there], own.accuracy[there], width, color=BLUE, label="accuracy")
-        upper.plot(own.confidence[there], own.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence")
+    for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
+        edges = np.linspace(0, 1, len(state.counts) + 1)
+        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
+        there = state.counts > 0
+        upper.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
+        upper.plot(
+            state.confidence[there], state.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence"
+        )
         upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
-        upper.set(title=f"{name}: ECE {own.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+        upper.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
         upper.legend(frameon=False, fontsize=8, loc="upper left")
-        lower.bar(middles, own.counts, width, color=GREY)
+        lower.bar(middles, state.counts, width, color=GREY)
         lower.set(xlabel="confidence", ylabel="images")
         lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
         for axis in (upper, lower):
@@ -145,35 +147,37 @@ def ranking(
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
-    own = {i: each for i, each in stand.items() if each.others}
-    precisions = {i: each.average_precision for i, each in own.items()}
-    shown = list(own) if len(own) <= _MOST_LINES else sorted(own, key=lambda i: precisions[i])[:_WORST]
+    standings = {i: each for i, each in stand.items() if each.others}
+    precisions = {i: each.average_precision for i, each in standings.items()}
+    shown = (
+        list(standings) if len(standings) <= _MOST_LINES else sorted(standings, key=lambda i: precisions[i])[:_WORST]
+    )
     for i, (colour, line) in zip(shown, STYLES, strict=False):
-        area = own[i].roc_auc
+        area = standings[i].roc_auc
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
         roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
-        precision, found, _ = precision_recall_curve(labels == i, probabilities[:, i])
+        precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
         label = f"{in_legend(classes[i])} {precisions[i]:.3f}"
-        recall.plot(found, precision, label=label, drawstyle="steps-post", **style)
-    if len(own) > len(shown):
-        _draw_means(roc, recall, list(own.values()))
+        recall.plot(recalled, precision, label=label, drawstyle="steps-post", **style)
+    if len(standings) > len(shown):
+        _draw_means(roc, recall, list(standings.values()))
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="part of the other images taken", ylabel="part of the class's found")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
     for axis in (roc, recall):
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
-        if own:  # images of one class alone have no curve
+        if standings:  # images of one class alone have no curve
             axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
 
-def _draw_means(roc: Axes, recall: Axes, own: Sequence[Standing]) -> None:
+def _draw_means(roc: Axes, recall: Axes, standings: Sequence[Standing]) -> None:
     """The mean curves over classes."""
     grid = np.linspace(0, 1, 201)
-    label = f"mean of {len(own)} classes"
-    heights = sum(each.true_rate(grid) for each in own) / len(own)
-    precisions = sum(each.best_precision(grid) for each in own) / len(own)
+    label = f"mean of {len(standings)} classes"
+    heights = sum(each.true_rate(grid) for each in standings) / len(standings)
+    precisions = sum(each.best_precision(grid) for each in standings) / len(standings)
     roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
     recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
 
@@ -200,23 +204,23 @@ def embedding(
         classes: names.
         images: that they were drawn from.
     """
-    own, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    has_legend = len(own) <= _MOST_LINES
+    present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    has_legend = len(present) <= _MOST_LINES
     figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
     axis = figure.subplots()
-    for each, marker in enumerate(_MARKERS[: len(own)]):  # a call for each class takes seconds where there are many
+    for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each class takes seconds where there are many
         ours = number % len(_MARKERS) == each
         colours = [_CYCLE[i % len(_CYCLE)] for i in number[ours].tolist()]
         (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
         axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
     if has_legend:
-        for i, label in enumerate(own.tolist()):
+        for i, label in enumerate(present.tolist()):
             axis.scatter([], [], s=30, c=_CYCLE[i % len(_CYCLE)], marker=_MARKERS[i], label=in_legend(classes[label]))
         axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistaken (black edge)")
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     else:
         outline = [withStroke(linewidth=2.5, foreground="white")]
-        for label in own[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
+        for label in present[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
             x, y = np.median(points[labels == label], axis=0)
             name = _shorten(classes[label], 16)
             axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)

@@ -72,10 +72,10 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
             for row, said in zip(rows, predicted, strict=True)
         ]
         sets = {
-            name: [np.flatnonzero(own).tolist() for own in each]
+            name: [np.flatnonzero(one).tolist() for one in each]
             for name, each in (("true", labels), ("said", predicted))
         }
-        return {**common, **sets, "confidence": [round(own, 6) for own in sure]}
+        return {**common, **sets, "confidence": [round(one, 6) for one in sure]}
     return {
         **common,
         "true": labels.tolist(),
@@ -96,9 +96,9 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
 
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Of `class_table.js`."""
-    own = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
-    columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in own]
-    keys = [key for key, *_ in own]
+    described = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in described]
+    keys = [key for key, *_ in described]
     rows = [
         {"name": _text(name), **{key: None if row[key] is None else round(row[key], 5) for key in keys}}
         for name, row in numbers["per_class"].items()
@@ -120,24 +120,24 @@ def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
     return {"now": _reliability(evaluation.reliability), "before": before}
 
 
-def _reliability(own: Reliability) -> dict[str, Any]:
-    means = {"confidence": own.confidence.round(6).tolist(), "accuracy": own.accuracy.round(6).tolist()}
-    return {"counts": own.counts.tolist(), **means, "ece": own.ece}
+def _reliability(measured: Reliability) -> dict[str, Any]:
+    means = {"confidence": measured.confidence.round(6).tolist(), "accuracy": measured.accuracy.round(6).tolist()}
+    return {"counts": measured.counts.tolist(), **means, "ece": measured.ece}
 
 
 def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
     """Of `threshold.js`."""
     sure = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
-    answered, right = (_reaching(own) for own in (sure, sure[is_right]))
+    answered, right = (_reaching(values) for values in (sure, sure[is_right]))
     return {"images": len(sure), "answered": answered, "right": right}
 
 
 def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
     """How many are at least each of the thresholds."""
     at = np.arange(_STEPS + 1) / _STEPS
-    found: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
-    return found
+    counts: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
+    return counts
 
 
 def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
@@ -149,8 +149,8 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
 
 def _thresholds(evaluation: MultiEvaluation) -> Iterator[dict[str, Any]]:
     for i, name in enumerate(evaluation.classes):
-        own, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
-        counts = {"support": int(has.sum()), "said": _reaching(own), "right": _reaching(own[has])}
+        probabilities, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
+        counts = {"support": int(has.sum()), "said": _reaching(probabilities), "right": _reaching(probabilities[has])}
         yield {"name": _text(name), "at": evaluation.thresholds[i], **counts}
 
 
@@ -181,10 +181,10 @@ def doubts_data(
 
     return {
         "photographs": photographs,
-        "path": [_text(own.path) for own in doubts],
-        "label": [numbers(own.label) for own in doubts],
-        "suggested": [numbers(own.suggested) for own in doubts],
-        "score": [round(own.score, 6) for own in doubts],
+        "path": [_text(doubt.path) for doubt in doubts],
+        "label": [numbers(doubt.label) for doubt in doubts],
+        "suggested": [numbers(doubt.suggested) for doubt in doubts],
+        "score": [round(doubt.score, 6) for doubt in doubts],
     }
 
 
@@ -210,7 +210,7 @@ def data_of_report(page: Path) -> dict[str, Any]:
         data = None
     if not isinstance(data, dict) or "images" not in data:
         raise VitkitError(f"the {page.name} of {page.parent.name} holds no data to show: vitkit eval writes a new one")
-    return {name: own for name, own in data.items() if name not in ("photographs", "doubts")}
+    return {name: value for name, value in data.items() if name not in ("photographs", "doubts")}
 
 
 FIRST = 24  # in a gallery that is read without a script
@@ -268,12 +268,12 @@ class Photographs:
         chosen = list(dict.fromkeys([*first, *order]))[:MOST]
         kept: dict[int, Thumbnail] = {}
         spent = 0
-        for i, own in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
-            spent += size(own)
+        for i, picture in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
+            spent += size(picture)
             if spent > _BYTES and i not in first:
                 break
-            kept[i] = own
-        doubted = list(thumbnails(root / own.path for own in doubts[:MOST_DOUBTED]))
+            kept[i] = picture
+        doubted = list(thumbnails(root / doubt.path for doubt in doubts[:MOST_DOUBTED]))
         return cls(root, shown, first, kept, doubted)
 
     def place(self, image: int) -> int:
@@ -282,12 +282,14 @@ class Photographs:
 
     def addresses(self) -> dict[str, str]:
         """The photographs that no gallery of the page shows, by the image's place in the page's list."""
-        others = [(self.place(i), own.address) for i, own in self.of_images.items() if i not in self.first]
+        others = [
+            (self.place(i), photograph.address) for i, photograph in self.of_images.items() if i not in self.first
+        ]
         return {str(place): address for place, address in others if address is not None}
 
     def addresses_of_doubts(self) -> dict[str, str]:
         """The same of labels to look at."""
-        others = [(place, own.address) for place, own in enumerate(self.of_doubts) if place >= FIRST]
+        others = [(place, photograph.address) for place, photograph in enumerate(self.of_doubts) if place >= FIRST]
         return {str(place): address for place, address in others if address is not None}
 
 

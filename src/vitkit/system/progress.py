@@ -1,4 +1,4 @@
-"""What long work tells whoever watches: how far it is, and what there is to say."""
+"""The callbacks through which long work reports lines and progress, and the callbacks that ignore them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Progress = Callable[[str, int, int | None], None]  # what, how much is done, of 
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """The progress of work that nobody watches."""
+    """Ignore progress."""
 
 
 def unsaid(line: str) -> None:
-    """Takes lines that are to be told nobody."""
+    """Ignore a line."""

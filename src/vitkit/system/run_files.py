@@ -1,4 +1,4 @@
-"""The names of what lies in a run's folder, beside its model folder (`model_folder`). Nothing here loads anything."""
+"""The names of the files in a run's folder other than those of its model folder (`model_folder`)."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ FILES = (  # that a run writes into its folder itself, and which go when another
 
 
 def fold_folder(folder: Path, fold: int) -> Path:
-    """The run of one fold of a cross-validation, the first being 0."""
+    """Return the folder of one fold of a cross-validation, counting from 0."""
     return folder / f"fold-{fold + 1}"
 
 
 def folds_in(folder: Path) -> list[Path]:
-    """The runs of the folds that are there."""
+    """Return the folders of the folds that exist."""
     return sorted(folder.glob("fold-*"))

@@ -1,8 +1,9 @@
-"""Signals that ask a program to stop: it stops in good order, says so, and exits with 128 + the signal's number.
+"""Signals that stop a program in good order, and the processes of vitkit.
 
-A signal that is ignored when the program starts, as under `nohup`, stays so.
-
-Processes of vitkit: how they are started, and how one is recognised by more than its number, which is used again.
+`stoppable` surrounds a whole program: a signal stops it, a line says so, and it exits with 128 + the signal's number.
+`Deferral` lets work continue to a point from which it can resume. A signal that is ignored when the program starts, as
+under `nohup`, stays ignored. `python` starts processes; `is_same` recognises one by more than its number, which systems
+reuse.
 """
 
 from __future__ import annotations
@@ -28,17 +29,12 @@ _AGAIN = 0.05  # seconds until a signal is sent anew that came where it could no
 _Handler = Callable[[int, FrameType | None], Any]
 
 
-def name_of_signal(number: int) -> str:
-    """SIGTERM and so on."""
-    return signal.Signals(number).name
-
-
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """The whole of a program. A signal ends what it does with `Interrupted`, wherever it is, and then the program.
+    """Surround a program. A signal raises `Interrupted` wherever the program is, and ends it.
 
     Raises:
-        SystemExit: with 128 + the signal's number, once the signal is told of on stderr.
+        SystemExit: with 128 + the signal's number, after a line on stderr.
     """
     program = _Program()
     program.listen()
@@ -49,7 +45,7 @@ def stoppable() -> Iterator[None]:
         if number is None or isinstance(error, SystemExit):
             raise
         with suppress(OSError):  # the terminal may be what has gone
-            print(f"stopped by {name_of_signal(number)}", file=sys.stderr, flush=True)
+            print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number) from None
     finally:
         program.leave()
@@ -67,7 +63,7 @@ class _Program:
         sys.unraisablehook = self._answer_unraisable
 
     def leave(self) -> None:
-        """What is left of the program is the interpreter's own end, which a signal may cut short without a word."""
+        """Restore the handlers. Only the interpreter's exit remains, which a signal may cut short silently."""
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():
             signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
@@ -81,7 +77,7 @@ class _Program:
         raise Interrupted(number)
 
     def _answer_unraisable(self, unraisable: Any) -> None:
-        """Python drops what is raised while an object is deleted: let the signal come once more."""
+        """Send a signal again if its exception was raised while an object was deleted, where Python drops it."""
         if isinstance(unraisable.exc_value, Interrupted):
             _send_again(unraisable.exc_value.signal_number)
         else:
@@ -89,12 +85,12 @@ class _Program:
 
 
 class Deferral:
-    """Notes a signal, for work that stops only where it can go on from; a second signal raises `Interrupted` at once.
+    """Records a signal for work that can only stop at certain points. A second signal raises `Interrupted` at once.
 
-    When the block ends, however it does, a signal that came meanwhile raises `Interrupted`.
+    A recorded signal raises `Interrupted` at the end of the block, however it ends.
 
     Attributes:
-        received: the signal's number; None as long as there was none.
+        received: the number of the signal, or None.
     """
 
     def __init__(self) -> None:
@@ -121,11 +117,11 @@ class Deferral:
 
 
 def _listen(handler: _Handler) -> dict[int, Any]:
-    """Set the handler of every signal that is not ignored, and what answered each before."""
+    """Set the handler of every signal that is not ignored, and return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
         return {}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    answered = {number: own for number, own in before.items() if own not in (signal.SIG_IGN, None)}
+    answered = {number: previous for number, previous in before.items() if previous not in (signal.SIG_IGN, None)}
     for number in answered:
         signal.signal(number, handler)
     return answered
@@ -146,7 +142,7 @@ def _send_again(number: int) -> None:
 
 
 def _let_go(number: int) -> None:
-    """Write to nowhere what went to a terminal that has hung up: the program has still to end in good order."""
+    """Redirect the output of a terminal that has hung up, so that the program can still end in good order."""
     if number != getattr(signal, "SIGHUP", None):
         return
     with suppress(OSError):
@@ -156,7 +152,7 @@ def _let_go(number: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a process that was forked to help: Ctrl-C reaches it too, but its parent says what becomes of the work."""
+    """Reset the handlers in a forked helper: Ctrl-C reaches it too, but its parent decides what happens to the work."""
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_Program, Deferral)):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
@@ -164,7 +160,6 @@ def _leave_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
-
 
 _PROC = Path("/proc")
 _RUN = (
@@ -174,20 +169,20 @@ _RUN = (
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of vitkit as a program, in an interpreter that imports nothing from where it runs.
+    """Return the command that runs a module of vitkit in an interpreter that imports nothing from the current folder.
 
-    `python -m` and `python -c` import from the current folder first, which is often a folder of photographs: a
-    `queue.py` in there, whosever it is, would run in the place of the standard library's.
+    `python -m` and `python -c` import from the current folder first. That is often a folder of photographs, and a
+    `queue.py` in it would replace the one of the standard library.
 
     Args:
         module: its full name; `vitkit` is the command line.
-        arguments: of the program.
+        arguments: the arguments of the program.
     """
     return [sys.executable, "-P", "-c", _RUN.format(path=_safe_path(), module=module), *arguments]
 
 
 def _safe_path() -> list[str]:
-    """Where this process imports from, without the current folder, but in the end for vitkit itself."""
+    """Return the import path of this process without the current folder, except as the last place to find vitkit."""
     here = os.path.realpath(os.curdir)
     named = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]  # noqa: PTH100
     path = [entry for entry in named if os.path.realpath(entry) != here]
@@ -196,9 +191,9 @@ def _safe_path() -> list[str]:
 
 
 def is_same(process: int, birth: str) -> bool:
-    """Whether the process that began then (`birth_of`) still has this number, and is this user's.
+    """Return whether the process that began then (`birth_of`) still has this number and belongs to this user.
 
-    Where the system cannot tell when a process began, none is: a number alone may be any process's.
+    False if the system does not report when a process began: a number alone may be any process's.
     """
     if process <= 1 or not birth or birth_of(process) != birth:
         return False
@@ -208,10 +203,9 @@ def is_same(process: int, birth: str) -> bool:
 
 
 def birth_of(process: int) -> str:
-    """When a process began, as the system tells it: another one that gets its number later began at another time.
+    """Return when a process began, as the system reports it; a later one with the same number began at another time.
 
-    Empty where there is no such process, where it has ended and only its number is left, or where the system cannot
-    tell.
+    Empty if there is no such process, if it has ended but keeps its number, or if the system does not report it.
     """
     if (_PROC / "self" / "stat").is_file():
         with suppress(OSError, IndexError):
@@ -220,6 +214,6 @@ def birth_of(process: int) -> str:
             return "" if fields[0] in ("Z", "X") else f"{fields[19]} of {boot}"  # proc(5): state, starttime
         return ""
     with suppress(OSError, subprocess.SubprocessError):
-        asked = ["ps", "-o", "lstart=", "-p", str(process)]
-        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout.strip()  # noqa: S603
+        command = ["ps", "-o", "lstart=", "-p", str(process)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()  # noqa: S603
     return ""

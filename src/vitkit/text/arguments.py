@@ -1,8 +1,8 @@
-"""Arguments of public functions, checked by their annotations: what is of another type is refused in a line.
+"""Check the arguments of public functions against their annotations, and refuse other types in one line.
 
-Without it `load("")` reads the current folder, `explain(5)` opens a file descriptor, and text for a number ends in a
-traceback. Annotations are read as text, since some name types that take seconds to import; what they name that is not
-known here is not checked.
+Without this, `load("")` reads the current folder, `explain(5)` opens a file descriptor, and text for a number ends in a
+traceback. Annotations are read as text, since some name types that take seconds to import; an annotation with a type
+that is not known here is not checked.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _PHRASES = {
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a function refuse arguments of another type than its annotations say, and paths that are empty.
+    """Decorate a function to refuse arguments of other types than its annotations, and empty paths.
 
-    Whole numbers serve as floats, and the numbers of numpy as Python's.
+    Whole numbers are accepted as floats, and numpy's numbers as Python's.
     """
     signature = inspect.signature(function)
     kinds = {
@@ -59,14 +59,14 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def path_text(path: object, what: str) -> str:
-    """A path as text.
+    """Return a path as text.
 
     Args:
-        path: as a caller has it.
-        what: it is a path of, for the message.
+        path: the path of a caller.
+        what: a name for it in messages.
 
     Raises:
-        VitkitError: it is no path, it is empty, or it has a null byte.
+        VitkitError: it is no path, is empty, or contains a null byte.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise VitkitError(f"{what} must be a path, not {type_of(path)}")
@@ -79,7 +79,7 @@ def path_text(path: object, what: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """The type of a value for a message; short text as it stands."""
+    """Return the type of a value for a message, or the value itself if it is short."""
     if isinstance(value, str):
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
@@ -92,21 +92,21 @@ def _is_plain(value: object) -> bool:
 
 
 def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
-    """What a parameter takes; None: that is not known."""
+    """Return the kinds that a parameter accepts; None if one of them is not known here."""
     parts = _split(annotation) if isinstance(annotation, str) else []
     kinds: list[str] = []
     for part in parts:
-        found = _kind(part, known)
-        if found is None:
+        part_kinds = _kind(part, known)
+        if part_kinds is None:
             return None
-        kinds += found
+        kinds += part_kinds
     if {"str", "Path"} <= set(kinds):
         kinds = ["path", *(kind for kind in kinds if kind not in ("str", "Path"))]
     return tuple(dict.fromkeys(kinds)) or None
 
 
 def _split(annotation: str) -> list[str]:
-    """`str | Sequence[int | None]` in its two parts."""
+    """Split `str | Sequence[int | None]` into its two parts."""
     return [part.strip() for part in re.split(r"\|(?![^\[]*\])", annotation)]
 
 
@@ -141,7 +141,7 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Whether a value is of a kind, and the value as that."""
+    """Return whether a value is of a kind, and the value converted to it."""
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
         is_path = isinstance(value, (str, os.PathLike))
@@ -162,4 +162,4 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
         fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
         return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]
-    return any(own.__name__ == kind for own in type(value).__mro__), value
+    return any(base.__name__ == kind for base in type(value).__mro__), value
