@@ -1,15 +1,14 @@
-"""From texts to the numbers of their tokens, by the vocabulary that lies beside the weights.
+"""Turn texts into the ids of their tokens, with the vocabulary beside the weights.
 
-`tokenizer.json` (or CLIP's `vocab.json` and `merges.txt`) is read by the library tokenizers, `spiece.model` by
-sentencepiece, each as transformers does, and OpenCLIP's merges as open_clip does: extra `text`.
+`tokenizer.json` (or CLIP's `vocab.json` and `merges.txt`) is read with the library tokenizers, `spiece.model` with
+sentencepiece, as transformers does, and OpenCLIP's merges as open_clip does: extra `text`. OpenCLIP's merges are
+OpenAI's file bpe_simple_vocab_16e6.txt.gz (CLIP, arXiv 2103.00020, sec. 2.4), beside the weights or where open_clip is
+installed.
 
-How much a tokenizer may make of a text: its file comes from anybody, and is measured before it is used. A
-`tokenizer.json` lists what happens to a text, step by step. A step that writes three letters for each one, listed
-forty times, makes more of a word than any memory holds. So each step's most is multiplied, and what is more than any
-published tokenizer needs is refused by name. So are steps that are not known.
-
-OpenCLIP's own tokenizer, for folders without a tokenizer.json: merges in bpe_simple_vocab_16e6.txt.gz. That file is
-OpenAI's (CLIP, arXiv 2103.00020, sec. 2.4): it lies beside the weights, or where open_clip is installed.
+Anybody can write a tokenizer's file. A `tokenizer.json` lists what happens to a text step by step, and a step that
+writes three letters for each one, listed forty times, makes more of a word than any memory holds. Before a file is
+used, the growth of its steps is therefore multiplied; files above any published tokenizer and unknown steps are
+refused.
 """
 
 from __future__ import annotations
@@ -31,9 +30,24 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json
 from vitkit.system.protobuf import fields_of
 
+Clean = Literal["none", "lower", "canonical"]
+
+MERGES = "bpe_simple_vocab_16e6.txt.gz"
+_OPEN_CLIP_CONFIG = "open_clip_config.json"
+
 MOST_CHARACTERS = 4096  # of a text
 _MOST_GROWTH = 256  # characters of one; CLIP's make up to 48 of one, and T5's 72
 _MOST_ADDED = 1000  # tokens around a text
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
+# How CLIP cuts a text into words (arXiv 2103.00020, sec. 2.4), and what begins and ends it.
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+_BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
+_OPEN_CLIP_BEGIN, _OPEN_CLIP_END = "<start_of_text>", "<end_of_text>"
+_MOST_UNPACKED = 2**24  # characters of the merges, five times those of OpenAI's
+_OPEN_CLIP_TOKENS = 49_408  # tokens: of 256 bytes, alone and at the end of a word, of merges, and the two above
+_OPEN_CLIP_WORDS = (
+    rf"(?i:{_OPEN_CLIP_BEGIN}|{_OPEN_CLIP_END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
+)
 
 # The most characters that a step makes of one. Unicode's longest decompositions have 18 (U+FDFA) and 4.
 _NORMALIZERS = {
@@ -66,270 +80,16 @@ _CHARSMAP = 2  # the number of the field in sentencepiece's NormalizerSpec
 _NORMALIZER_SPEC = 3  # and of that in its ModelProto
 
 
-def check_text(text: str) -> None:
-    """Refuse a text that is longer than any that a text encoder reads.
-
-    Raises:
-        VitkitError: it is.
-    """
-    if len(text) > MOST_CHARACTERS:
-        raise VitkitError(
-            f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): text encoders read some dozen words"
-        )
-
-
-def check_steps(path: Path) -> None:
-    """Refuse a `tokenizer.json` that would make more of a text than any published one does.
-
-    Raises:
-        VitkitError: it would, it is damaged, or it has a step that is not known.
-    """
-    try:
-        stored = from_json(path.read_bytes())
-        growth = _normalizing(stored.get("normalizer")) * _cutting(stored.get("pre_tokenizer"))
-        added = _adding(stored.get("post_processor"))
-        longest = max((len(token["content"]) for token in stored.get("added_tokens") or ()), default=0)
-    except VitkitError as error:
-        raise VitkitError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise VitkitError(f"{path}: its tokenizer is damaged: {error!r:.200}") from error
-    if growth > _MOST_GROWTH:
-        raise VitkitError(
-            f"{path}: its normalizer and pre_tokenizer would make up to {growth:,.0f} characters of one, and those of "
-            f"published tokenizers fewer than {_MOST_GROWTH}: it is not used"
-        )
-    if longest > MOST_CHARACTERS:  # a token goes through the normaliser as soon as the file is read
-        raise VitkitError(f"{path}: one of its added_tokens has {longest:,} characters: it is not used")
-    if added > _MOST_ADDED:
-        raise VitkitError(f"{path}: its post_processor would add {added:,} tokens to each text: it is not used")
-
-
-def check_pieces(path: Path) -> None:
-    """Refuse a `spiece.model` whose normaliser writes more for a character than any published one does.
-
-    Raises:
-        VitkitError: it does, or the file is damaged.
-    """
-    try:
-        charsmaps = [
-            bytes(charsmap)
-            for spec in _fields(memoryview(path.read_bytes()), _NORMALIZER_SPEC)
-            for charsmap in _fields(spec, _CHARSMAP)
-        ]
-        growth = max(map(_longest_replacement, charsmaps), default=1)
-    except ValueError as error:
-        raise VitkitError(f"{path}: its tokenizer is damaged: {error}") from error
-    if growth > _MOST_GROWTH:
-        raise VitkitError(
-            f"{path}: its normalizer would make up to {growth:,} characters of one, and those of published tokenizers "
-            f"fewer than {_MOST_GROWTH}: it is not used"
-        )
-
-
-def _normalizing(step: Any) -> float:
-    """The most characters that a normaliser makes of one; none makes one of one."""
-    if step is None:
-        return 1
-    kind = step["type"]
-    if kind == "Sequence":
-        return math.prod(map(_normalizing, step["normalizers"]), start=1.0)
-    if kind == "Replace":
-        return _replacing(step["pattern"], step["content"])
-    if kind == "Prepend":
-        return 1 + len(step["prepend"])
-    if kind == "Precompiled":
-        return _longest_replacement(base64.b64decode(step["precompiled_charsmap"] or "", validate=True))
-    return _known(_NORMALIZERS, kind, "normalizer")
-
-
-def _replacing(pattern: Mapping[str, str], content: str) -> float:
-    """A pattern that may match nothing writes its content beside every character."""
-    if literal := pattern.get("String"):
-        return max(1.0, len(content) / len(literal))
-    return 1 + len(content)
-
-
-def _cutting(step: Any) -> float:
-    """The most characters that what cuts a text into words makes of one."""
-    if step is None:
-        return 1
-    if step["type"] == "Sequence":
-        return math.prod(map(_cutting, step["pretokenizers"]), start=1.0)
-    return _known(_PRE_TOKENIZERS, step["type"], "pre_tokenizer")
-
-
-def _adding(step: Any) -> int:
-    """How many tokens are put around a text.
-
-    Raises:
-        VitkitError: the text itself would be there another number of times than once.
-    """
-    if step is None:
-        return 0
-    if step["type"] == "Sequence":
-        return sum(map(_adding, step["processors"]))
-    if step["type"] != "TemplateProcessing":
-        return _known(_PROCESSORS, step["type"], "post_processor")
-    if sum("Sequence" in piece for piece in step["single"]) != 1:
-        raise VitkitError("its post_processor does not have the text once: it is not used")
-    tokens = step["special_tokens"]
-    if isinstance(tokens, list):  # as older files have it
-        tokens = {token["id"]: token for token in tokens}
-    named = [piece["SpecialToken"]["id"] for piece in step["single"] if "SpecialToken" in piece]
-    return sum(len(tokens[name]["ids"]) for name in named)
-
-
-def _known(most: Mapping[str, int], kind: str, where: str) -> int:
-    if kind not in most:
-        raise VitkitError(f"its {where} {kind!r:.80} is not known: it is not used")
-    return most[kind]
-
-
-# --- sentencepiece's own formats ------------------------------------------------------------------------------
-
-
-def _longest_replacement(charsmap: bytes) -> int:
-    """The characters of the longest text that a precompiled map writes for a character: its texts follow a tree.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    if not charsmap:
-        return 1
-    size = int.from_bytes(charsmap[:4], "little")
-    if len(charsmap) < 4 or size > len(charsmap) - 4:
-        raise ValueError("precompiled_charsmap is cut short")
-    return max(len(text.decode("utf-8", "replace")) for text in charsmap[4 + size :].split(b"\0")) or 1
-
-
-def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """The content of each field of this number in a message, of those that have a length."""
-    return (value for number, value in fields_of(message) if number == wanted and value is not None)
-
-
-MERGES = "bpe_simple_vocab_16e6.txt.gz"
-DESCRIPTION = "open_clip_config.json"
-BEGIN, END = "<start_of_text>", "<end_of_text>"
-_LONGEST = 2**24  # characters of the file, five times those of OpenAI's
-_SIZE = 49_408  # tokens: of 256 bytes, alone and at the end of a word, of merges, and the two above
-_WORDS_OPEN_CLIP_TOKENIZER = rf"(?i:{BEGIN}|{END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
-
-
-def find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
-    """The file of merges that belongs to weights in a folder; None where it is nowhere.
-
-    Args:
-        folder: of the weights.
-        config: the content of its open_clip_config.json; None where there is none.
-
-    Raises:
-        VitkitError: the weights want a tokenizer that is not there.
-    """
-    beside = folder / MERGES
-    if config is None:
-        return beside if beside.is_file() else None
-    named = _of_texts(config).get("hf_tokenizer_name")
-    if named:
-        raise VitkitError(
-            f"{folder} has no tokenizer: {DESCRIPTION} names {named}, whose tokenizer.json goes beside it"
-        )
-    if beside.is_file():
-        return beside
-    library = find_spec("open_clip")  # looked for, not run
-    places = [] if library is None else library.submodule_search_locations or []
-    return next((Path(place, MERGES) for place in places if Path(place, MERGES).is_file()), None)
-
-
-def read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[[str], list[int]], int]:
-    """What encodes a text, between the tokens that begin and end it, and the id of the one that ends it.
-
-    Raises:
-        VitkitError: texts are to be made ready in a way that is not known here, or merges are missing.
-        ImportError: the library tokenizers is not installed.
-    """
-    from tokenizers import Regex, pre_tokenizers
-    from tokenizers import Tokenizer as Library
-    from tokenizers.models import BPE
-
-    with gzip.open(path, "rt", encoding="utf-8") as text:
-        content = text.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise VitkitError(
-            f"{path} is damaged: it unpacks to more than {_LONGEST:,} characters, and OpenAI's to 3,130,099"
-        )
-    lines = content.split("\n")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: (ord(letter) > 255, ord(letter)))
-    names = [*alphabet, *(f"{letter}</w>" for letter in alphabet)]
-    pairs = [line.split() for line in lines[1 : _SIZE - len(names) - 1]]
-    merges = [(first, second) for first, second in pairs]
-    vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), BEGIN, END])}
-    if len(vocabulary) != _SIZE:
-        raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_SIZE:,}")
-    tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
-    words = pre_tokenizers.Split(Regex(_WORDS_OPEN_CLIP_TOKENIZER), behavior="removed", invert=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.add_special_tokens([BEGIN, END])
-    begin, end, clean = vocabulary[BEGIN], vocabulary[END], _clean_of(config)
-    return lambda text: [begin, *tokenizer.encode(clean(text)).ids, end], end
-
-
-def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    model = config.get("model_cfg")
-    described = model.get("text_cfg") if isinstance(model, Mapping) else None
-    return described if isinstance(described, Mapping) else {}
-
-
-def _clean_of(config: Mapping[str, Any] | None) -> Callable[[str], str]:
-    settings = dict(_of_texts(config or {}).get("tokenizer_kwargs") or {})
-    kind = settings.pop("clean", "lower")
-    if settings or kind not in _CLEANED_OPEN_CLIP_TOKENIZER:
-        said = next(iter(settings), f"clean {kind!r}")
-        raise VitkitError(f"{DESCRIPTION}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it")
-    return _CLEANED_OPEN_CLIP_TOKENIZER[kind]
-
-
-def _plain(text: str) -> str:
-    """With its characters repaired, and single spaces."""
-    if not (text.isascii() and text.isprintable() and "&" not in text):
-        try:
-            import ftfy
-        except ImportError as error:
-            raise VitkitError(f"OpenCLIP reads {text!r:.60} by the library ftfy: pip install 'vitkit[text]'") from error
-        text = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return " ".join(text.split())
-
-
-def _canonical(text: str) -> str:
-    bare = _plain(text).replace("_", " ").translate(str.maketrans("", "", string.punctuation))
-    return " ".join(bare.lower().split())
-
-
-_CLEANED_OPEN_CLIP_TOKENIZER: dict[str, Callable[[str], str]] = {
-    "lower": lambda text: _plain(text).lower(),
-    "whitespace": _plain,
-    "canonicalize": _canonical,
-}
-
-Clean = Literal["none", "lower", "canonical"]
-EXTRA = "pip install 'vitkit[text]'"
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
-# How CLIP cuts a text into words (arXiv 2103.00020, sec. 2.4), and what begins and ends it.
-_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-_BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
-
-
 @dataclass(frozen=True)
 class Tokenizer:
-    """Texts to ids, each as long as the text encoder reads.
+    """Texts to ids, each as many as the text encoder reads.
 
     Attributes:
-        encode: a text -> its ids, with those that begin and end it, however long.
-        end: the id that ends a text; None where `encode` adds none.
-        padding: the id that fills up what is short.
-        context: how many ids a text has.
-        is_padded_left: whether it is filled up ahead of the text.
+        encode: a function from a text to its ids, including those that begin and end it, without padding.
+        end: the id that ends a text; None if `encode` adds none.
+        padding: the id that fills up short texts.
+        context: the number of ids of a text.
+        is_padded_left: whether the padding comes before the text.
     """
 
     encode: Callable[[str], list[int]]
@@ -342,8 +102,8 @@ class Tokenizer:
         return [self._fit(self._ids(text)) for text in texts]
 
     def _ids(self, text: str) -> list[int]:
-        check_text(text)
-        with _panics_told():
+        _check_text(text)
+        with _panics_as_errors():
             return self.encode(text)
 
     def _fit(self, ids: list[int]) -> list[int]:
@@ -354,22 +114,22 @@ class Tokenizer:
 
 
 def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
-    """The tokenizer that lies beside weights.
+    """Read the tokenizer beside weights.
 
     Args:
-        folder: that holds it.
-        context: how many ids a text has.
-        clean: what happens to texts ahead of `tokenizer.json`: nothing (CLIP), lower case (SigLIP 2), or `canonical`.
+        folder: the folder of the weights.
+        context: the number of ids of a text.
+        clean: the normalisation before `tokenizer.json`: none (CLIP), lower case (SigLIP 2), or `canonical`.
 
     Raises:
-        VitkitError: there is none, it is damaged, or the library that reads it is not installed.
+        VitkitError: there is no tokenizer, it is damaged, or the library that reads it is not installed.
     """
     settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     try:
-        with _panics_told():
+        with _panics_as_errors():
             return _read(folder, settings, context, clean)
     except ImportError as error:
-        raise VitkitError(f"reading words needs the library {error.name}: {EXTRA}") from error
+        raise VitkitError(f"reading words needs the library {error.name}: pip install 'vitkit[text]'") from error
     except VitkitError:
         raise
     except Exception as error:  # the libraries raise what they like
@@ -383,9 +143,9 @@ def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) ->
         return _of_json(folder / "tokenizer.json", settings, context, clean)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _of_merges(folder, context)
-    described = _json(folder / DESCRIPTION) if (folder / DESCRIPTION).is_file() else None
-    if (merges := find_merges(folder, described)) is not None:
-        encode, end = read_merges(merges, described)
+    described = _json(folder / _OPEN_CLIP_CONFIG) if (folder / _OPEN_CLIP_CONFIG).is_file() else None
+    if (merges := _find_merges(folder, described)) is not None:
+        encode, end = _read_merges(merges, described)
         return Tokenizer(encode, end, 0, context)
     raise VitkitError(
         f"{folder} has no tokenizer: expected tokenizer.json, spiece.model, or vocab.json and merges.txt beside the "
@@ -394,11 +154,11 @@ def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) ->
 
 
 @contextmanager
-def _panics_told() -> Iterator[None]:
-    """What the library tokenizers gives up in a way that no other error is.
+def _panics_as_errors() -> Iterator[None]:
+    """Turn panics of the library tokenizers, which are no ordinary exceptions, into errors.
 
     Raises:
-        VitkitError: it does, as where a regular expression takes too long.
+        VitkitError: the library panicked, for example because a regular expression takes too long.
     """
     try:
         yield
@@ -437,10 +197,10 @@ def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -
 
 
 def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
-    """Refuse a tokenizer.json that has lost a part: it would give other tokens than the text encoder has learned.
+    """Refuse a tokenizer.json that lacks a part and gives other tokens than the text encoder was trained with.
 
     Raises:
-        VitkitError: texts lack what begins or ends them, or, of CLIP, words are not cut as CLIP cuts them.
+        VitkitError: texts lack the tokens that begin or end them, or words are not split as CLIP splits them.
     """
     is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
     begin = _BEGIN if is_clip else None
@@ -465,13 +225,13 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
 
 
 def _named(written: Any, usual: str) -> str:
-    """A token as tokenizer_config.json has it: its text, or an object with that."""
+    """Return a token of tokenizer_config.json, which is text or an object that contains it."""
     name = written.get("content") if isinstance(written, dict) else written
     return str(name) if name else usual
 
 
 def _of_merges(folder: Path, context: int) -> Tokenizer:
-    """CLIP's files from before tokenizer.json."""
+    """Read CLIP's files from before tokenizer.json."""
     from tokenizers import Regex, normalizers, pre_tokenizers, processors
     from tokenizers import Tokenizer as Library
     from tokenizers.models import BPE
@@ -492,7 +252,7 @@ def _of_merges(folder: Path, context: int) -> Tokenizer:
 
 
 def _of_pieces(path: Path, context: int) -> Tokenizer:
-    """SigLIP's."""
+    """Read SigLIP's vocabulary."""
     from sentencepiece import SentencePieceProcessor
 
     check_pieces(path)
@@ -511,9 +271,247 @@ def _of_pieces(path: Path, context: int) -> Tokenizer:
 
 
 def canonical(text: str) -> str:
-    """In lower case, without punctuation, with single spaces: as SigLIP's texts were in training (big_vision)."""
+    """Return a text in lower case, without punctuation and with single spaces, as SigLIP was trained (big_vision)."""
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     return re.sub(r"\s+", " ", bare).strip()
 
 
 _CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, "canonical": canonical}
+
+
+def _find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
+    """Find the file of merges for the weights in a folder; None if there is none.
+
+    Args:
+        folder: the folder of the weights.
+        config: the content of its open_clip_config.json, or None.
+
+    Raises:
+        VitkitError: the weights need a tokenizer that is missing.
+    """
+    beside = folder / MERGES
+    if config is None:
+        return beside if beside.is_file() else None
+    named = _of_texts(config).get("hf_tokenizer_name")
+    if named:
+        raise VitkitError(
+            f"{folder} has no tokenizer: {_OPEN_CLIP_CONFIG} names {named}, whose tokenizer.json goes beside it"
+        )
+    if beside.is_file():
+        return beside
+    library = find_spec("open_clip")  # looked for, not run
+    places = [] if library is None else library.submodule_search_locations or []
+    return next((Path(place, MERGES) for place in places if Path(place, MERGES).is_file()), None)
+
+
+def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[[str], list[int]], int]:
+    """Return a function that encodes a text, with the tokens that begin and end it, and the id of the last one.
+
+    Raises:
+        VitkitError: the texts need a normalisation that is not supported, or merges are missing.
+        ImportError: the library tokenizers is not installed.
+    """
+    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+    from tokenizers.models import BPE
+
+    with gzip.open(path, "rt", encoding="utf-8") as text:
+        content = text.read(_MOST_UNPACKED + 1)
+    if len(content) > _MOST_UNPACKED:
+        raise VitkitError(
+            f"{path} is damaged: it unpacks to more than {_MOST_UNPACKED:,} characters, and OpenAI's to 3,130,099"
+        )
+    lines = content.split("\n")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: (ord(letter) > 255, ord(letter)))
+    names = [*alphabet, *(f"{letter}</w>" for letter in alphabet)]
+    pairs = [line.split() for line in lines[1 : _OPEN_CLIP_TOKENS - len(names) - 1]]
+    merges = [(first, second) for first, second in pairs]
+    vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), _OPEN_CLIP_BEGIN, _OPEN_CLIP_END])}
+    if len(vocabulary) != _OPEN_CLIP_TOKENS:
+        raise VitkitError(f"{path} is damaged: it makes {len(vocabulary):,} tokens, and OpenAI's {_OPEN_CLIP_TOKENS:,}")
+    tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
+    words = pre_tokenizers.Split(Regex(_OPEN_CLIP_WORDS), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.add_special_tokens([_OPEN_CLIP_BEGIN, _OPEN_CLIP_END])
+    begin, end, clean = vocabulary[_OPEN_CLIP_BEGIN], vocabulary[_OPEN_CLIP_END], _clean_of(config)
+    return lambda text: [begin, *tokenizer.encode(clean(text)).ids, end], end
+
+
+def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    model = config.get("model_cfg")
+    described = model.get("text_cfg") if isinstance(model, Mapping) else None
+    return described if isinstance(described, Mapping) else {}
+
+
+def _clean_of(config: Mapping[str, Any] | None) -> Callable[[str], str]:
+    settings = dict(_of_texts(config or {}).get("tokenizer_kwargs") or {})
+    kind = settings.pop("clean", "lower")
+    if settings or kind not in _OPEN_CLIP_CLEANED:
+        said = next(iter(settings), f"clean {kind!r}")
+        raise VitkitError(
+            f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {said} is not supported; put the tokenizer.json beside it"
+        )
+    return _OPEN_CLIP_CLEANED[kind]
+
+
+def _plain(text: str) -> str:
+    """Repair the characters of a text, and leave single spaces."""
+    if not (text.isascii() and text.isprintable() and "&" not in text):
+        try:
+            import ftfy
+        except ImportError as error:
+            raise VitkitError(f"OpenCLIP reads {text!r:.60} by the library ftfy: pip install 'vitkit[text]'") from error
+        text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(text.split())
+
+
+def _canonical(text: str) -> str:
+    bare = _plain(text).replace("_", " ").translate(str.maketrans("", "", string.punctuation))
+    return " ".join(bare.lower().split())
+
+
+_OPEN_CLIP_CLEANED: dict[str, Callable[[str], str]] = {
+    "lower": lambda text: _plain(text).lower(),
+    "whitespace": _plain,
+    "canonicalize": _canonical,
+}
+
+
+def _check_text(text: str) -> None:
+    """Refuse a text that is longer than any text encoder reads.
+
+    Raises:
+        VitkitError: it is too long.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise VitkitError(
+            f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): text encoders read some dozen words"
+        )
+
+
+def check_steps(path: Path) -> None:
+    """Refuse a `tokenizer.json` that would enlarge texts more than any published one.
+
+    Raises:
+        VitkitError: it would, it is damaged, or it has an unknown step.
+    """
+    try:
+        stored = from_json(path.read_bytes())
+        growth = _normalizing(stored.get("normalizer")) * _cutting(stored.get("pre_tokenizer"))
+        added = _adding(stored.get("post_processor"))
+        longest = max((len(token["content"]) for token in stored.get("added_tokens") or ()), default=0)
+    except VitkitError as error:
+        raise VitkitError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise VitkitError(f"{path}: its tokenizer is damaged: {error!r:.200}") from error
+    if growth > _MOST_GROWTH:
+        raise VitkitError(
+            f"{path}: its normalizer and pre_tokenizer would make up to {growth:,.0f} characters of one, and those of "
+            f"published tokenizers fewer than {_MOST_GROWTH}: it is not used"
+        )
+    if longest > MOST_CHARACTERS:  # a token goes through the normaliser as soon as the file is read
+        raise VitkitError(f"{path}: one of its added_tokens has {longest:,} characters: it is not used")
+    if added > _MOST_ADDED:
+        raise VitkitError(f"{path}: its post_processor would add {added:,} tokens to each text: it is not used")
+
+
+def check_pieces(path: Path) -> None:
+    """Refuse a `spiece.model` whose normaliser enlarges texts more than any published one.
+
+    Raises:
+        VitkitError: it does, or the file is damaged.
+    """
+    try:
+        charsmaps = [
+            bytes(charsmap)
+            for spec in _fields(memoryview(path.read_bytes()), _NORMALIZER_SPEC)
+            for charsmap in _fields(spec, _CHARSMAP)
+        ]
+        growth = max(map(_longest_replacement, charsmaps), default=1)
+    except ValueError as error:
+        raise VitkitError(f"{path}: its tokenizer is damaged: {error}") from error
+    if growth > _MOST_GROWTH:
+        raise VitkitError(
+            f"{path}: its normalizer would make up to {growth:,} characters of one, and those of published tokenizers "
+            f"fewer than {_MOST_GROWTH}: it is not used"
+        )
+
+
+def _normalizing(step: Any) -> float:
+    """Return the largest number of characters that a normaliser makes of one."""
+    if step is None:
+        return 1
+    kind = step["type"]
+    if kind == "Sequence":
+        return math.prod(map(_normalizing, step["normalizers"]), start=1.0)
+    if kind == "Replace":
+        return _replacing(step["pattern"], step["content"])
+    if kind == "Prepend":
+        return 1 + len(step["prepend"])
+    if kind == "Precompiled":
+        return _longest_replacement(base64.b64decode(step["precompiled_charsmap"] or "", validate=True))
+    return _known(_NORMALIZERS, kind, "normalizer")
+
+
+def _replacing(pattern: Mapping[str, str], content: str) -> float:
+    """Return the growth by a replacement. A pattern that may be empty writes its content beside every character."""
+    if literal := pattern.get("String"):
+        return max(1.0, len(content) / len(literal))
+    return 1 + len(content)
+
+
+def _cutting(step: Any) -> float:
+    """Return the largest number of characters that a pre-tokenizer makes of one."""
+    if step is None:
+        return 1
+    if step["type"] == "Sequence":
+        return math.prod(map(_cutting, step["pretokenizers"]), start=1.0)
+    return _known(_PRE_TOKENIZERS, step["type"], "pre_tokenizer")
+
+
+def _adding(step: Any) -> int:
+    """Return the number of tokens that a post-processor adds to a text.
+
+    Raises:
+        VitkitError: the result would not contain the text exactly once.
+    """
+    if step is None:
+        return 0
+    if step["type"] == "Sequence":
+        return sum(map(_adding, step["processors"]))
+    if step["type"] != "TemplateProcessing":
+        return _known(_PROCESSORS, step["type"], "post_processor")
+    if sum("Sequence" in piece for piece in step["single"]) != 1:
+        raise VitkitError("its post_processor does not have the text once: it is not used")
+    tokens = step["special_tokens"]
+    if isinstance(tokens, list):  # as older files have it
+        tokens = {token["id"]: token for token in tokens}
+    named = [piece["SpecialToken"]["id"] for piece in step["single"] if "SpecialToken" in piece]
+    return sum(len(tokens[name]["ids"]) for name in named)
+
+
+def _known(most: Mapping[str, int], kind: str, where: str) -> int:
+    if kind not in most:
+        raise VitkitError(f"its {where} {kind!r:.80} is not known: it is not used")
+    return most[kind]
+
+
+def _longest_replacement(charsmap: bytes) -> int:
+    """Return the length of the longest text that a precompiled map writes for a character; the texts follow a tree.
+
+    Raises:
+        ValueError: the map is damaged.
+    """
+    if not charsmap:
+        return 1
+    size = int.from_bytes(charsmap[:4], "little")
+    if len(charsmap) < 4 or size > len(charsmap) - 4:
+        raise ValueError("precompiled_charsmap is cut short")
+    return max(len(text.decode("utf-8", "replace")) for text in charsmap[4 + size :].split(b"\0")) or 1
+
+
+def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
+    """Yield the content of each field with this number in a message, if it has a length."""
+    return (value for number, value in fields_of(message) if number == wanted and value is not None)

@@ -1,11 +1,9 @@
-"""What a model costs: parameters, multiply-accumulates, memory, and the walk of an image through it.
+"""The cost of a model: parameters, multiply-accumulates, memory, and the shapes that an image takes in it.
 
-Everything is measured on the meta device, where tensors have no storage, so H/14 costs nothing to ask about.
-
-Counting what a forward pass computes and keeps, on the meta device. PyTorch's own flop counter, and its meta kernels
-for normalisation and GELU, import the compiler: a second that nobody who asks for a number wants to wait. So the few
-operations that cost something are met here, before they reach a kernel. Tests compare with the flop counter, and with
-the tensors that real models keep, to the byte.
+`describe` measures a configuration on the meta device, where tensors have no storage, so that H/14 costs nothing to
+describe. PyTorch's flop counter, and its meta kernels for normalisation and GELU, would import its compiler, which
+takes a second. The few operations that cost something are therefore intercepted before they reach a kernel. Tests
+compare the result with the flop counter and with the tensors that real models keep, to the byte.
 """
 
 from __future__ import annotations
@@ -27,16 +25,228 @@ from vitkit.model.network import Network
 from vitkit.model.network_config import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 
+_TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The cost of one configuration for one image.
+
+    `gmacs` counts the forward pass as papers do, including the products of attention (times 2 for FLOPs).
+    `gmacs_executed` is what `forward` computes: its last block computes only what the head reads. `activation_bytes` is
+    an upper bound of what the backward pass keeps for one float32 image: the last block keeps less.
+    """
+
+    config: Config
+    parameters: int
+    gmacs: float
+    gmacs_executed: float
+    weight_bytes: dict[str, int]
+    activation_bytes: int
+    stages: list[Stage] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        return asdict(self) | {"config": self.config.to_dict()}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of the image through the model: its output shape, parameters and multiply-accumulates."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameters: int = 0
+    macs: int = 0
+    times: int = 1  # the layers that repeat it
+
+
+def describe(config: Config) -> ModelInfo:
+    """Measure the cost of a configuration without allocating its weights.
+
+    Raises:
+        VitkitError: another library's network of this configuration cannot be built here.
+    """
+    if isinstance(config, NetworkConfig):
+        return _describe_network(config)
+    model = _build(config)
+    executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
+    return _info(model, full, executed, _stages(model, full))
+
+
+def _describe_network(config: NetworkConfig) -> ModelInfo:
+    with torch.random.fork_rng():
+        model = build(config).eval().to("meta")
+    assert isinstance(model, Network)
+    measured = _measure_any(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+    return _info(model, measured, measured, _parts(model, measured))
+
+
+def _info(model: Model, full: Measured, executed: Measured, stages: list[Stage]) -> ModelInfo:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ModelInfo(
+        config=model.config,
+        parameters=parameters,
+        gmacs=full.macs / 1e9,
+        gmacs_executed=executed.macs / 1e9,
+        weight_bytes={"float32": 4 * parameters, "bfloat16": 2 * parameters},
+        activation_bytes=full.kept_bytes,
+        stages=stages,
+    )
+
+
+def _parts(model: Network, measured: Measured) -> list[Stage]:
+    """Return the top-level parts of a network, with its library's names, through which an image passes."""
+    config, stages = model.config, []
+    stages.append(Stage("image", (*config.image_size, config.in_channels)))
+    for name, part in model.network.named_children():
+        shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
+        if shape is not None:
+            parameters = sum(parameter.numel() for parameter in part.parameters())
+            stages.append(Stage(name, shape, parameters, measured.macs_of.get(path, 0)))
+    return stages
+
+
+def _measure(config: ViTConfig, *, shortcut: bool) -> Measured:
+    """Measure the whole model, measuring layers of equal cost once.
+
+    The last layer's cost depends on the shortcut, so models with one and two attention layers are measured.
+    """
+    attention = config.layers - len(config.conv_layers)
+    if config.conv_layers or attention <= 2:
+        return _pass(config, shortcut)
+    one, two = (_pass(config.replace(layers=layers), shortcut) for layers in (1, 2))
+    more = config.layers - 1
+    return replace(
+        two,
+        macs=one.macs + more * (two.macs - one.macs),
+        kept_bytes=one.kept_bytes + more * (two.kept_bytes - one.kept_bytes),
+    )
+
+
+def _pass(config: ViTConfig, shortcut: bool) -> Measured:
+    model = _build(config)
+    model.shortcut = shortcut
+    return measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+
+
+def _build(config: ViTConfig) -> VisionTransformer:
+    with torch.device("meta"):
+        return VisionTransformer(config).eval()
+
+
+def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
+    """Return the stages of an image. A layer stands for all like it; parameters and MACs sum to the model's."""
+    config, stage = model.config, _Walker(model, measured)
+    tokens = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
+    walk = [
+        [Stage("image", (*config.image_size, config.in_channels))],
+        stage("ResNet stem", "patch_embed.backbone"),
+        stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
+        stage("patches in a row", "patch_embed.norm", (config.patches, config.hidden_size), always=True),
+        [Stage("tokens, positions added", (config.tokens, config.hidden_size), tokens)],
+        stage("norm ahead of the layers", "norm_pre"),
+        stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
+        _relative(stage),
+        *_layers(stage),
+        stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
+        stage("attention pooling", "attn_pool"),
+        stage("norm of the pooled vector", "fc_norm"),
+        stage("representation layer", "pre_logits"),
+        [Stage("what the head reads", (config.feature_size,))],
+        stage("classes", "head"),
+        stage("classes, distilled", "head_dist"),
+    ]
+    return [one for stages in walk for one in stages]
+
+
+def _relative(stage: _Walker) -> list[Stage]:
+    """Return the stage of the tables of relative positions, or of the network that computes them."""
+    model, config = stage.model, stage.model.config
+    if model.rel_pos is None:
+        return []
+    macs = 0
+    if config.position == "relative_mlp":  # every layer computes its biases, or all layers the same
+        offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
+        macs = config.layers * offsets * config.relative_size * (2 + config.heads)
+    shape = next(
+        (tuple(parameter.shape) for name, parameter in model.rel_pos.named_parameters() if name == "0.table"), None
+    )
+    parameters = sum(parameter.numel() for parameter in model.rel_pos.parameters())
+    return [Stage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
+
+
+def _layers(stage: _Walker) -> list[list[Stage]]:
+    config = stage.model.config
+    H, N, D_h = config.heads, config.tokens, config.head_size
+    attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
+    products = 2 * N * N * config.hidden_size  # q k^T, and its softmax with v
+    if config.position == "relative":
+        products += N * (2 * N - 1) * config.hidden_size  # q with every offset
+    return [
+        stage.layers("norm 1", "norm1"),
+        stage.layers("depthwise convolution", "attn.depthwise"),
+        stage.layers("pointwise convolution", "attn.proj", config.conv_layers),
+        *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
+        [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
+        [Stage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
+        [Stage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
+        stage.layers("norm of the joined heads", "attn.norm"),
+        stage.layers("attention out", "attn.proj", attending),
+        stage.layers("LayerScale 1", "ls1"),
+        stage.layers("norm 2", "norm2"),
+        stage.layers("MLP hidden", "mlp.fc1"),
+        stage.layers("convolution of the hidden", "mlp.conv"),
+        stage.layers("norm of the hidden", "mlp.norm"),
+        stage.layers("MLP out", "mlp.fc2"),
+        stage.layers("LayerScale 2", "ls2"),
+    ]
+
+
+@dataclass(frozen=True)
+class _Walker:
+    """Makes the stages of modules, and none for modules that the model lacks."""
+
+    model: VisionTransformer
+    measured: Measured
+
+    def __call__(
+        self, name: str, module: str, shape: tuple[int, ...] | None = None, *, always: bool = False
+    ) -> list[Stage]:
+        parameters = self._parameters(module)
+        if not parameters and not always:
+            return []
+        shape = shape or self.measured.shapes[module]
+        return [Stage(name, shape, parameters, self.measured.macs_of.get(module, 0))]
+
+    def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[Stage]:
+        """Return one stage for a module of the blocks, with the number of layers that have it."""
+        among = range(len(self.model.blocks)) if among is None else among
+        having = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
+        if not having:
+            return []
+        first = f"blocks.{having[0]}.{module}"
+        shape = self.measured.shapes.get(first, (self.model.config.tokens, 3 * self.model.config.hidden_size))
+        macs = self.measured.macs_of.get(first, 0)
+        return [Stage(name, shape, self._parameters(first), macs, times=len(having))]
+
+    def _parameters(self, module: str) -> int:
+        try:
+            part = self.model.get_submodule(module)
+        except AttributeError:
+            return 0
+        return sum(parameter.numel() for parameter in part.parameters())
+
 
 @dataclass
 class Measured:
-    """One forward pass.
+    """The measurements of one forward pass.
 
     Attributes:
         macs: multiply-accumulates of all matrix products and convolutions.
-        kept_bytes: the distinct tensors that autograd keeps for the backward pass, the parameters aside.
-        shapes: what each module returned, without the batch.
-        macs_of: multiply-accumulates of each module, those of its parts included.
+        kept_bytes: the distinct tensors that autograd keeps for the backward pass, without the parameters.
+        shapes: the output shape of each module, without the batch.
+        macs_of: multiply-accumulates of each module, including its parts.
     """
 
     macs: int = 0
@@ -46,14 +256,14 @@ class Measured:
 
 
 def measure(model: nn.Module, images: Tensor) -> Measured:
-    """Pass images (B, C, height, width) through a model, both on the meta device, and take note."""
+    """Measure a forward pass of images (B, C, height, width) through a model, both on the meta device."""
     measured = Measured()
     _pass_flops(model, images, measured, _Meter(measured))
     return measured
 
 
-def measure_any(model: nn.Module, images: Tensor) -> Measured:
-    """As `measure`, of a model of any operations, by PyTorch's own counter."""
+def _measure_any(model: nn.Module, images: Tensor) -> Measured:
+    """Measure a model of any operations with PyTorch's counter; see `measure`."""
     from torch.utils.flop_counter import FlopCounterMode
 
     measured, counter = Measured(), FlopCounterMode(display=False)
@@ -67,7 +277,7 @@ def measure_any(model: nn.Module, images: Tensor) -> Measured:
 
 
 def _pass_flops(model: nn.Module, images: Tensor, measured: Measured, counter: AbstractContextManager[Any]) -> None:
-    """Take note of what modules return and of what autograd keeps, while a counter does of the products."""
+    """Record the outputs of modules and the tensors that autograd keeps, while a counter records the products."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -102,7 +312,7 @@ def _watch(module: nn.Module, name: str, measured: Measured) -> list[Any]:
 
 
 class _Meter(TorchFunctionMode):
-    """Meets each call of the torch library: counts products, and stands in for some kernels."""
+    """Intercepts calls of torch: counts products and replaces some kernels."""
 
     def __init__(self, measured: Measured) -> None:
         super().__init__()
@@ -133,7 +343,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Written out by torch on CPUs: the input is kept, and what its weight scales."""
+    """Keeps the input and what its weight scales, as torch does on CPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -188,7 +398,7 @@ class _KeepsOutput(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Keeps each factor that the other's gradient needs."""
+    """Keeps each factor that the gradient of the other needs."""
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
@@ -228,7 +438,6 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """A product or a quotient."""
     return _Product.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 
@@ -243,7 +452,7 @@ def _convolve(
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps q, k, v, its output and a normaliser a row, never the (N, N) matrix."""
+    """Keeps q, k, v, the output and one normaliser a row, but never the (N, N) matrix."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -280,216 +489,3 @@ _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     F.silu: lambda x, **_: _KeepsInput.apply(x),
     F.scaled_dot_product_attention: _attention,
 }
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A step on the image's way: the shape that leaves it, its parameters, and its multiply-accumulates."""
-
-    name: str
-    shape: tuple[int, ...]
-    parameters: int = 0
-    macs: int = 0
-    times: int = 1  # the layers that repeat it
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """The cost of one configuration, for one image.
-
-    `gmacs` counts the forward pass as papers do, attention products included (multiply by 2 for FLOPs);
-    `gmacs_executed` is what `forward` computes, whose last block works for the head alone.
-    `activation_bytes` is what the backward pass keeps of one float32 image, at most: the last block keeps less.
-    """
-
-    config: Config
-    parameters: int
-    gmacs: float
-    gmacs_executed: float
-    weight_bytes: dict[str, int]
-    activation_bytes: int
-    stages: list[Stage] = field(repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self) | {"config": self.config.to_dict()}
-
-
-def describe(config: Config) -> ModelInfo:
-    """Measure the cost of a configuration without allocating its weights.
-
-    Raises:
-        VitkitError: another library's network of this configuration cannot be built here.
-    """
-    if isinstance(config, NetworkConfig):
-        return _describe_network(config)
-    model = _build(config)
-    executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
-    return _info(model, full, executed, _stages(model, full))
-
-
-def _describe_network(config: NetworkConfig) -> ModelInfo:
-    with torch.random.fork_rng():
-        model = build(config).eval().to("meta")
-    assert isinstance(model, Network)
-    measured = measure_any(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
-    return _info(model, measured, measured, _parts(model, measured))
-
-
-def _info(model: Model, full: Measured, executed: Measured, stages: list[Stage]) -> ModelInfo:
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelInfo(
-        config=model.config,
-        parameters=parameters,
-        gmacs=full.macs / 1e9,
-        gmacs_executed=executed.macs / 1e9,
-        weight_bytes={"float32": 4 * parameters, "bfloat16": 2 * parameters},
-        activation_bytes=full.kept_bytes,
-        stages=stages,
-    )
-
-
-def _parts(model: Network, measured: Measured) -> list[Stage]:
-    """The network's own parts, as its library names them, as far as an image passes through them."""
-    config, stages = model.config, []
-    stages.append(Stage("image", (*config.image_size, config.in_channels)))
-    for name, part in model.network.named_children():
-        shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
-        if shape is not None:
-            parameters = sum(parameter.numel() for parameter in part.parameters())
-            stages.append(Stage(name, shape, parameters, measured.macs_of.get(path, 0)))
-    return stages
-
-
-def _measure(config: ViTConfig, *, shortcut: bool) -> Measured:
-    """The whole model's cost, of which layers that cost the same are measured once.
-
-    What the last layer costs differs with the shortcut, so one and two attention layers are measured.
-    """
-    attention = config.layers - len(config.conv_layers)
-    if config.conv_layers or attention <= 2:
-        return _pass(config, shortcut)
-    one, two = (_pass(config.replace(layers=layers), shortcut) for layers in (1, 2))
-    more = config.layers - 1
-    return replace(
-        two,
-        macs=one.macs + more * (two.macs - one.macs),
-        kept_bytes=one.kept_bytes + more * (two.kept_bytes - one.kept_bytes),
-    )
-
-
-def _pass(config: ViTConfig, shortcut: bool) -> Measured:
-    model = _build(config)
-    model.shortcut = shortcut
-    return measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
-
-
-def _build(config: ViTConfig) -> VisionTransformer:
-    with torch.device("meta"):
-        return VisionTransformer(config).eval()
-
-
-_OWN = ("cls_token", "dist_token", "reg_token", "pos_embed")
-
-
-def _stages(model: VisionTransformer, measured: Measured) -> list[Stage]:
-    """The walk; a layer stands for all that are like it. Parameters and MACs sum to the whole model's."""
-    config, stage = model.config, _Walker(model, measured)
-    tokens = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_OWN))
-    walk = [
-        [Stage("image", (*config.image_size, config.in_channels))],
-        stage("ResNet stem", "patch_embed.backbone"),
-        stage("patch embedding", "patch_embed.proj", (*config.grid, config.hidden_size)),
-        stage("patches in a row", "patch_embed.norm", (config.patches, config.hidden_size), always=True),
-        [Stage("tokens, positions added", (config.tokens, config.hidden_size), tokens)],
-        stage("norm ahead of the layers", "norm_pre"),
-        stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
-        _relative(stage),
-        *_layers(stage),
-        stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
-        stage("attention pooling", "attn_pool"),
-        stage("norm of the pooled vector", "fc_norm"),
-        stage("representation layer", "pre_logits"),
-        [Stage("what the head reads", (config.feature_size,))],
-        stage("classes", "head"),
-        stage("classes, distilled", "head_dist"),
-    ]
-    return [one for stages in walk for one in stages]
-
-
-def _relative(stage: _Walker) -> list[Stage]:
-    """Tables of relative positions, or what computes them."""
-    model, config = stage.model, stage.model.config
-    if model.rel_pos is None:
-        return []
-    macs = 0
-    if config.position == "relative_mlp":  # every layer computes its biases, or all layers the same
-        offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
-        macs = config.layers * offsets * config.relative_size * (2 + config.heads)
-    shape = next(
-        (tuple(parameter.shape) for name, parameter in model.rel_pos.named_parameters() if name == "0.table"), None
-    )
-    parameters = sum(parameter.numel() for parameter in model.rel_pos.parameters())
-    return [Stage("relative positions", shape or (config.heads, config.tokens, config.tokens), parameters, macs)]
-
-
-def _layers(stage: _Walker) -> list[list[Stage]]:
-    config = stage.model.config
-    H, N, D_h = config.heads, config.tokens, config.head_size
-    attending = [layer for layer in range(config.layers) if layer not in config.conv_layers]
-    products = 2 * N * N * config.hidden_size  # q k^T, and its softmax with v
-    if config.position == "relative":
-        products += N * (2 * N - 1) * config.hidden_size  # q with every offset
-    return [
-        stage.layers("norm 1", "norm1"),
-        stage.layers("depthwise convolution", "attn.depthwise"),
-        stage.layers("pointwise convolution", "attn.proj", config.conv_layers),
-        *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
-        [replace(one, macs=3 * N * config.hidden_size**2) for one in stage.layers("q, k, v", "attn.qkv")],
-        [Stage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
-        [Stage("attention, per head", (H, N, N), macs=products, times=len(attending))] if attending else [],
-        stage.layers("norm of the joined heads", "attn.norm"),
-        stage.layers("attention out", "attn.proj", attending),
-        stage.layers("LayerScale 1", "ls1"),
-        stage.layers("norm 2", "norm2"),
-        stage.layers("MLP hidden", "mlp.fc1"),
-        stage.layers("convolution of the hidden", "mlp.conv"),
-        stage.layers("norm of the hidden", "mlp.norm"),
-        stage.layers("MLP out", "mlp.fc2"),
-        stage.layers("LayerScale 2", "ls2"),
-    ]
-
-
-@dataclass(frozen=True)
-class _Walker:
-    """Makes the stages of modules; none of those that the model lacks."""
-
-    model: VisionTransformer
-    measured: Measured
-
-    def __call__(
-        self, name: str, module: str, shape: tuple[int, ...] | None = None, *, always: bool = False
-    ) -> list[Stage]:
-        parameters = self._parameters(module)
-        if not parameters and not always:
-            return []
-        shape = shape or self.measured.shapes[module]
-        return [Stage(name, shape, parameters, self.measured.macs_of.get(module, 0))]
-
-    def layers(self, name: str, module: str, among: Sequence[int] | None = None) -> list[Stage]:
-        """One stage for a module of the blocks, as often as there are layers that have it."""
-        among = range(len(self.model.blocks)) if among is None else among
-        having = [layer for layer in among if self._parameters(f"blocks.{layer}.{module}")]
-        if not having:
-            return []
-        first = f"blocks.{having[0]}.{module}"
-        shape = self.measured.shapes.get(first, (self.model.config.tokens, 3 * self.model.config.hidden_size))
-        macs = self.measured.macs_of.get(first, 0)
-        return [Stage(name, shape, self._parameters(first), macs, times=len(having))]
-
-    def _parameters(self, module: str) -> int:
-        try:
-            part = self.model.get_submodule(module)
-        except AttributeError:
-            return 0
-        return sum(parameter.numel() for parameter in part.parameters())

@@ -1,6 +1,7 @@
-"""The doctor's page: what a data set looks like, what is wrong with it, and the pictures that prove it.
+"""Write the pages about a data set: the doctor's check-up, and the labels that look wrong.
 
-The page of labels that look wrong: each picture over its label, and what it looks like.
+`write_checkup` shows what the data set looks like and the pictures that prove its problems. `write_suspects` shows each
+picture above its label and the class that it looks like.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from vitkit.text.html import figure, finding, image, table, to_png, write_page
 _SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
 _THUMBNAIL = 160  # pixels
 
+SHOWN = 300  # photographs; more make a page that browsers labour with
+
 
 def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
-    """Write the page.
+    """Write the page of the doctor.
 
     Args:
         path: the HTML file.
-        diagnosis: of the data set.
+        diagnosis: the diagnosis of the data set.
     """
     images = diagnosis.table
     by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
@@ -109,16 +112,13 @@ def _cell(images: ImageTable, index: int) -> str:
     return f"<figure>{shown}<figcaption>{escape(where)}<br>{escape(images.paths[index])}</figcaption></figure>"
 
 
-SHOWN = 300  # photographs; more make a page that browsers labour with
-
-
 def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Path], advice: str) -> None:
-    """Write the page.
+    """Write the page of labels that look wrong.
 
     Args:
         path: the HTML file.
-        title: of the page.
-        suspects: the most doubtful first.
+        title: the title of the page.
+        suspects: the labels, the most doubtful first.
         files: the photograph of each.
         advice: what to do with them.
     """

@@ -1,13 +1,10 @@
-"""One self-contained HTML page about a run: it opens offline, years later, on any machine, and answers to clicks.
+"""Write an evaluation as a folder: the report, the figures, and the prediction for each image.
 
-What is read without a script, tables and pictures, stands in the page; the views (`views.py`) take its place.
-
-The interactive views of an evaluation: plain JavaScript modules in `static/`, put into a page as one script. Each
-module imports nothing but names of its neighbours, in lines of their own, and exports by `export class` or `export
-function`. A server hands them out as they are; a page that must need nothing else holds them joined, in the order in
-which they need one another. What each view is given is told at its head, and written by `report_data`.
-
-An evaluation as a folder: the report, the figures, and what was said of each image.
+`write_evaluation` writes the folder, and `write_report` the page: one file that opens offline and responds to clicks.
+Tables and pictures stand in the page; where scripts run, interactive views replace them. The views are plain JavaScript
+modules in `static/`. They import nothing but names of one another, one import a line, and export by `export class` or
+`export function`. A server sends them unchanged; a page embeds them joined in the order of their imports. Each view
+documents its data, which `report_data` writes, in its first lines.
 """
 
 from __future__ import annotations
@@ -44,157 +41,8 @@ _EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
 
 FOLDER = Path(__file__).parent / "static"  # from which a server hands them out
 
-
-def static(name: str) -> str:
-    """The text of a file in `static/`."""
-    return (FOLDER / name).read_text(encoding="utf-8")
-
-
-@cache
-def script() -> str:
-    """All that the report needs, as one module without imports."""
-    return "".join(_with_needs("report", set()))
-
-
-@cache
-def styles() -> str:
-    """How the views look."""
-    return static("views.css")
-
-
-def _with_needs(name: str, done: set[str]) -> list[str]:
-    done.add(name)
-    text = static(f"{name}.js")
-    before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_needs(need, done)]
-    code, exported = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
-    # Names that a module does not export stay its own.
-    return [
-        *before,
-        f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n",
-    ]
-
-
 CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
 POINTS = "Held-out images as the model sees them"
-
-
-def write_report(
-    path: Path,
-    *,
-    title: str,
-    evaluation: Evaluation,
-    numbers: Mapping[str, Any],
-    root: Path | None,
-    facts: Mapping[str, str],
-    findings: Sequence[str],
-    pictures: Mapping[str, bytes],
-    laid_out: LaidOut | None = None,
-    doubts: Sequence[Doubt] = (),
-    recipe: str = "",
-    explained: Sequence[Explained] = (),
-    tried: sections.Tried | None = None,
-) -> None:
-    """Write the page.
-
-    Args:
-        path: the HTML file.
-        title: the run's name.
-        evaluation: its outcome on held-out images.
-        numbers: its figures (figures.py).
-        root: the folder that the paths of its images are relative to; None where they are no files.
-        facts: what was trained, on what, by what.
-        findings: what the reader should know about the data, one sentence each; shown first.
-        pictures: caption and PNG, put into the page itself; of `draw` and others.
-        laid_out: some of its images as points.
-        doubts: labels that are likely wrong, the most doubtful first.
-        recipe: the resolved recipe, as TOML.
-        explained: what speaks for its mistakes.
-        tried: what the weights that it began from were chosen among.
-    """
-    photographs = Photographs.of(evaluation, root, doubts, laid_out)
-    is_multi = isinstance(evaluation, MultiEvaluation)
-    rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        sections.headline(numbers),
-        *sections.caveat(evaluation),
-        *map(finding, findings),
-        *sections.classes(evaluation, numbers),
-        *([] if is_multi else sections.confusion(numbers, pictures.get(CONFUSION))),
-        *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
-        *([] if root is None else sections.gallery_of(evaluation, photographs)),
-        *sections.explained(explained, photographs),
-        *([] if root is None else sections.doubted(doubts, photographs)),
-        *sections.points(POINTS, laid_out, pictures.get(POINTS)),
-        *([] if is_multi else sections.figures(evaluation, numbers)),
-        *operating_table(numbers),
-        *[figure(caption, picture) for caption, picture in rest.items()],
-        *sections.weights_tried(tried),
-        "<h2>The run</h2>",
-        table([[escape(name), escape(value)] for name, value in facts.items()]),
-        *(["<h2>Recipe</h2>", listing(recipe)] if recipe else []),
-    ]
-    data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
-    write_page(path, title, body, Live(styles(), script(), data))
-
-
-def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
-    """The pictures of an evaluation by their captions.
-
-    Args:
-        evaluation: of a classifier.
-        laid_out: some of its images as points (embedding.py), which are drawn too.
-    """
-    if isinstance(evaluation, MultiEvaluation):
-        return {}
-    labels, classes, now = evaluation.labels, evaluation.classes, evaluation.reliability
-    title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
-    states = {"as it is": now}
-    if evaluation.temperature != 1:
-        states = {"temperature 1": evaluation.untempered, f"temperature {evaluation.temperature:.2f}": now}
-    figures = {
-        CONFUSION: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
-        CONFIDENCE: plots.reliability(states),
-        "ROC and precision-recall": plots.ranking(evaluation.standings, labels, evaluation.probabilities, classes),
-    }
-    if laid_out is not None:
-        chosen, points = laid_out
-        is_right = (evaluation.predicted == labels)[chosen]
-        figures[POINTS] = plots.embedding(points, labels[chosen], is_right, classes, len(labels))
-    return figures
-
-
-def _data(
-    evaluation: Evaluation,
-    numbers: Mapping[str, Any],
-    photographs: Photographs,
-    laid_out: LaidOut | None,
-    doubts: Sequence[Doubt],
-) -> dict[str, Any]:
-    """What the views are given."""
-    shown = photographs.listed
-    has_files = photographs.root is not None
-    kind = (
-        "all"
-        if isinstance(evaluation, MultiEvaluation) or bool((evaluation.predicted == evaluation.labels).all())
-        else "wrong"
-    )
-    data = {
-        "images": report_data.images_data(evaluation, shown),
-        "photographs": photographs.addresses(),
-        "classes": report_data.class_table(evaluation, numbers),
-        "gallery": {"kind": kind} if has_files else None,
-        "doubts": report_data.doubts_data(doubts, evaluation.classes, photographs.addresses_of_doubts()),
-    }
-    if isinstance(evaluation, MultiEvaluation):
-        return {**data, "class_thresholds": report_data.class_thresholds(evaluation)}
-    return {
-        **data,
-        "confusion": report_data.confusion_data(evaluation),
-        "reliability": report_data.reliability_data(evaluation),
-        "threshold": report_data.threshold_data(evaluation),
-        "embedding": report_data.embedding_data(laid_out, shown),
-    }
 
 
 def write_evaluation(
@@ -209,13 +57,13 @@ def write_evaluation(
     """Write report.html, evaluation.json and predictions.csv.
 
     Args:
-        folder: made if need be.
-        classifier: whose evaluation it is.
-        evaluation: of it, on all images; the report is of those that count.
+        folder: the folder; it is made if it is missing.
+        classifier: the evaluated classifier.
+        evaluation: its evaluation on all images; the report covers those that count.
         table: the images.
         numbers: the figures (figures.py).
-        findings: what the reader should know of them.
-        progress: told of how many images the features are computed, of how many.
+        findings: what the reader should know about them.
+        progress: receives the number of images with features, and of all images.
 
     Raises:
         OSError: the folder cannot be written.
@@ -248,9 +96,9 @@ def write_evaluation(
 
 
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
-    """A CSV file with the columns path, label, predicted, confidence; several classes of an image are joined by `;`.
+    """Write a CSV file with the columns path, label, predicted, confidence; `;` joins several classes of an image.
 
-    Where models proposed labels, the label is that of before, and there is a column label_now.
+    If models proposed labels, `label` is the one before, and the column label_now is added.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -268,3 +116,151 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
         now = [harmless(evaluation.since.get(image, names[0]))] if evaluation.since else []
         writer.writerow((*map(harmless, (image, *names)), f"{confidence:.6f}", *now))
     write_text(path, text.getvalue())
+
+
+def write_report(
+    path: Path,
+    *,
+    title: str,
+    evaluation: Evaluation,
+    numbers: Mapping[str, Any],
+    root: Path | None,
+    facts: Mapping[str, str],
+    findings: Sequence[str],
+    pictures: Mapping[str, bytes],
+    laid_out: LaidOut | None = None,
+    doubts: Sequence[Doubt] = (),
+    recipe: str = "",
+    explained: Sequence[Explained] = (),
+    tried: sections.Tried | None = None,
+) -> None:
+    """Write the page about an evaluation.
+
+    Args:
+        path: the HTML file.
+        title: the name of the run.
+        evaluation: the evaluation on held-out images.
+        numbers: its figures (figures.py).
+        root: the folder that the paths of images are relative to; None if they are not files.
+        facts: what was trained, on which data, by which software.
+        findings: what the reader should know about the data, one sentence each; shown first.
+        pictures: caption and PNG of each picture of `draw` and others, embedded in the page.
+        laid_out: some of the images as points.
+        doubts: suspected label errors, the most doubtful first.
+        recipe: the resolved recipe as TOML.
+        explained: explanations of its mistakes.
+        tried: the weights among which the initial ones were selected.
+    """
+    photographs = Photographs.of(evaluation, root, doubts, laid_out)
+    is_multi = isinstance(evaluation, MultiEvaluation)
+    rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        sections.headline(numbers),
+        *sections.caveat(evaluation),
+        *map(finding, findings),
+        *sections.classes(evaluation, numbers),
+        *([] if is_multi else sections.confusion(numbers, pictures.get(CONFUSION))),
+        *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
+        *([] if root is None else sections.gallery_of(evaluation, photographs)),
+        *sections.explained(explained, photographs),
+        *([] if root is None else sections.doubted(doubts, photographs)),
+        *sections.points(POINTS, laid_out, pictures.get(POINTS)),
+        *([] if is_multi else sections.figures(evaluation, numbers)),
+        *operating_table(numbers),
+        *[figure(caption, picture) for caption, picture in rest.items()],
+        *sections.weights_tried(tried),
+        "<h2>The run</h2>",
+        table([[escape(name), escape(value)] for name, value in facts.items()]),
+        *(["<h2>Recipe</h2>", listing(recipe)] if recipe else []),
+    ]
+    data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
+    write_page(path, title, body, Live(styles(), script(), data))
+
+
+def draw(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Figure]:
+    """Draw the pictures of an evaluation and return them by their captions.
+
+    Args:
+        evaluation: the evaluation of a classifier.
+        laid_out: some of its images as points (embedding.py), which are drawn too.
+    """
+    if isinstance(evaluation, MultiEvaluation):
+        return {}
+    labels, classes, now = evaluation.labels, evaluation.classes, evaluation.reliability
+    title = f"{evaluation.split} split: {100 * evaluation.accuracy:.1f} % right"
+    states = {"as it is": now}
+    if evaluation.temperature != 1:
+        states = {"temperature 1": evaluation.untempered, f"temperature {evaluation.temperature:.2f}": now}
+    figures = {
+        CONFUSION: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
+        CONFIDENCE: plots.reliability(states),
+        "ROC and precision-recall": plots.ranking(evaluation.standings, labels, evaluation.probabilities, classes),
+    }
+    if laid_out is not None:
+        chosen, points = laid_out
+        is_right = (evaluation.predicted == labels)[chosen]
+        figures[POINTS] = plots.embedding(points, labels[chosen], is_right, classes, len(labels))
+    return figures
+
+
+def _data(
+    evaluation: Evaluation,
+    numbers: Mapping[str, Any],
+    photographs: Photographs,
+    laid_out: LaidOut | None,
+    doubts: Sequence[Doubt],
+) -> dict[str, Any]:
+    """Return the data of the views."""
+    shown = photographs.listed
+    has_files = photographs.root is not None
+    kind = (
+        "all"
+        if isinstance(evaluation, MultiEvaluation) or bool((evaluation.predicted == evaluation.labels).all())
+        else "wrong"
+    )
+    data = {
+        "images": report_data.images_data(evaluation, shown),
+        "photographs": photographs.addresses(),
+        "classes": report_data.class_table(evaluation, numbers),
+        "gallery": {"kind": kind} if has_files else None,
+        "doubts": report_data.doubts_data(doubts, evaluation.classes, photographs.addresses_of_doubts()),
+    }
+    if isinstance(evaluation, MultiEvaluation):
+        return {**data, "class_thresholds": report_data.class_thresholds(evaluation)}
+    return {
+        **data,
+        "confusion": report_data.confusion_data(evaluation),
+        "reliability": report_data.reliability_data(evaluation),
+        "threshold": report_data.threshold_data(evaluation),
+        "embedding": report_data.embedding_data(laid_out, shown),
+    }
+
+
+@cache
+def script() -> str:
+    """Return the views of the report as one module without imports."""
+    return "".join(_with_needs("report", set()))
+
+
+@cache
+def styles() -> str:
+    """Return the CSS of the views."""
+    return static("views.css")
+
+
+def static(name: str) -> str:
+    """Return the text of a file in `static/`."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _with_needs(name: str, done: set[str]) -> list[str]:
+    done.add(name)
+    text = static(f"{name}.js")
+    before = [piece for need in _IMPORT.findall(text) if need not in done for piece in _with_needs(need, done)]
+    code, exported = _EXPORT.sub("", _IMPORT.sub("", text)), ", ".join(_EXPORTED.findall(text))
+    # Names that a module does not export stay its own.
+    return [
+        *before,
+        f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n",
+    ]

@@ -1,4 +1,4 @@
-"""Pictures of a run. Each function returns a matplotlib figure; nothing here computes a model."""
+"""Draw the figures of a run with matplotlib. Nothing here computes a model."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
 _MOST_NAMED, _UNNAMED = 60, 12.0  # classes with their names along an axis; inches of a square without any
 MOST_SHADED = 1000  # rows and columns of such a square
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
+STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
+_MOST_BARS = 100  # side by side with a number each; more would run into one another
+_MOST_LINES, _WORST = 12, 5
+_MARKERS = "osD^vP*X<>phd"
+_NAMED = 30  # classes whose name is in the picture
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
+    """Write a PNG completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(to_png(figure))
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
-    """Loss and accuracy by epoch, from the rows of metrics.csv; the epoch that was kept is marked."""
+    """Plot loss and accuracy by epoch, from the rows of metrics.csv, and mark the epoch that was kept."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     for axis, name, label, colour in (
@@ -56,11 +61,8 @@ def curves(rows: Sequence[Mapping[str, float]], best_epoch: int) -> Figure:
     return figure
 
 
-_MOST_BARS = 100  # side by side with a number each; more would run into one another
-
-
 def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> Figure:
-    """Images per class, a bar for each class with its splits side by side upon one another."""
+    """Plot the images per class: a bar for each class, stacked by split."""
     figure = Figure(figsize=(max(5.0, min(0.5 * len(classes) + 1.5, 30.0)), 3.8), layout="constrained")
     axis = figure.subplots()
     positions, base = np.arange(len(classes)), np.zeros(len(classes))
@@ -85,7 +87,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
-    """Counts by true and predicted class, shaded by the part of the true class."""
+    """Plot counts by true and predicted class, shaded by the share of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = Figure(figsize=(side, side), layout="constrained")
     axis = figure.subplots()
@@ -103,7 +105,7 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
 
 
 def reliability(states: Mapping[str, Reliability]) -> Figure:
-    """Accuracy by confidence, a column for each state, above how many images there are of each confidence."""
+    """Plot accuracy by confidence, a column for each state, above the number of images by confidence."""
     figure = Figure(figsize=(4.2 * len(states) + 0.4, 4.8), layout="constrained")
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
     for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
@@ -125,25 +127,21 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
     return figure
 
 
-STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
-_MOST_LINES, _WORST = 12, 5
-
-
 def ranking(
     stand: Mapping[int, Standing],
     labels: npt.NDArray[np.int64],
     probabilities: npt.NDArray[np.float32],
     classes: Sequence[str],
 ) -> Figure:
-    """ROC and precision-recall curves, each class against the rest.
+    """Plot ROC and precision-recall curves of each class against the rest.
 
-    Of more than 12 classes only the five of the lowest average precision have a line, beside the mean of all.
+    Of more than 12 classes, only the five with the lowest average precision and the mean of all have a curve.
 
     Args:
-        stand: where the images of each class stand among all, for the classes that an image has.
+        stand: how the images of each class rank among all, for the classes that occur.
         labels: (n,) true classes.
         probabilities: (n, K).
-        classes: their K names.
+        classes: the K names.
     """
     figure = Figure(figsize=(10.5, 4.4), layout="constrained")
     roc, recall = figure.subplots(1, 2)
@@ -173,17 +171,13 @@ def ranking(
 
 
 def _draw_means(roc: Axes, recall: Axes, standings: Sequence[Standing]) -> None:
-    """The mean curves over classes."""
+    """Plot the mean curves over classes."""
     grid = np.linspace(0, 1, 201)
     label = f"mean of {len(standings)} classes"
     heights = sum(each.true_rate(grid) for each in standings) / len(standings)
     precisions = sum(each.best_precision(grid) for each in standings) / len(standings)
     roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
     recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
-
-
-_MARKERS = "osD^vP*X<>phd"
-_NAMED = 30  # classes whose name is in the picture
 
 
 def embedding(
@@ -193,16 +187,16 @@ def embedding(
     classes: Sequence[str],
     images: int,
 ) -> Figure:
-    """Images as points, each class in a colour and a marker of its own; those that were mistaken have a black edge.
+    """Plot images as points with a colour and marker for each class; mistakes have a black edge.
 
-    Up to 12 classes have a legend; of more, the largest ones have their names among the points.
+    Up to 12 classes have a legend; of more, the largest have their names among the points.
 
     Args:
         points: (n, 2).
         labels: (n,) true classes.
         is_right: (n,).
-        classes: names.
-        images: that they were drawn from.
+        classes: the names.
+        images: the number of images that the points were sampled from.
     """
     present, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_legend = len(present) <= _MOST_LINES
@@ -232,7 +226,7 @@ def embedding(
 
 
 def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
-    """Pictures in rows of eight with their titles."""
+    """Show pictures with their titles in rows of eight."""
     columns = min(8, len(pictures))
     wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
     figure = Figure(figsize=(wide, tall))
@@ -249,7 +243,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
 
 
 def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
-    """A picture, pixel by pixel or enlarged if small, under its class and the probability."""
+    """Show a picture, enlarged if it is small, under its class and probability."""
     scale = max(1, 400 // max(picture.size))
     width, height = (side * scale / DPI for side in picture.size)  # inches
     figure = Figure(figsize=(max(width, 5.2), height + 0.4))  # room for the title, however narrow the picture
@@ -262,7 +256,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
 
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Name the classes along the axis, unless there are so many that the names would run into one another."""
+    """Name the classes along the axis, unless there are so many that the names would overlap."""
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
@@ -280,12 +274,12 @@ def _shorten(name: str, most: int = 22) -> str:
 
 
 def in_legend(name: str, most: int = 22) -> str:
-    """Legends leave out what begins with an underscore: a thin space goes before it."""
+    """Return a name for a legend; a thin space precedes a leading underscore, which matplotlib would hide."""
     return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
 
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
-    """Width against height of pictures, on logarithmic axes; a larger dot is more of them."""
+    """Plot width against height of pictures on logarithmic axes; a larger dot stands for more of them."""
     figure = Figure(figsize=(4.8, 4.4), layout="constrained")
     axis = figure.subplots()
     counts = Counter(pixels)

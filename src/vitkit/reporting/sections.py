@@ -1,6 +1,6 @@
-"""What a report says without a script, section by section, as HTML.
+"""The sections of a report as HTML for readers without scripts.
 
-Tables of an evaluation, as HTML.
+Each function returns the pieces of one section, in the order in which the page shows them.
 """
 
 from __future__ import annotations
@@ -25,46 +25,6 @@ from vitkit.text.html import decimals, finding, image, table, wide
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
 
-
-def class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """Each class of the first `most` with its figures, as an HTML table."""
-    heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
-    return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
-
-
-def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """The same with its threshold."""
-    heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
-    return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
-
-
-def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
-    def cell(value: float | None) -> str:
-        return str(value) if isinstance(value, int) else decimals(value)
-
-    return table([[escape(name), *(cell(row[key]) for key in keys)] for name, row in islice(rows.items(), most)], heads)
-
-
-def operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Both, side by side, as HTML; nothing where there is little to choose."""
-    operating = numbers.get("operating_points")
-    if operating is None:
-        return []
-    names = ("data", "uniform")
-    heads = [f"{SHARES[name]}{' (chosen)' if name == operating['chosen'] else ''}" for name in names]
-    rows = [[what.replace("_", " "), *(f"{operating[name][what]:.3f}" for name in names)] for what in _HEADLINES]
-    for class_name in operating["data"]["recall"]:
-        values = [operating[name]["recall"][class_name] for name in names]
-        rows.append(
-            [f"recall of {escape(class_name)}", *("none" if value is None else f"{value:.3f}" for value in values)]
-        )
-    words = (
-        "Answers and confidences can be for classes as frequent as they were in training, or for all alike, which "
-        "finds more of the rare ones and is wrong more often in all (--prior)."
-    )
-    return ["<h2>The operating point</h2>", f"<p>{words}</p>", table(rows, ["", *heads])]
-
-
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
 _BESIDE = {  # what is said of an evaluation beside its figures
     "ece_before_temperature": "the calibration error at temperature 1",
@@ -75,13 +35,8 @@ _BESIDE = {  # what is said of an evaluation beside its figures
 _NAMES = {"val": "validation images", "all": "all images"}
 
 
-def _view(name: str, *content: str) -> str:
-    """What a view takes the place of."""
-    return f'<div data-view="{name}">{"".join(content)}</div>'
-
-
 def headline(numbers: Mapping[str, Any]) -> str:
-    """The headline figure, and the first of the others beside it."""
+    """Return the headline figure with the most important other ones."""
     main = headline_of(numbers)
     if main.value is None:
         return f'<p><span class="figure">No figure</span> {escape(main.words)}</p>'
@@ -104,7 +59,7 @@ def _beside_headline(numbers: Mapping[str, Any]) -> str:
 
 
 def caveat(evaluation: Evaluation) -> list[str]:
-    """That something was chosen on these images, if it was."""
+    """Return a note if something was chosen on these images."""
     if not evaluation.chosen:
         return []
     what = ", ".join(evaluation.chosen)
@@ -113,7 +68,7 @@ def caveat(evaluation: Evaluation) -> list[str]:
 
 
 def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """A row for each class."""
+    """Return the section with a row for each class."""
     more = len(evaluation.classes) - _CLASSES
     left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
     if isinstance(evaluation, MultiEvaluation):
@@ -124,7 +79,7 @@ def classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
 
 
 def confusion(numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """Which class is taken for which."""
+    """Return the section on which class is mistaken for which."""
     if not numbers["confused"]:
         words = ["<p>There are no mistakes.</p>"]
     else:
@@ -139,7 +94,7 @@ def confusion(numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
 
 
 def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
-    """What confidences are worth."""
+    """Return the section on calibration, and on withholding uncertain answers."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png")]
@@ -153,7 +108,7 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
 
 
 def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Why the calibration error is larger than without a temperature, if it is."""
+    """Explain why the temperature increased the calibration error, if it did."""
     rise = calibration_rise(evaluation, numbers)
     if rise is None:
         return []
@@ -183,7 +138,7 @@ def _threshold_table(evaluation: Evaluation) -> str:
 
 
 def gallery_of(evaluation: Evaluation, photographs: Photographs) -> list[str]:
-    """Photographs under what is said of them: without a script the worst mistakes."""
+    """Return the section of photographs with their predictions; without a script, the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"photographs of {here:,} of {n:,} images are in this page"]
     held += [] if listed == n else [f"{listed:,} images are listed, the others left out"]
@@ -212,43 +167,13 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """The label that an image has now, where a model proposed it."""
+    """Return the label that a model has proposed for an image meanwhile."""
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 
 
-@dataclass(frozen=True)
-class Tried:
-    """How several weights fared before those of the run were chosen.
-
-    Attributes:
-        summary: what was done.
-        heading, rows: of the table.
-        remarks: what may be said of it, a sentence each.
-    """
-
-    summary: str
-    heading: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    remarks: Sequence[str]
-
-
-def weights_tried(tried: Tried | None) -> list[str]:
-    """What the run's weights were chosen among."""
-    if tried is None:
-        return []
-    cells = [[escape(cell) for cell in row] for row in tried.rows]
-    remarks = [f"<p>{escape(remark)}.</p>" for remark in tried.remarks]
-    return [
-        "<h2>Which weights suit these photographs</h2>",
-        f"<p>{escape(tried.summary)}.</p>",
-        wide(table(cells, list(map(escape, tried.heading)))),
-        *remarks,
-    ]
-
-
 def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[str]:
-    """Where in the worst mistakes the answers come from."""
+    """Return the section on the regions that explain the worst mistakes."""
     if not mistakes:
         return []
     pieces = ["<h2>Where the mistakes come from</h2>"]
@@ -264,7 +189,7 @@ def explained(mistakes: Sequence[Explained], photographs: Photographs) -> list[s
 
 
 def doubted(doubts: Sequence[Doubt], photographs: Photographs) -> list[str]:
-    """Labels that are likely wrong."""
+    """Return the section of suspected label errors."""
     if not doubts:
         return []
     chance = by_chance(len(doubts), sum(doubt.chance for doubt in doubts))
@@ -283,7 +208,7 @@ def _doubt(doubt: Doubt) -> tuple[str, ...]:
 
 
 def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
-    """Images as points."""
+    """Return the section of images as points."""
     if laid_out is None:
         return []
     words = "Images that the model sees alike lie together (t-SNE); a ring round a point is a mistake."
@@ -295,7 +220,7 @@ def points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[
 
 
 def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """All of them with their intervals."""
+    """Return the section of all figures with their intervals."""
     rows = []
     names = {name: metric.title for name, metric in METRICS["single"].items()} | _BESIDE
     for key, name in names.items():
@@ -305,3 +230,77 @@ def figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
             rows.append([escape(name), f"{numbers[key]:.4f}", interval])
     of = _NAMES.get(evaluation.split, f"{evaluation.split} images")
     return [f"<h2>Figures of {escape(of)}</h2>", wide(table(rows, ["", "", "95 % interval"]))]
+
+
+def operating_table(numbers: Mapping[str, Any]) -> list[str]:
+    """Return the section that compares the two operating points; nothing if they hardly differ."""
+    operating = numbers.get("operating_points")
+    if operating is None:
+        return []
+    names = ("data", "uniform")
+    heads = [f"{SHARES[name]}{' (chosen)' if name == operating['chosen'] else ''}" for name in names]
+    rows = [[what.replace("_", " "), *(f"{operating[name][what]:.3f}" for name in names)] for what in _HEADLINES]
+    for class_name in operating["data"]["recall"]:
+        values = [operating[name]["recall"][class_name] for name in names]
+        rows.append(
+            [f"recall of {escape(class_name)}", *("none" if value is None else f"{value:.3f}" for value in values)]
+        )
+    words = (
+        "Answers and confidences can be for classes as frequent as they were in training, or for all alike, which "
+        "finds more of the rare ones and is wrong more often in all (--prior)."
+    )
+    return ["<h2>The operating point</h2>", f"<p>{words}</p>", table(rows, ["", *heads])]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The results of the weights among which those of the run were selected.
+
+    Attributes:
+        summary: what was done.
+        heading, rows: the table.
+        remarks: conclusions, one sentence each.
+    """
+
+    summary: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    remarks: Sequence[str]
+
+
+def weights_tried(tried: Tried | None) -> list[str]:
+    """Return the section on the weights among which those of the run were selected."""
+    if tried is None:
+        return []
+    cells = [[escape(cell) for cell in row] for row in tried.rows]
+    remarks = [f"<p>{escape(remark)}.</p>" for remark in tried.remarks]
+    return [
+        "<h2>Which weights suit these photographs</h2>",
+        f"<p>{escape(tried.summary)}.</p>",
+        wide(table(cells, list(map(escape, tried.heading)))),
+        *remarks,
+    ]
+
+
+def class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
+    """Return a table of the figures of the first `most` classes."""
+    heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
+    return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
+
+
+def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
+    """Return the same table for several classes an image, with thresholds."""
+    heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
+    return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
+
+
+def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
+    def cell(value: float | None) -> str:
+        return str(value) if isinstance(value, int) else decimals(value)
+
+    return table([[escape(name), *(cell(row[key]) for key in keys)] for name, row in islice(rows.items(), most)], heads)
+
+
+def _view(name: str, *content: str) -> str:
+    """Wrap the content that an interactive view replaces."""
+    return f'<div data-view="{name}">{"".join(content)}</div>'

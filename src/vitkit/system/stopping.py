@@ -215,5 +215,6 @@ def birth_of(process: int) -> str:
         return ""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["ps", "-o", "lstart=", "-p", str(process)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+        return done.stdout.strip()
     return ""
