@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.system.files import from_json
+from vitkit.system.files import from_json, read_json
 from vitkit.system.protobuf import fields_of
 
 Clean = Literal["none", "lower", "canonical"]
@@ -124,7 +124,7 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
     Raises:
         VitkitError: there is no tokenizer, it is damaged, or the library that reads it is not installed.
     """
-    settings = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     try:
         with _panics_as_errors():
             return _read(folder, settings, context, clean)
@@ -143,7 +143,7 @@ def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) ->
         return _of_json(folder / "tokenizer.json", settings, context, clean)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _of_merges(folder, context)
-    described = _json(folder / _OPEN_CLIP_CONFIG) if (folder / _OPEN_CLIP_CONFIG).is_file() else None
+    described = read_json(folder / _OPEN_CLIP_CONFIG) if (folder / _OPEN_CLIP_CONFIG).is_file() else None
     if (merges := _find_merges(folder, described)) is not None:
         encode, end = _read_merges(merges, described)
         return Tokenizer(encode, end, 0, context)
@@ -166,16 +166,6 @@ def _panics_as_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise VitkitError(f"the tokenizer cannot be used: {first_line(error)}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = from_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise VitkitError(f"{path} is damaged: it holds no JSON object")
-    return value
 
 
 def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:

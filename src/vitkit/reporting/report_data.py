@@ -6,7 +6,7 @@ all photographs of a few images, or of many those that a click most likely asks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +69,8 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "path": [_text(evaluation.paths[i]) for i in shown],
     }
     if evaluation.since:
-        common["since"] = [_since(evaluation, i) for i in shown]
+        now = (evaluation.since.get(evaluation.paths[i]) for i in shown)
+        common["since"] = [None if label is None else _text(label) for label in now]
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
         rows = evaluation.probabilities[shown]
@@ -88,11 +89,6 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "said": predicted.tolist(),
         "confidence": confidence(evaluation)[shown].tolist(),
     }
-
-
-def _since(evaluation: Evaluation, image: int) -> str | None:
-    now = evaluation.since.get(evaluation.paths[image])
-    return None if now is None else _text(now)
 
 
 def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
@@ -150,14 +146,12 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
     """Return the data of `class_thresholds.js`; None if there are too many classes."""
     if len(evaluation.classes) > _MOST_THRESHOLDS:
         return None
-    return {"classes": list(_thresholds(evaluation))}
-
-
-def _thresholds(evaluation: MultiEvaluation) -> Iterator[dict[str, Any]]:
+    classes = []
     for i, name in enumerate(evaluation.classes):
         probabilities, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
         counts = {"support": int(has.sum()), "said": _reaching(probabilities), "right": _reaching(probabilities[has])}
-        yield {"name": _text(name), "at": evaluation.thresholds[i], **counts}
+        classes.append({"name": _text(name), "at": evaluation.thresholds[i], **counts})
+    return {"classes": classes}
 
 
 def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] | None:

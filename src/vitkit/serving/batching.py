@@ -140,7 +140,9 @@ class Workers:
             began = time.monotonic()
             _answer(work, questions)
             self._observe(work, len(questions), time.monotonic() - began)
-            self._hand_out(questions)
+            with self._state.changed:
+                self._state.working -= len(questions)
+            self._give_answers(questions)
 
     def _take(self) -> tuple[Work, list[_Question]] | None:
         """Return the next batch, or None when no more will come."""
@@ -166,13 +168,8 @@ class Workers:
                     return work, questions
                 state.changed.wait(left)
 
-    def _hand_out(self, questions: Sequence[_Question]) -> None:
-        """Return completed requests to their event loops, waking each loop once."""
-        with self._state.changed:
-            self._state.working -= len(questions)
-        self._give_answers(questions)
-
     def _give_answers(self, questions: Sequence[_Question]) -> None:
+        """Return completed requests to their event loops, waking each loop once."""
         complete = dict[asyncio.AbstractEventLoop, list[_Request]]()
         with self._state.changed:
             for question in questions:
@@ -212,15 +209,6 @@ class _Request:
     left: int
     error: Exception | None = None
 
-    def settle(self) -> None:
-        """Set the result of the future. Called in the thread of its event loop."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.answers)
-
 
 @dataclass
 class _Question:
@@ -231,8 +219,14 @@ class _Question:
 
 
 def _settle(requests: Sequence[_Request]) -> None:
+    """Set the results of futures. Called in the thread of their event loop."""
     for request in requests:
-        request.settle()
+        if request.future.done():
+            continue
+        if request.error is not None:
+            request.future.set_exception(request.error)
+        else:
+            request.future.set_result(request.answers)
 
 
 def _answer(work: Work, questions: Sequence[_Question]) -> None:

@@ -1,7 +1,6 @@
 """`vitkit.serve`: start a server that answers over HTTP, in threads of this process.
 
-`serve` opens the models and the socket and returns a `Server`. `_Running` runs the service behind its guard with
-uvicorn.
+`serve` opens the models and the socket and returns a `Server`, which runs the service behind its guard with uvicorn.
 """
 
 from __future__ import annotations
@@ -106,8 +105,14 @@ def serve(
     named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
     if not named:
         raise VitkitError("name a model to serve")
-    _check_packages()
-    rules = _rules(host, token, allow_host)
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if missing:
+        raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
+    if token is not None:
+        check_token(token)
+    elif not is_loopback(host):
+        token = new_token()
+    rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
     listener = _listen(host, port)
     try:
         shelf = open_models(
@@ -120,20 +125,6 @@ def serve(
     except BaseException:
         listener.close()
         raise
-
-
-def _rules(host: str, token: str | None, allow_host: Sequence[str]) -> Rules:
-    if token is not None:
-        check_token(token)
-    elif not is_loopback(host):
-        token = new_token()
-    return rules_of(host, token, more=allow_host, open_paths=_OPEN)
-
-
-def _check_packages() -> None:
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
-    if missing:
-        raise VitkitError(f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -172,57 +163,7 @@ class Server(Result):
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.token, self._service = rules.token, service
         self.models = tuple(model.in_words() for model in service.shelf.models)
-        self._running = _Running(service, listener, rules)
-
-    def wait(self) -> None:
-        """Wait for a signal to stop, and answer the accepted requests first. A second signal stops at once.
-
-        Raises:
-            Interrupted: a signal came.
-        """
-        from vitkit.system.stopping import Deferral
-
-        with Deferral() as deferral, self:
-            while deferral.received is None and self._running.is_alive:
-                time.sleep(_TICK)
-
-    def stop(self) -> None:
-        """Take no more requests, answer the accepted ones, and end."""
-        self._running.stop()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the address, and the answer of /models."""
-        return {
-            "url": self.url,
-            "token": self.token,
-            "models": [model.to_dict() for model in self._service.shelf.models],
-        }
-
-    def lines(self) -> list[str]:
-        """Return the address and the models that answer there."""
-        token = [] if self.token is None else [f"token: {self.token}"]
-        return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-
-class _Running:
-    """A service that can be reached until it is stopped.
-
-    Args:
-        service: the service; it is closed at the end.
-        listener: a bound socket.
-        rules: the requests that are let through.
-    """
-
-    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
-        self._service, self._listener = service, listener
+        self._listener = listener
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Guard(make_application(service), rules, service.metrics.count_refusal),
@@ -244,16 +185,23 @@ class _Running:
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        while self.is_alive and not self._server.started:
+        while self._thread.is_alive() and not self._server.started:
             self._thread.join(_STEP)
         if self._failed is not None:
-            self._service.close()
+            service.close()
             raise self._failed
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can still be reached."""
-        return self._thread.is_alive()
+    def wait(self) -> None:
+        """Wait for a signal to stop, and answer the accepted requests first. A second signal stops at once.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        from vitkit.system.stopping import Deferral
+
+        with Deferral() as deferral, self:
+            while deferral.received is None and self._thread.is_alive():
+                time.sleep(_TICK)
 
     def stop(self) -> None:
         """Take no more requests, answer the accepted ones, and end."""
@@ -261,6 +209,27 @@ class _Running:
         self._server.should_exit = True
         self._thread.join()
         self._service.close()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the address, and the answer of /models."""
+        return {
+            "url": self.url,
+            "token": self.token,
+            "models": [model.to_dict() for model in self._service.shelf.models],
+        }
+
+    def lines(self) -> list[str]:
+        """Return the address and the models that answer there."""
+        token = [] if self.token is None else [f"token: {self.token}"]
+        return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
 
     def _run(self) -> None:
         try:

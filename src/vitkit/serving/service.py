@@ -307,8 +307,7 @@ def _named(model: ServedModel) -> dict[str, Any]:
 
 
 def _layer(options: Mapping[str, str]) -> int | None:
-    text = options.get("layer")
-    if text is None:
+    if (text := options.get("layer")) is None:
         return None
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 4:

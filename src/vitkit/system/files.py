@@ -27,6 +27,7 @@ _LONGEST = 255  # bytes of a file's name
 _LOCK = ".lock"  # in a folder that is worked on
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
+_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `sole` writes it into a lock
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
 
@@ -78,7 +79,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     try:
         yield temporary
-        _flush(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         with suppress(OSError):
@@ -172,8 +174,7 @@ def is_held(path: Path, place: Path | None = None) -> bool:
     if place is None:
         place = path / _LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
     try:
-        text = read_text(place)
-        match = re.match(r"process (\d+) of (.+) since ", text)
+        match = _HOLDER.match(read_text(place))
         if match is None or match[2] != socket.gethostname():
             return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
         os.kill(int(match[1]), 0)
@@ -187,9 +188,9 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 def holder(folder: Path) -> int | None:
     """Return the id of the process that has locked a folder; None if there is none, or it runs on another machine."""
     with suppress(OSError):
-        match = re.match(r"process (\d+) of (.+) since ", read_text(folder / _LOCK))
-        is_here = match is not None and match[2] == socket.gethostname()
-        return int(match[1]) if match is not None and is_here and is_held(folder) else None
+        match = _HOLDER.match(read_text(folder / _LOCK))
+        if match is not None and match[2] == socket.gethostname() and is_held(folder):
+            return int(match[1])
     return None
 
 
@@ -394,8 +395,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())

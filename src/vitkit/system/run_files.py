@@ -43,21 +43,8 @@ PICTURES = {  # by their captions in the report
 }
 
 FILES = (  # that a run writes into its folder itself, and which go when another is written over it
-    *(
-        RECIPE,
-        PRETRAINING,
-        SPLIT,
-        GROUPS,
-        LABELS,
-        PROPOSALS,
-        FINDINGS,
-        SELECTION,
-        PREPROCESS,
-        CLASS_INDICES,
-        LOG,
-        METRICS,
-        LOGGER_RUNS,
-    ),
+    *(RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS, PROPOSALS, FINDINGS, SELECTION, PREPROCESS, CLASS_INDICES),
+    *(LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 

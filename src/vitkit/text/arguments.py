@@ -28,6 +28,8 @@ _PHRASES = {
     "str": "text",
     "path": "a path",
     "pair": "two whole numbers",
+    "Sequence[str]": "a list of texts",
+    "Sequence[int]": "a list of whole numbers",
     "None": "None",
 }
 
@@ -84,30 +86,23 @@ def type_of(value: object) -> str:
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"the class {name}" if isinstance(value, type) else f"{value!r}" if _is_plain(value) else name
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) < 40)
+    is_short = value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) < 40)
+    return f"the class {name}" if isinstance(value, type) else f"{value!r}" if is_short else name
 
 
 def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
     """Return the kinds that a parameter accepts; None if one of them is not known here."""
-    parts = _split(annotation) if isinstance(annotation, str) else []
+    if not isinstance(annotation, str):
+        return None
     kinds: list[str] = []
-    for part in parts:
-        part_kinds = _kind(part, known)
+    for part in re.split(r"\|(?![^\[]*\])", annotation):  # `str | Sequence[int | None]` has two parts
+        part_kinds = _kind(part.strip(), known)
         if part_kinds is None:
             return None
         kinds += part_kinds
     if {"str", "Path"} <= set(kinds):
         kinds = ["path", *(kind for kind in kinds if kind not in ("str", "Path"))]
     return tuple(dict.fromkeys(kinds)) or None
-
-
-def _split(annotation: str) -> list[str]:
-    """Split `str | Sequence[int | None]` into its two parts."""
-    return [part.strip() for part in re.split(r"\|(?![^\[]*\])", annotation)]
 
 
 def _kind(part: str, known: dict[str, Any]) -> list[str] | None:
@@ -127,13 +122,9 @@ def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
         fits, taken = _fitted(name, kind, value)
         if fits:
             return taken
-    *others, last = [_PHRASES.get(kind, _named(kind)) for kind in kinds]
+    *others, last = [_PHRASES.get(kind, f"a {kind}") for kind in kinds]
     expected = f"{', '.join(others)} or {last}" if others else last
     raise VitkitError(f"{name} must be {expected}, not {type_of(value)}")
-
-
-def _named(kind: str) -> str:
-    return {"Sequence[str]": "a list of texts", "Sequence[int]": "a list of whole numbers"}.get(kind, f"a {kind}")
 
 
 def _is_a(kind: str, value: object) -> bool:
