@@ -45,7 +45,7 @@ class UnansweredError(VitkitError):
     """The numbers that a model computed for an image are not finite."""
 
 
-class Interrupted(BaseException):  # not an error: somebody asked for it
+class Interrupted(BaseException):  # not an error, but a request
     """The user or the machine asked the work to stop, and it stopped in good order.
 
     Handlers of errors do not catch it, as with `KeyboardInterrupt`. The command line exits with 128 +

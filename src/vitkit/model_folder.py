@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT_VERSION = 2
-OF_VIT = 1  # the version that a Vision Transformer's folder still has, which earlier vitkits read
+OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier vitkits can read
 WEIGHTS, DESCRIPTION, RECORD = "model.safetensors", "model.json", "pictures.npz"
 _NEXT = "model.json.next"  # the description of weights that are about to take their place
 _NEXT_RECORD = "pictures.npz.next"  # and the record that goes with it
@@ -111,7 +111,7 @@ def _settle(folder: Path) -> None:
         expected = None
     if weights.is_file() and expected == _sha256(weights):
         if "pictures_sha256" not in description:
-            (folder / RECORD).unlink(missing_ok=True)  # of a model that was here before
+            (folder / RECORD).unlink(missing_ok=True)  # it belongs to the previous model
         with suppress(FileNotFoundError):
             (folder / _NEXT_RECORD).replace(folder / RECORD)
         pending.replace(folder / DESCRIPTION)

@@ -30,7 +30,7 @@ from vitkit.weights.layout import Piece, depth_of, pair, same
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
-_HEADS = {1152: 16}  # by hidden size, where a head has not 64 features: So400m's (arXiv 2303.15343)
+_HEADS = {1152: 16}  # by hidden size, if heads do not have 64 features: So400m (arXiv 2303.15343)
 
 _UNKNOWN = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
 _POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
@@ -215,7 +215,7 @@ def _hugging_face(checkpoint: Checkpoint) -> _Layout:
     blocks = f"{ahead}encoder.layers."
     depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
     is_siglip = "visual_projection.weight" not in names
-    if is_siglip and "logit_bias" not in names:  # else its sigmoids would pass for CLIP's softmax
+    if is_siglip and "logit_bias" not in names:  # else a SigLIP would pass for a CLIP
         raise VitkitError(
             f"{checkpoint.path}: logit_bias is missing (of SigLIP), or visual_projection.weight (of CLIP)"
         )
@@ -250,7 +250,7 @@ def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, 
         "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
     }
     end = config.get("eos_token_id", 49407)
-    if not is_siglip and end != 2:  # 2 was wrong, and means the largest
+    if not is_siglip and end != 2:  # transformers once wrote 2 by mistake, which means the largest
         if type(end) is not int:
             raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
         written |= {"pool": "end", "end": end}

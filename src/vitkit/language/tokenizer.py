@@ -36,15 +36,15 @@ MERGES = "bpe_simple_vocab_16e6.txt.gz"
 _OPEN_CLIP_CONFIG = "open_clip_config.json"
 
 MOST_CHARACTERS = 4096  # of a text
-_MOST_GROWTH = 256  # characters of one; CLIP's make up to 48 of one, and T5's 72
+_MOST_GROWTH = 256  # characters from one; CLIP's tokenizers make up to 48, and T5's 72
 _MOST_ADDED = 1000  # tokens around a text
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
-# How CLIP cuts a text into words (arXiv 2103.00020, sec. 2.4), and what begins and ends it.
+# How CLIP splits a text into words (arXiv 2103.00020, sec. 2.4), and the tokens that begin and end it.
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
 _OPEN_CLIP_BEGIN, _OPEN_CLIP_END = "<start_of_text>", "<end_of_text>"
 _MOST_UNPACKED = 2**24  # characters of the merges, five times those of OpenAI's
-_OPEN_CLIP_TOKENS = 49_408  # tokens: of 256 bytes, alone and at the end of a word, of merges, and the two above
+_OPEN_CLIP_TOKENS = 49_408  # 256 bytes, alone and at the end of a word, merges, and the two tokens above
 _OPEN_CLIP_WORDS = (
     rf"(?i:{_OPEN_CLIP_BEGIN}|{_OPEN_CLIP_END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
 )
@@ -132,7 +132,7 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
         raise VitkitError(f"reading words needs the library {error.name}: pip install 'vitkit[text]'") from error
     except VitkitError:
         raise
-    except Exception as error:  # the libraries raise what they like
+    except Exception as error:  # the libraries raise many types
         raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}") from error
 
 

@@ -48,13 +48,13 @@ SEVEN = (
     "art of the {}.",
     "a photo of the small {}.",
 )
-_HALF = ("vision_model.", "visual.")  # ahead of the tensors of an image encoder that has learned beside a text encoder
-_OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such
+_HALF = ("vision_model.", "visual.")  # prefixes of an image encoder that was trained with a text encoder
+_OF_TWO = re.compile(r"_(clip|siglip)_")  # in timm's names of such models
 _BATCH = 64  # texts at a time
 _THRESHOLD = 0.5
 
 _SYNSET = re.compile(r"n\d{8}")
-# Letters in a row: two at least, as `b2` says nothing; of scripts other than Latin's first page, one is a word.
+# Two letters in a row, as `b2` says nothing; beyond ASCII one letter can be a word.
 _WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_a-zA-Z]")
 _PLACEHOLDERS = {"class", "classes", "category", "label", "id", "idx", "cluster", "group", "type", "item", "cls"}
 

@@ -42,7 +42,7 @@ class Accelerator:
 
 
 _DATASHEET = "https://www.nvidia.com/en-us/data-center"
-# float32 is that of plain cores: torch multiplies in TF32 only where it is told to, and vitkit does not tell it.
+# float32 is the figure without tensor cores: torch uses TF32 only on request, and vitkit does not request it.
 # fmt: off
 _ENTRIES = (
     Accelerator("h200", 989 * _TERA, 67 * _TERA, 141 * _GIGA, "NVIDIA H200 SXM, dense", f"{_DATASHEET}/h200/"),

@@ -58,7 +58,7 @@ class Stage:
     shape: tuple[int, ...]
     parameters: int = 0
     macs: int = 0
-    times: int = 1  # the layers that repeat it
+    times: int = 1  # the number of layers that repeat it
 
 
 def describe(config: Config) -> ModelInfo:
@@ -281,7 +281,7 @@ def _pass_flops(model: nn.Module, images: Tensor, measured: Measured, counter: A
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor  # the reference keeps the address taken
+        kept[tensor.untyped_storage()._cdata] = tensor  # the reference prevents the address from being reused
         return tensor
 
     hooks = [hook for name, module in model.named_modules() if name for hook in _watch(module, name, measured)]
@@ -463,12 +463,12 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    if attn_mask is not None:  # no fused kernel learns a bias: torch writes attention out
+    if attn_mask is not None:  # no fused kernel trains a bias, so torch computes attention step by step
         return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     return _FusedAttention.apply(q, k, v)
 
 
-# What stands in for a kernel: same shapes, same tensors kept.
+# Replacements of kernels, with the same shapes and the same tensors kept.
 _STAND_INS: dict[Any, Callable[..., Tensor]] = {
     F.linear: lambda x, weight, _bias: _Linear.apply(x, weight),
     F.conv2d: _convolve,

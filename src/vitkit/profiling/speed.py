@@ -33,7 +33,7 @@ from vitkit.model.network_config import Config
 from vitkit.system.progress import Progress
 
 Work = Callable[[], object]
-_Stopwatch = Callable[[Work], float]  # does the work once; seconds
+_Stopwatch = Callable[[Work], float]  # runs the work once and returns its seconds
 
 
 def compare(
@@ -244,7 +244,9 @@ def open_backends(
             progress(f"preparing {backend} {precision}", done, len(wanted))
         before = resident()
         try:
-            runner = open_runner(model, backend, precision, images=None, device=device)  # eager float32: itself
+            runner = open_runner(
+                model, backend, precision, images=None, device=device
+            )  # eager float32 is the model itself
             runner(images)
         except (VitkitError, ImportError) as error:
             missing[f"{backend} {precision}"] = str(error)

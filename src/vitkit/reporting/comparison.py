@@ -19,7 +19,7 @@ from vitkit.reporting.plots import GREY, STYLES, in_legend
 from vitkit.text.cells import interval_text
 from vitkit.text.html import figure, finding, table, to_png, wide, write_page
 
-_POINTS = 100  # in 1
+_POINTS = 100  # percentage points in 1
 
 _ABOUT = (
     "Accuracy, calibration error and log loss are means over seeds, the rest are medians. Epochs and seconds to 90 % "
@@ -28,8 +28,8 @@ _ABOUT = (
     "not reached."
 )
 
-_SIZE, _ROW = (4.9, 3.5), 0.22  # inches: of a picture, and of a row of its legend
-_LONG, _LONGEST = 22, 52  # characters of a name: with room for two in a row, with room for one
+_SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
+_LONG, _LONGEST = 22, 52  # characters of a name, with two names in a row of the legend and with one
 _GOAL = 0.9
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]

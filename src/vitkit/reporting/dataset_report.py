@@ -26,7 +26,7 @@ from vitkit.text.html import figure, finding, image, table, to_png, write_page
 _SHOWN, _IN_A_ROW = 60, 6  # groups of copies; pictures of one group
 _THUMBNAIL = 160  # pixels
 
-SHOWN = 300  # photographs; more make a page that browsers labour with
+SHOWN = 300  # photographs; more would slow browsers down
 
 
 def write_checkup(path: Path, diagnosis: Diagnosis) -> None:

@@ -23,7 +23,7 @@ from vitkit.text.html import address, image
 SIDE = 224  # pixels of a thumbnail, at most
 
 LONG_SIDE = 1024  # pixels of a photograph in the album, at most
-_TINY = 100  # pixels; of less, each is shown as a square, and none is lost to compression
+_TINY = 100  # pixels; smaller photographs are enlarged, and stored without loss
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def thumbnail(path: Path, side: int = SIDE) -> Thumbnail:
     """Shrink a photograph to at most `side` pixels on its longer side."""
     try:
         picture = decode(path, side)
-    except UnreadableImageError as error:  # it was readable a moment ago
+    except UnreadableImageError as error:  # it changed since it was first read
         return Thumbnail(reason=str(error))
     picture.thumbnail((side, side))
     data = io.BytesIO()
@@ -121,7 +121,7 @@ class Album:
             return
         try:
             photograph = decode(row.path, LONG_SIDE)
-        except UnreadableImageError:  # it went after it was classified: the row stands
+        except UnreadableImageError:  # it was removed after it was classified; its row stays
             return
         photograph.thumbnail((LONG_SIDE, LONG_SIDE))
         target = self.place(row.path)
@@ -131,7 +131,7 @@ class Album:
             save_figure(figure, target)
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-        figure.clear()  # it refers to itself: its pixels would stay until Python collects garbage
+        figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
 
     def complete(self, rows: Iterable[Row]) -> None:
         """Draw the missing pictures."""

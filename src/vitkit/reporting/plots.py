@@ -23,11 +23,11 @@ from vitkit.text.html import DPI, to_png
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
-_MOST_NAMED, _UNNAMED = 60, 12.0  # classes with their names along an axis; inches of a square without any
+_MOST_NAMED, _UNNAMED = 60, 12.0  # classes named along an axis; inches of a square without names
 MOST_SHADED = 1000  # rows and columns of such a square
 _CYCLE = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
 STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "black"))  # of lines side by side
-_MOST_BARS = 100  # side by side with a number each; more would run into one another
+_MOST_BARS = 100  # with a number each; the numbers of more would overlap
 _MOST_LINES, _WORST = 12, 5
 _MARKERS = "osD^vP*X<>phd"
 _NAMED = 30  # classes whose name is in the picture
@@ -202,7 +202,7 @@ def embedding(
     has_legend = len(present) <= _MOST_LINES
     figure = Figure(figsize=(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6), layout="constrained")
     axis = figure.subplots()
-    for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each class takes seconds where there are many
+    for each, marker in enumerate(_MARKERS[: len(present)]):  # a call for each of many classes takes seconds
         ours = number % len(_MARKERS) == each
         colours = [_CYCLE[i % len(_CYCLE)] for i in number[ours].tolist()]
         (x, y), widths = points[ours].T, np.where(is_right[ours], 0.0, 0.9).tolist()
@@ -231,7 +231,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
     wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
     figure = Figure(figsize=(wide, tall))
     figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")
-    axis = figure.add_axes((0, 0, 1, 1))  # one for all: axes of their own take 0.1 s each to lay out
+    axis = figure.add_axes((0, 0, 1, 1))  # one for all, as the layout of each takes 0.1 s
     axis.set_axis_off()
     for number, (picture, name) in enumerate(zip(pictures, titles, strict=True)):
         x, y = 1.35 * (number % columns + 0.5), 0.4 + 1.55 * (number // columns) + 0.2  # middle of the upper edge

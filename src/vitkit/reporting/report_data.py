@@ -32,10 +32,10 @@ _MOST_PAIRS = 20_000  # of classes
 _MOST_DOUBTS = 1_000  # labels to look at
 _MOST_THRESHOLDS = 300  # classes whose threshold can be moved
 
-FIRST = 24  # in a gallery that is read without a script
+FIRST = 24  # photographs in a gallery without a script
 MOST, MOST_DOUBTED = 500, 100  # photographs in a page
-_BYTES = 10_000_000  # that they take, so that the page is below 20 MB
-_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes of a pair of classes, of all pairs, before others
+_BYTES = 10_000_000  # of photographs, so that the page stays below 20 MB
+_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes of each pair of classes, and of all pairs, that come first
 _PATHS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # of the threshold
 _SINGLE = (

@@ -26,7 +26,7 @@ from vitkit.text.html import decimals, finding, image, table, wide
 _HEADLINES = ("accuracy", "balanced_accuracy")
 
 _PAIRS, _CLASSES = 20, 1_000  # rows without a script
-_BESIDE = {  # what is said of an evaluation beside its figures
+_BESIDE = {  # facts about an evaluation in addition to its metrics
     "ece_before_temperature": "the calibration error at temperature 1",
     "temperature": "temperature",
     "roc_auc": "area under ROC, mean of classes",

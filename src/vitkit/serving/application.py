@@ -26,8 +26,8 @@ from vitkit.serving.questions import BadRequestError, read_body, settle_options
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
 from vitkit.system.files import to_json
 
-_AGAIN = "1"  # seconds after which to ask again
-_LARGE = 2**20  # bytes of a body whose taking apart would keep others waiting
+_AGAIN = "1"  # seconds to wait before retrying
+_LARGE = 2**20  # bytes of a body; larger ones are parsed in a thread
 _Handle = Callable[[Request], Awaitable[Response]]
 
 

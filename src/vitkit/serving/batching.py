@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-_Observe = Callable[["Work", int, float], None]  # a batch of so many took so many seconds
+_Observe = Callable[["Work", int, float], None]  # work, size of the batch, seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Workers:
                     taken = [queue.popleft() for _ in range(min(work.most, len(queue)))]
                     state.waiting -= len(taken)
                     questions = [question for question in taken if not question.request.future.done()]
-                    if not questions:  # nobody waits for them any more
+                    if not questions:  # their clients have gone
                         continue
                     state.working += len(questions)
                     return work, questions
@@ -177,7 +177,7 @@ class Workers:
                 if not question.request.left:
                     complete.setdefault(question.request.loop, []).append(question.request)
         for loop, requests in complete.items():
-            with suppress(RuntimeError):  # it is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: its clients have gone
                 loop.call_soon_threadsafe(_settle, requests)
 
 

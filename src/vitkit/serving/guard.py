@@ -36,10 +36,10 @@ Send = Callable[[Message], Awaitable[None]]
 _Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _SAFE = ("GET", "HEAD")
-_SLOWEST = 64 * 2**10  # bytes a second for which the time of a body is prolonged
-_LINGER = 2.0  # seconds in which what is refused may still be sent: a connection closed earlier loses the answer
-_AGAIN = 2  # seconds after which to ask again
-_HEADERS = {  # of every answer that has none of its own
+_SLOWEST = 64 * 2**10  # bytes a second; each second's worth prolongs the time limit of a body
+_LINGER = 2.0  # seconds to receive a refused body: a connection closed earlier loses the answer
+_AGAIN = 2  # seconds to wait before retrying
+_HEADERS = {  # of every answer that does not set them
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
     b"referrer-policy": b"no-referrer",
@@ -51,7 +51,7 @@ _HEADERS = {  # of every answer that has none of its own
     ),
 }
 
-HEAD_SECONDS = 10.0  # from a connection's beginning, or a head's first byte, until the head is whole
+HEAD_SECONDS = 10.0  # from the start of a connection or head until the head is complete
 MOST_HEAD = 16 * 2**10  # bytes
 
 
@@ -134,7 +134,7 @@ class Guard:
         self._held = 0  # bytes
         secret = (rules.token or "").encode()
         self._secret = secret
-        self.cookie = f"vitkit-{hashlib.sha256(secret).hexdigest()[:8]}"  # cookies do not know ports
+        self.cookie = f"vitkit-{hashlib.sha256(secret).hexdigest()[:8]}"  # cookies are shared by all ports of a host
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -265,7 +265,7 @@ class _Body:
     async def receive(self) -> Message:
         if self.refusal is not None:
             raise _RefusedError
-        if self._is_whole:  # what comes now is that the client has gone
+        if self._is_whole:  # the next message says that the client has gone
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _SLOWEST):
@@ -296,7 +296,7 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         if not self.is_begun and self._body.refusal is not None:
-            return  # what it makes of an error that is not its own
+            return  # the application's answer to the refusal's exception
         if message["type"] == "http.response.start":
             self.is_begun = True
             message = {**message, "headers": _with_ours(message.get("headers", ()))}

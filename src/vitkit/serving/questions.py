@@ -22,7 +22,7 @@ from vitkit.system.files import from_json
 _PLAIN = ("application/octet-stream", "")
 _LONGEST = 255  # characters of a name
 _LONGEST_VALUE = 1000
-_MOST_PARTS = 2**16  # of a body, far more than may wait: each costs time, however small it is
+_MOST_PARTS = 2**16  # of a body, far more than may wait: even an empty part costs time
 
 
 class BadRequestError(Exception):

@@ -31,16 +31,16 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
-_OPEN = frozenset({"/health", "/ready"})  # for who looks whether the server is there
+_OPEN = frozenset({"/health", "/ready"})  # for health checks
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
-_TICK = 0.2  # seconds after which a signal is looked for
+_TICK = 0.2  # seconds between checks for a signal
 _MOST_PORT = 65535
 
-_KEPT = 75  # seconds that a connection is kept without a request
-_LAST = 20  # seconds in which what was accepted is answered when the server is stopped
-_CONNECTIONS = 1000  # at most; fewer where fewer files may be open
-_FILES = 100  # that are left for everything else
-_STEP = 0.01  # seconds after which it is looked again whether the server has begun
+_KEPT = 75  # seconds to keep an idle connection
+_LAST = 20  # seconds to answer accepted requests when the server stops
+_CONNECTIONS = 1000  # fewer if fewer files may be open
+_FILES = 100  # reserved for everything else
+_STEP = 0.01  # seconds between checks whether the server has started
 
 
 @check_arguments

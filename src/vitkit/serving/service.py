@@ -33,15 +33,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATER = "too many pictures are waiting: ask again later"
 _CLOSING = "the server is closing"
-_AT_A_TIME = 4  # largest answers that are held in memory at a time
+_AT_A_TIME = 4  # answers of the largest size held in memory at a time
 _MOST_RANKED = 200_000  # classes that an answer names, each with its probability
 
-_TOP = 5  # classes that are named, if nothing else is asked
+_TOP = 5  # the default number of classes in an answer
 _MODEL = {
     "model": "the model's name; the first by default",
     "version": "the beginning of its version; the last of several by default",
 }
-OPTIONS = {  # of each route that takes pictures, with what each means
+OPTIONS = {  # of each route that takes pictures, with their descriptions
     "/predict": {
         **_MODEL,
         "top": f"classes to name for each picture, the most probable first; {_TOP} by default",
@@ -217,7 +217,7 @@ class Service:
         self.begin_to_close()
         self.explainers.close()
         self.workers.close()
-        set_threads(self._threads)  # what a thread has set is also the default of later ones
+        set_threads(self._threads)  # as the setting of a thread is also the default of later ones
 
     async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
         model = self._whole(options)

@@ -24,7 +24,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 
 _LONGEST = 255  # bytes of a file's name
-_LOCK = ".lock"  # in a folder that is worked on
+_LOCK = ".lock"  # in a locked folder
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `sole` writes it into a lock
@@ -134,12 +134,14 @@ def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[N
             f"{path} is being written by {_holder(place)}: wait until it is done, or name another"
         ) from error
     try:
-        with suppress(OSError):  # of a full disk what is being written will tell
+        with suppress(OSError):  # the work itself will report a full disk
             place.write_text(f"process {os.getpid()} of {socket.gethostname()} since {time.strftime('%F %T')}")
         _tidy(path)
         yield
     finally:
-        with suppress(OSError):  # while it is held: whoever has opened it meanwhile sees that it is gone, and asks anew
+        with suppress(
+            OSError
+        ):  # before the release: a process that has opened it meanwhile sees that it is gone, and tries again
             place.unlink(missing_ok=True)
         lock.release()
 
@@ -157,7 +159,7 @@ def sole_in(folder: Path) -> Iterator[None]:
         with sole(folder, folder / _LOCK):
             yield
     finally:
-        with suppress(OSError):  # as a rule there is something in it
+        with suppress(OSError):  # usually it is not empty
             for parent in made:
                 parent.rmdir()
 
@@ -176,11 +178,11 @@ def is_held(path: Path, place: Path | None = None) -> bool:
     try:
         match = _HOLDER.match(read_text(place))
         if match is None or match[2] != socket.gethostname():
-            return True  # it is just beginning, or on another machine, whose locks cannot be seen from here
+            return True  # it is just starting, or on another machine, whose locks are invisible here
         os.kill(int(match[1]), 0)
     except (FileNotFoundError, ProcessLookupError, OverflowError):  # the last: no process has such a number
         return False
-    except OSError:  # of another user
+    except OSError:  # the process belongs to another user
         return True
     return _is_locked(place)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Say = Callable[[str], None]  # takes a line
-Progress = Callable[[str, int, int | None], None]  # what, how much is done, of how much; None or 0: nobody knows yet
+Say = Callable[[str], None]  # receives a line
+Progress = Callable[[str, int, int | None], None]  # what, how much is done, of how much; None or 0 if unknown
 
 
 def silent(what: str, done: int, total: int | None) -> None:

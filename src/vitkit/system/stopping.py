@@ -23,9 +23,11 @@ from typing import Any, Self
 from vitkit.errors import Interrupted
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_TERMINALS = tuple(stream for stream in (0, 1, 2) if os.isatty(stream))  # now: one that is gone is no terminal
+_TERMINALS = tuple(
+    stream for stream in (0, 1, 2) if os.isatty(stream)
+)  # checked now, as one that has hung up is no terminal
 _COMPILED = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
-_AGAIN = 0.05  # seconds until a signal is sent anew that came where it could not be answered
+_AGAIN = 0.05  # seconds until a signal that could not be answered is sent again
 _Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -44,7 +46,7 @@ def stoppable() -> Iterator[None]:
         number = error.signal_number if isinstance(error, Interrupted) else program.received
         if number is None or isinstance(error, SystemExit):
             raise
-        with suppress(OSError):  # the terminal may be what has gone
+        with suppress(OSError):  # the terminal may have hung up
             print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         raise SystemExit(128 + number) from None
     finally:
@@ -69,7 +71,7 @@ class _Program:
             signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if _is_in_compiled_import(frame):  # where compiled libraries answer with a crash, or with another error
+        if _is_in_compiled_import(frame):  # compiled libraries would crash or raise another error
             _send_again(number)
             return
         self.received = number
@@ -197,7 +199,7 @@ def is_same(process: int, birth: str) -> bool:
     """
     if process <= 1 or not birth or birth_of(process) != birth:
         return False
-    with suppress(OSError, AttributeError):  # no such process by now; Windows has no users of this kind
+    with suppress(OSError, AttributeError):  # the process has ended; Windows lacks user ids
         return not _PROC.is_dir() or (_PROC / str(process)).stat().st_uid == os.getuid()
     return False
 

@@ -50,7 +50,7 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # which Python words better
+        except TypeError:  # Python's message is better
             return function(*args, **kwargs)
         for name, value in bound.arguments.items():
             if name in kinds:
@@ -149,7 +149,7 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
     if kind in ("str", "None"):
         return (isinstance(value, str) if kind == "str" else value is None), value
     if kind == "pair" or kind.startswith("Sequence"):
-        inner = "path" if kind == "Sequence[str]" else "int"  # a name may be that of a file
+        inner = "path" if kind == "Sequence[str]" else "int"  # a text may name a file
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
         fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
         return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 JOINT = ";"  # between the classes of an image
-_FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # what begins a formula, or would be taken for what is written here
+_FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # begins a formula, or looks like a marked cell
 _MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends, which quotes hold together
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")

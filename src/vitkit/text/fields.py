@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
 
-_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # neither NaN nor what a float cannot hold is below
+_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # NaN and integers beyond floats are not below
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from vitkit.system.files import write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DATA = '<script type="application/json" id="data">'  # what stands before the data of a page that is live
+DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 DPI = 110  # of drawn figures
 
 _STYLE = """
