@@ -22,7 +22,7 @@ from vitkit.inference.features import Features, read_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.system.environment import choose_device
-from vitkit.system.progress import Say, unsaid
+from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, type_of
 from vitkit.text.fields import is_number
 from vitkit.text.names import check_names
@@ -142,7 +142,7 @@ class Classifier:
         images: int | None = None,
         merge: int = 0,
         plan: str = "auto",
-        say: Say = unsaid,
+        say: Say = ignore,
         device: str = "auto",
     ) -> Classifier:
         """Return this classifier with logits by one of `inference.backends`, from the current weights of the model.

@@ -23,7 +23,7 @@ from vitkit.serving.guard import MOST_HEAD, Connection, Guard, Rules, check_toke
 from vitkit.serving.models import open_models
 from vitkit.serving.service import Service
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import check_choice, check_least
 from vitkit.verbs.result import Result
@@ -59,7 +59,7 @@ def serve(
     queue: int = 256,
     explain_queue: int = 4,
     max_values: int = 2_000_000,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Server:
     """Serve classifiers to other programs over HTTP: `/predict`, `/explain`, `/embed`.

@@ -1,7 +1,7 @@
 """Write files so that a crash, a full disk or a second process never leaves half of one under its final name.
 
-`replacing` is the basis: it writes to a temporary file and renames it. `sole` locks a file or folder for one process.
-`append_bytes` extends a file completely or not at all. Readers refuse pipes and devices.
+`replacing` is the basis: it writes to a temporary file and renames it. `exclusive` locks a file or folder for one
+process. `append_bytes` extends a file completely or not at all. Readers refuse pipes and devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST = 255  # bytes of a file's name
 _LOCK = ".lock"  # in a locked folder
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
-_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `sole` writes it into a lock
+_HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
 
@@ -108,7 +108,7 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 @contextmanager
-def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
+def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
     """Lock a file or folder for this process. The lock ends with the process, however the process ends.
 
     Temporary files that a killed process left for this name are removed.
@@ -147,7 +147,7 @@ def sole(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[N
 
 
 @contextmanager
-def sole_in(folder: Path) -> Iterator[None]:
+def exclusive_in(folder: Path) -> Iterator[None]:
     """Lock a folder for this process. It is made if it is missing, and removed again if it stays empty.
 
     Raises:
@@ -156,7 +156,7 @@ def sole_in(folder: Path) -> Iterator[None]:
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with sole(folder, folder / _LOCK):
+        with exclusive(folder, folder / _LOCK):
             yield
     finally:
         with suppress(OSError):  # usually it is not empty
@@ -165,7 +165,7 @@ def sole_in(folder: Path) -> Iterator[None]:
 
 
 def is_held(path: Path, place: Path | None = None) -> bool:
-    """Return whether a process has locked a file or folder with `sole` or `sole_in`.
+    """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
     A process that is just starting is not disturbed: the lock is tried only if its recorded holder may be gone.
 

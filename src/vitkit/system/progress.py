@@ -12,5 +12,5 @@ def silent(what: str, done: int, total: int | None) -> None:
     """Ignore progress."""
 
 
-def unsaid(line: str) -> None:
+def ignore(line: str) -> None:
     """Ignore a line."""
