@@ -31,11 +31,11 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import (
     append_bytes,
     cut_off,
+    exclusive,
     mend_append,
     read_appended,
     read_bytes,
     regular,
-    sole,
     write_bytes,
 )
 from vitkit.text.cells import JOINT, by_chance, harmless, restored
@@ -174,7 +174,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         OSError: it cannot be written.
     """
     path = Path(file)
-    with sole(path, wait=_WAIT):
+    with exclusive(path, wait=_WAIT):
         content = _content_for_writing(path)
         when = _now((content or b"")[-_RECENT:])
         made = tuple(edit._replace(when=edit.when or when) for edit in edits)
@@ -206,7 +206,7 @@ def undo_edits(
     path = Path(file)
     if not path.exists():
         return ()
-    with sole(path, wait=_WAIT):
+    with exclusive(path, wait=_WAIT):
         content = _content_for_writing(path) or b""
         edits = _for_writing(path, content, known).edits
         end = next((i for i in range(len(edits), 0, -1) if may is None or may(edits[i - 1])), 0)

@@ -32,7 +32,7 @@ from vitkit.model.build import Model, build
 from vitkit.model.network import Network
 from vitkit.model.network_config import Config
 from vitkit.model.vit import VisionTransformer
-from vitkit.system.progress import unsaid
+from vitkit.system.progress import ignore
 from vitkit.training.adapters import Draws, add_low_rank, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.distributed import fabric_of
@@ -270,7 +270,7 @@ def _stepped(
     ledger: Ledger,
 ) -> Footprint:
     fabric = fabric_of(precision, "cpu")
-    state = TrainingState.begin(model, recipe, 2, Guard(unsaid))
+    state = TrainingState.begin(model, recipe, 2, Guard(ignore))
     _give_moments(state.optimizer, model)
     if on_gpu:
         _set(state.optimizer, fused=True, foreach=False)

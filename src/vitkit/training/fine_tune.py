@@ -28,7 +28,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
-from vitkit.system.progress import unsaid
+from vitkit.system.progress import ignore
 from vitkit.system.run_files import LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
@@ -116,7 +116,7 @@ def find_lr(
             short = {"schedule": "constant", "step_per": "step", "warmup": WARMUP / STEPS}
             own = recipe.replace(lr=lr, ema=0.0, swa=0.0, time=None, find_lr=False, **short)
             begun = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState.begin(begun, own, STEPS, Guard(unsaid))
+            state = TrainingState.begin(begun, own, STEPS, Guard(ignore))
             count = _CountSteps(progress, number)
             outcome[lr] = _score(state, objective, sampled, fabric, count)
     sampled.close()

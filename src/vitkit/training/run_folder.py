@@ -20,7 +20,7 @@ from typing import Any
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import DESCRIPTION, RECORD, WEIGHTS
-from vitkit.system.files import is_empty, regular, sole_in, unfinished, write_text
+from vitkit.system.files import exclusive_in, is_empty, regular, unfinished, write_text
 from vitkit.system.progress import Progress, Say
 from vitkit.system.run_files import BAD_BATCH, FILES, LAST, LOG, LOGGED, METRICS, RECIPE, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
@@ -96,7 +96,7 @@ def hold_given(out: str | Path, hold: ExitStack, *, force: bool) -> None:
     Raises:
         VitkitError: another process holds it, or there is something in it.
     """
-    hold.enter_context(sole_in(Path(out)))
+    hold.enter_context(exclusive_in(Path(out)))
     check_free(Path(out), force=force)
 
 
@@ -104,7 +104,7 @@ def hold_next(name: str, hold: ExitStack) -> Path:
     """Hold a new folder `runs/NAME-N`, whose name is given back where the run never begins."""
     folder = next_free(name)
     hold.callback(remove_if_empty, folder)
-    hold.enter_context(sole_in(folder))
+    hold.enter_context(exclusive_in(folder))
     return folder
 
 
@@ -114,7 +114,7 @@ def hold_again(folder: Path, hold: ExitStack) -> None:
     Raises:
         VitkitError: another process holds it, or what it adds lines to is a link, which may lead anywhere.
     """
-    hold.enter_context(sole_in(folder))
+    hold.enter_context(exclusive_in(folder))
     for own in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (own / name).is_symlink():

@@ -46,7 +46,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import held_out_split
 from vitkit.inference.backends.registry import best_precision
 from vitkit.inference.pipeline import cores
-from vitkit.language.text_files import Glance
+from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
     check_tokenizer,
     look_for_words,
@@ -109,7 +109,7 @@ def settle_head(
     return recipe.replace(head_from="names", lp_ft=False), [told]
 
 
-def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, found: Glance) -> str | None:
+def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, found: TextEncoderInfo) -> str | None:
     if fields.get("lp_ft"):
         return "lp_ft fits it to photographs"
     if "pool" in (recipe.model_fields or {}):

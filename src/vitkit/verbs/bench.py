@@ -19,8 +19,8 @@ from vitkit.model.names import is_model_name
 from vitkit.model.network_config import is_network_name
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import sole_in
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.files import exclusive_in
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned
 from vitkit.verbs.inputs import check_choice, check_least, open_model, path_of, several
@@ -136,7 +136,7 @@ def bench(
     device: DeviceName = "auto",
     out: str | Path | None = None,
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Benchmark:
     """Images per second of each backend and precision, timed in turn: A B C ... A B C ...
@@ -200,7 +200,7 @@ def _sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
         return
     if out.exists() and not out.is_dir():
         raise VitkitError(f"--out {out} is a file; name a folder")
-    with sole_in(out):
+    with exclusive_in(out):
         if not force and any((out / name).exists() for name in (TABLE, PICTURE)):
             raise VitkitError(f"--out {out} holds a table already: name another folder, or --force to write over it")
         yield

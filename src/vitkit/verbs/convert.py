@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import sole
+from vitkit.system.files import exclusive
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import check_choice, check_least
@@ -107,7 +107,7 @@ def convert(
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    with sole(destination):
+    with exclusive(destination):
         _check_free(destination, force=force)
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, progress=progress, **overrides)
         write(classifier, destination, kind)

@@ -19,7 +19,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of, value_of
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import check_choice, check_least, path_of, sole_out_folder
@@ -197,7 +197,7 @@ def evaluate(
     merge: int = 0,
     device: DeviceName = "auto",
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Accuracy and its kin, over all images and for each class.

@@ -17,7 +17,7 @@ from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import method_names
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
@@ -298,7 +298,7 @@ def explain(
     preprocess: PreprocessLike | None = None,
     device: DeviceName = "auto",
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Explanations | Anatomy:
     """Pictures of what an answer rests on: maps upon each photograph, or with `anatomy` the model's own figures.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import check_choice, check_outside, load_noting, open_model, path_of
@@ -94,7 +94,7 @@ def export(
     precision: Dtype = "float32",
     dynamic_batch: bool = True,
     force: bool = False,
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Export:
     """Write a model for ONNX Runtime, OpenVINO or torch.export, with all that prediction needs inside.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vitkit.data.sources import find_source, storage_at
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.system.files import is_empty, sole, sole_in
+from vitkit.system.files import exclusive, exclusive_in, is_empty
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import path_text
 
@@ -243,7 +243,7 @@ def sole_out(out: Path | None, *, force: bool) -> Iterator[None]:
     if out is None:
         yield
         return
-    with sole(out):
+    with exclusive(out):
         if out.exists() and not force:
             raise VitkitError(f"--out {out} exists: choose a new name, or --force to write over it")
         yield
@@ -271,7 +271,7 @@ def sole_out_folder(
     check_outside(flag, path, folders)
     if path.exists() and not path.is_dir():
         raise VitkitError(f"{flag} {path} is a file; name a folder")
-    with sole_in(path):
+    with exclusive_in(path):
         if not may_hold and not is_empty(path):
             raise VitkitError(f"{flag} {path} is not empty: choose a new folder, {or_else}")
         yield

@@ -28,8 +28,8 @@ from vitkit.inference.prediction_files import (
     take_stock,
 )
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import sole
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.files import exclusive
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.verbs.inputs import (
@@ -201,8 +201,8 @@ def predict(
     resume: bool = False,
     force: bool = False,
     raw: bool = False,
-    say: Say = unsaid,
-    note: Say = unsaid,
+    say: Say = ignore,
+    note: Say = ignore,
     progress: Progress = silent,
     writer: Writer | None = None,
 ) -> Predictions:
@@ -264,7 +264,7 @@ def predict(
     found, is_whole = ([own.name for own in held], True) if held else find_pictures(names, notes)
     paths = list(dict.fromkeys(found))  # what is not there should be said before the model is loaded
     may_exist = resume or force
-    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else sole(out):
+    with _sole_pictures(pictures, folders, may_exist=may_exist), nullcontext() if out is None else exclusive(out):
         _check_free(out, may_exist=may_exist)
         classifier = open_named(model, classes, templates, notes, progress, one=one, preprocess=preprocess)
         columns = Columns(min(top, len(classifier.classes)), reject, classifier.task == "multi")

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, silent, unsaid
+from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.verbs.inputs import check_choice, check_least, find_pictures, named
@@ -73,7 +73,7 @@ def search(
     top: int = 5,
     batch_size: int = 32,
     device: DeviceName = "auto",
-    note: Say = unsaid,
+    note: Say = ignore,
     progress: Progress = silent,
 ) -> Found:
     """The images that a text describes best, by CLIP or SigLIP: the cosine of its vector with each image's.

@@ -38,7 +38,7 @@ from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
-from vitkit.system.progress import Say, unsaid
+from vitkit.system.progress import Say, ignore
 
 GAIN = 1.05  # times as fast as the model itself, or more, is worth another way
 _HOPELESS = 0.8  # times as fast, after the first round: not timed again
@@ -254,7 +254,7 @@ def eager(
     plan: str = "auto",
     *,
     may_measure: bool = False,
-    say: Say = unsaid,
+    say: Say = ignore,
 ) -> TorchRunner:
     """On the CPU by a plan; in float32 the model itself, to the last bit, unless a plan is named or many images come.
 
