@@ -17,7 +17,7 @@ import typer
 
 import runs
 import vitkit as package
-from vitkit.cli.app import VERBS, function_of, sentence_of
+from vitkit.cli.app import VERBS, function_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
 FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}
@@ -116,7 +116,7 @@ def test_the_package_runs_as_a_module() -> None:
 def test_help_loads_neither_torch_nor_numpy() -> None:
     for loaded, verbs in zip(modules_after(["--help"], ["train", "--help"]), ([], ["train"]), strict=True):
         assert [
-            verb for verb in VERBS if f"vitkit.cli.{verb}" in loaded
+            verb for verb, row in VERBS.items() if f"vitkit.{row.module}" in loaded
         ] == verbs  # one is imported when it is asked for
         assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
 
@@ -139,7 +139,8 @@ def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_import
 def test_the_sentence_of_a_verb_begins_its_help() -> None:
     for verb, function in FUNCTIONS.items():
         text = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
-        assert text.startswith(sentence_of(verb)) and sentence_of(verb).endswith("."), verb
+        sentence = VERBS[verb].sentence
+        assert text.startswith(sentence) and sentence.endswith("."), verb
 
 
 def test_predict_and_explain_load_nothing_that_is_slow_to_import(trained: Path, data: Path, tmp_path: Path) -> None:

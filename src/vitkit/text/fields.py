@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,10 @@ _LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # neither NaN nor what a float cannot h
 
 @dataclass(frozen=True)
 class Between:
-    """Marks a field whose value, if it has one, lies from low to high."""
+    """Marks a field, or a parameter, whose value, if it has one, lies from low to high."""
 
     low: float
-    high: float
+    high: float = math.inf
 
 
 def is_number(value: Any) -> bool:
