@@ -93,7 +93,7 @@ __all__ = [
     "zero_shot",
 ]
 
-_HOMES = {
+HOMES = {  # below vitkit; functions in verbs are commands, too (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
     "Benchmark": "verbs.bench",
     "Checkup": "verbs.doctor",
@@ -143,7 +143,7 @@ _HOMES = {
     "train": "verbs.train",
     "zero_shot": "language.zero_shot",
 }
-__getattr__ = importer(__name__, _HOMES)
+__getattr__ = importer(__name__, HOMES)
 
 
 def __dir__() -> list[str]:

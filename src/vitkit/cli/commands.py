@@ -1,7 +1,8 @@
 """The commands: which function each one calls, and what a terminal alone needs beside it.
 
-A command of most verbs is a row of `VERBS`: arguments, flags and help come from the function (`cli.flags`), and its
-result is printed. A row names a `run` where more than that is done: another form, an exit code, a wait.
+Arguments, flags and help come from the function (`cli.flags`), and its result is printed, by `--json` as JSON. A row
+says what else there is: another form, an exit code, a wait, other names. To add a verb, write its module in `verbs` and
+name the function in `vitkit/__init__.py`; it needs a row only for such things, or for its place in the list.
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ def _bench(function: Function, values: Values, *, as_json: bool) -> None:
         say(line)
 
 
-# In the order of the list.
-VERBS = {
+# In the order of the list; a verb that needs nothing more than a result to print has no row.
+_ROWS = {
     "studio": Verb("webapp.studio", "studio", _silent),
     "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "All that was found, as JSON."}),
     "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
@@ -216,4 +217,10 @@ VERBS = {
     "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
     "serve": Verb("serving.serve", "serve", _serve),
     "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
+}
+_NAMED = {row.name for row in _ROWS.values()}
+VERBS = _ROWS | {
+    name: Verb(home, name, switches=_FIGURES)
+    for name, home in vitkit.HOMES.items()
+    if home.startswith("verbs.") and name.islower() and name not in _NAMED
 }
