@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import uvicorn
 
@@ -25,7 +25,8 @@ from vitkit.serving.service import Service
 from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.inputs import check_choice, check_least
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import BackendName, PrecisionName, check_choice
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -51,33 +52,36 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     allow_host: Sequence[str] = (),
-    backend: str = "auto",
-    precision: str = "auto",
+    backend: BackendName = "auto",
+    precision: PrecisionName = "auto",
     device: DeviceName = "auto",
-    batch: int | None = None,
+    batch: Annotated[int | None, Between(1)] = None,
     max_wait: float = 5.0,
-    queue: int = 256,
-    explain_queue: int = 4,
-    max_values: int = 2_000_000,
+    queue: Annotated[int, Between(1)] = 256,
+    explain_queue: Annotated[int, Between(1)] = 4,
+    max_values: Annotated[int, Between(1)] = 2_000_000,
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Server:
-    """Serve classifiers to other programs over HTTP: `/predict`, `/explain`, `/embed`.
+    """Answer other programs over HTTP: /predict, /explain, /embed, /models, /health, /ready, /metrics, /docs.
+
+    Pictures that come at a time are answered together. Ctrl-C, or SIGTERM, answers what was accepted, then ends.
 
         import vitkit
 
         with vitkit.serve("runs/digits-1", port=0) as server:
             print(server.url, server.models)
 
+    On the command line: `vitkit serve runs/digits-1`.
+
     Args:
-        models: run or model folders, checkpoints, exported files or published names, each optionally as NAME=SOURCE; or
-            classifiers. The first one answers requests that name none; of several with one name the last one answers.
-        host: the address to listen at; other addresses than this machine's own need a token, and one is made if it is
-            missing.
-        port: the port; 0 takes a free one.
-        token: the secret that each request needs in the header Authorization: Bearer.
-        allow_host: further names of the server, as a proxy or a container uses them.
-        backend: the backend that computes; `auto` is the fastest that is installed.
+        models: run or model folders, checkpoints, exported files or published names; NAME=MODEL gives one a name.
+            Classifiers will do, too. The first is asked where a request names none; of several with one name the last.
+        host: where to listen; what others can reach needs a token, and one is made.
+        port: of that address; 0 takes one that is free.
+        token: without which nothing is answered, in the header Authorization: Bearer.
+        allow_host: a further name that it is called by, as a proxy or a container calls it. There may be several.
+        backend: what computes; `auto`: the fastest that is installed.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
         batch: the largest number of pictures in a batch; the default suits the backend.
@@ -97,9 +101,6 @@ def serve(
             missing.
     """
     check_choice("--device", device, DeviceName)
-    check_least("--batch", batch, 1)
-    for name, value in (("--queue", queue), ("--explain-queue", explain_queue), ("--max-values", max_values)):
-        check_least(name, value, 1)
     if not 0 <= max_wait <= 10_000:
         raise VitkitError(f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
     named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]

@@ -7,6 +7,7 @@ that is not known here is not checked.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import numbers
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from vitkit.errors import VitkitError
+from vitkit.text.fields import Between
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,16 +37,19 @@ _PHRASES = {
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to refuse arguments of other types than its annotations, and empty paths.
+    """Decorate a function to refuse arguments of other types or ranges than its annotations, and empty paths.
 
     Whole numbers are accepted as floats, and numpy's numbers as Python's.
     """
     signature = inspect.signature(function)
-    kinds = {
-        name: kinds
-        for name, parameter in signature.parameters.items()
-        if (kinds := _kinds(parameter.annotation, function.__globals__)) is not None
-    }
+    kinds: dict[str, tuple[str, ...]] = {}
+    ranges: dict[str, Between] = {}
+    for name, parameter in signature.parameters.items():
+        annotation, marks = unannotated(parameter.annotation, function.__globals__)
+        found = _kinds(annotation, function.__globals__)
+        if found is not None:
+            kinds[name] = found
+        ranges.update((name, mark) for mark in marks if isinstance(mark, Between))
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,9 +60,36 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
         for name, value in bound.arguments.items():
             if name in kinds:
                 bound.arguments[name] = _as_one_of(name, kinds[name], value)
+            if name in ranges:
+                _check_range(name, ranges[name], bound.arguments[name])
         return function(*bound.args, **bound.kwargs)
 
     return checked
+
+
+def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The type in `Annotated[type, marks]`, as text, and the marks; of any other annotation itself, and none.
+
+    Args:
+        annotation: of a parameter, as text.
+        known: what the marks name.
+    """
+    if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
+        return annotation, []
+    inner = ast.parse(annotation, mode="eval").body
+    assert isinstance(inner, ast.Subscript)
+    assert isinstance(inner.slice, ast.Tuple)
+    kind, *marks = inner.slice.elts
+    return ast.unparse(kind), [eval(ast.unparse(mark), known) for mark in marks]  # noqa: S307  # a module's own text
+
+
+def _check_range(name: str, between: Between, value: Any) -> None:
+    if value is None or between.low <= value <= between.high:
+        return
+    flag = "--" + name.replace("_", "-")
+    if value < between.low:
+        raise VitkitError(f"{flag} must be at least {between.low:g}, not {value}")
+    raise VitkitError(f"{flag} must be at most {between.high:g}, not {value}")
 
 
 def path_text(path: object, what: str) -> str:

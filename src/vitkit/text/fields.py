@@ -7,6 +7,7 @@ single values.
 from __future__ import annotations
 
 import dataclasses
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,10 +21,10 @@ _LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # NaN and integers beyond floats are no
 
 @dataclass(frozen=True)
 class Between:
-    """Marks a field whose value, unless it is None, lies from low to high."""
+    """Marks a field or a parameter whose value, unless it is None, lies from low to high."""
 
     low: float
-    high: float
+    high: float = math.inf
 
 
 def is_number(value: Any) -> bool:

@@ -75,10 +75,10 @@ class Checkup(Result):
 @check_arguments
 def doctor(
     data: str | Path,
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     *,
-    labels: str | Path | None = None,
-    data_root: str | Path | None = None,
+    labels: Path | str | None = None,
+    data_root: Path | str | None = None,
     fit: Fit = "crop",
     crop_pct: float = _CROP,
     layout: LayoutName = "auto",
@@ -87,14 +87,20 @@ def doctor(
 ) -> Checkup | DoubtfulLabels:
     """Look for what spoils training: broken files, copies across splits, copies with two labels, tiny classes.
 
-    Every file is decoded once; files seen before are recognised by their content. `vitkit.doctor("digits")` finds
-    nothing wrong. Of a run's label_errors.csv it shows which labels to look at.
+    Every file is decoded once; files seen before are recognised by their content. A result cannot be trusted where a
+    picture is in two splits, or has two labels: the command exits with 1 then.
+
+    `vitkit.doctor("digits")` finds nothing wrong. Of a run's label_errors.csv it shows which labels to look at.
+
+    On the command line: `vitkit doctor digits`.
 
     Args:
         data: folder, CSV file, or the name of a data set; or a run's label_errors.csv.
         out: write an HTML page with pictures, too.
-        labels: label file, whose rows go before the data's own labels; of doubtful labels it says which are decided.
-        data_root: with label_errors.csv: the folder that holds the run's images now.
+        labels: label file (CSV: path, label), whose rows go before the data's own labels. Of doubtful labels it says
+            which are decided.
+        data_root: the folder that holds the run's images now, under these or other names. It goes with
+            label_errors.csv.
         fit: how pictures will be fitted to the model's input.
         crop_pct: part of the short side that the crop keeps, 0 to 1.
         layout: whether the folders in `data` are classes or splits; auto: told by their names.

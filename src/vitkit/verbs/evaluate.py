@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
@@ -22,7 +22,8 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
-from vitkit.verbs.inputs import check_choice, check_least, path_of, sole_out_folder
+from vitkit.text.fields import Between
+from vitkit.verbs.inputs import BackendName, PlanName, PrecisionName, check_choice, path_of, sole_out_folder
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
 
@@ -183,18 +184,18 @@ def evaluate(
     model: str | Path | Classifier,
     data: str | Path | None = None,
     *,
-    data_root: str | Path | None = None,
-    labels: str | Path | None = None,
+    data_root: Path | str | None = None,
+    labels: Path | str | None = None,
     split: str | None = None,
     layout: LayoutName = "auto",
-    out: str | Path | None = None,
+    out: Path | str | None = None,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
-    preprocess: PreprocessLike | None = None,
-    backend: str = "auto",
-    precision: str = "auto",
-    plan: str = "auto",
-    merge: int = 0,
+    preprocess: str | PreprocessLike | None = None,
+    backend: BackendName = "auto",
+    precision: PrecisionName = "auto",
+    plan: PlanName = "auto",
+    merge: Annotated[int, Between(0)] = 0,
     device: DeviceName = "auto",
     force: bool = False,
     note: Say = ignore,
@@ -206,24 +207,27 @@ def evaluate(
 
         print(vitkit.evaluate("runs/digits-1").accuracy)
 
+    On the command line: `vitkit eval runs/digits-1`.
+
     Args:
-        model: run or model folder, checkpoint of any published layout, exported file, published name, or classifier.
+        model: run or model folder, checkpoint of any published layout, exported file, or published name. A classifier
+            in memory will do, too.
         data: other data than the run's own; classes go by name.
         data_root: the folder that holds the run's images now, under these or other names.
-        labels: label file, whose rows go before the labels of the data, or of the run.
-        split: train, val or test; by default test, else val, else all.
-        layout: whether the folders in `data` are `classes` or `splits`; `auto`: told by their names.
+        labels: label file (CSV: path, label), whose rows go before the labels of the data, or of the run.
+        split: `train`, `val` or `test`; by default test, else val, else all.
+        layout: whether the folders in `data` are classes or splits; auto: told by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
-        classes: those of `data` by name, with a model of CLIP or SigLIP that was not trained on them: a list, text with
-            commas between them, or a file that lists them (.txt, .csv, .tsv or .json).
-        templates: with `classes`: sentences with {} in the place of the name; several are averaged.
+        classes: the data's classes by name, with CLIP or SigLIP: 'daisy, rose', or a list's file. The model need not be
+            trained on them; a list will do, too, and the file is .txt, .csv, .tsv or .json.
+        templates: with `classes`: a sentence with {} in the place of the name; several are averaged.
         preprocess: how images are read, where the model does not say it: settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, whose weights they are (google, augreg, deit,
-            torchvision or dinov2), or a file; as of `vitkit.load`.
+            torchvision or dinov2), or a JSON file that says it. As of `vitkit.load`.
         backend: what computes; `auto`: the fastest that is installed and worth its start.
         precision: `float32`, `bfloat16` or `auto`: bfloat16 where the hardware multiplies such numbers.
         plan: how backend eager computes on a CPU; `auto`: the fastest, as measured here once.
-        merge: merge so many patches with others in every layer.
+        merge: merge so many patches with others in every layer: quicker, a little less accurate (arXiv 2210.09461).
         device: `cpu`, `cuda` or `mps`, where it is computed; `auto`: a CUDA GPU if there is one, else the CPU.
         force: write over what is in `out`.
         note: told each of the result's notes as it comes.
@@ -236,7 +240,6 @@ def evaluate(
     """
     check_choice("--layout", layout, LayoutName)
     check_choice("--device", device, DeviceName)
-    check_least("--merge", merge, 0)
     folder = Path(model) if isinstance(model, (str, Path)) else None
     out, data_root = path_of(out), path_of(data_root)
     notes = Notes(note)

@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from vitkit.data.sources import find_source, storage_at
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
+from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 from vitkit.system.files import exclusive, exclusive_in, is_empty
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import path_text
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
     from vitkit.data.in_memory import Held
     from vitkit.weights.preprocessing import PreprocessLike
+
+    BackendName: TypeAlias = str  # choices are known when the tables have been read
+    PrecisionName: TypeAlias = str
+    PlanName: TypeAlias = str
+else:
+    BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
 
 
 def open_model(
@@ -296,16 +303,6 @@ def check_choice(flag: str, value: object, literal: Any) -> None:
     """
     if value not in get_args(literal):
         raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
-
-
-def check_least(flag: str, value: int | None, least: int) -> None:
-    """Whether a number is large enough; None is no number.
-
-    Raises:
-        VitkitError: it is not.
-    """
-    if value is not None and value < least:
-        raise VitkitError(f"{flag} must be at least {least}, not {value}")
 
 
 def several(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
