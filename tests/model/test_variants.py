@@ -184,7 +184,7 @@ def test_graphs_answer_as_the_model_does(fields: dict[str, Any], runtime: str) -
         found = session.run(None, {"images": images().numpy()})[0]
     else:
         openvino = pytest.importorskip("openvino")
-        from vitkit.inference.backends.openvino import to_graph as to_openvino
+        from vitkit.inference.backends.openvino_graph import to_graph as to_openvino
 
         compiled = openvino.compile_model(to_openvino(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         found = compiled(images().numpy())[0]
