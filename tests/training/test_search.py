@@ -162,7 +162,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     assert losses[:half] == losses[half:], "and all others"
     (found,) = tried[0].values()
     assert found == pytest.approx(runs.metrics(folder)[-1]["val_loss"], rel=1e-6)
-    objective = {name: given[name] for name in ("imitate", "class_weights", "sets", "shift")}
+    objective = {name: given.get(name) for name in ("imitate", "class_weights", "sets", "shift")}
     return {name: own for name, own in objective.items() if own is not None and not (name == "shift" and not own.any())}
 
 
