@@ -12,7 +12,7 @@ from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import check_choice
+from vitkit.verbs.inputs import PREPROCESS, check_choice
 from vitkit.verbs.result import Result
 from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, OWN, file_suffixes, kind_of, kinds, writable
 
@@ -78,7 +78,7 @@ def convert(
     num_classes: Annotated[int | None, Between(0)] = None,
     image_size: Annotated[int | None, Between(1)] = None,
     heads: Annotated[int | None, Between(1)] = None,
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
     force: bool = False,
     progress: Progress = silent,

@@ -16,6 +16,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import harmless, record
 from vitkit.text.fields import Between
 from vitkit.verbs.inputs import (
+    PREPROCESS,
     check_choice,
     check_out,
     find_pictures,
@@ -101,7 +102,7 @@ def embed(
     near: Path | str | None = None,
     labels: Path | str | None = None,
     top: Annotated[int, Between(1)] = 5,
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     batch_size: Annotated[int, Between(1)] = 32,
     device: DeviceName = "auto",
     force: bool = False,

@@ -23,7 +23,7 @@ from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
-from vitkit.verbs.inputs import BackendName, PlanName, PrecisionName, check_choice, path_of, sole_out_folder
+from vitkit.verbs.inputs import PREPROCESS, BackendName, PlanName, PrecisionName, check_choice, path_of, sole_out_folder
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_for_labels
 
@@ -191,7 +191,7 @@ def evaluate(
     out: Path | str | None = None,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",

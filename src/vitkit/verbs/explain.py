@@ -21,6 +21,7 @@ from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
+    PREPROCESS,
     check_choice,
     check_outside,
     find_pictures,
@@ -295,7 +296,7 @@ def explain(
     target: str | int = "top",
     layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
     anatomy: bool = False,
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     device: DeviceName = "auto",
     force: bool = False,
     note: Say = ignore,

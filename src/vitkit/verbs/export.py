@@ -14,7 +14,7 @@ from vitkit.exporting.formats import DTYPES, FORMATS, is_exported, suffixes
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
-from vitkit.verbs.inputs import check_choice, check_outside, load_noting, open_model, path_of
+from vitkit.verbs.inputs import PREPROCESS, check_choice, check_outside, load_noting, open_model, path_of
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def export(
     layout: LayoutName = "auto",
     data_root: Path | str | None = None,
     image_size: str | int | tuple[int, int] | None = None,
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     precision: Dtype = "float32",
     dynamic_batch: bool = True,
     force: bool = False,

@@ -13,6 +13,7 @@ from vitkit.model.network_config import NetworkConfig, is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.fields import Between
+from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def info(
     shapes: bool = False,
     image_size: Annotated[int | None, Between(1)] = None,
     heads: Annotated[int | None, Between(1)] = None,
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
     progress: Progress = silent,
 ) -> Info:

@@ -23,6 +23,8 @@ from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
 from vitkit.system.files import exclusive, exclusive_in, is_empty
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import path_text
+from vitkit.text.cells import one_of
+from vitkit.weights.formats.registry import pixel_owners
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
     PlanName: TypeAlias = str
 else:
     BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
+
+PREPROCESS = (  # what `preprocess` may be, on the command line
+    "How images are read if the model does not say it: settings such as "
+    "`resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the owner of its weights "
+    f"({one_of(pixel_owners())}), or a JSON file that says it."
+)
 
 
 def open_model(

@@ -34,6 +34,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.fields import Between
 from vitkit.verbs.inputs import (
+    PREPROCESS,
     BackendName,
     PlanName,
     PrecisionName,
@@ -194,7 +195,7 @@ def predict(
     templates: Sequence[str] = (),
     one: bool | None = None,
     reject: float | None = None,
-    preprocess: str | PreprocessLike | None = None,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
     plan: PlanName = "auto",
